@@ -1,0 +1,153 @@
+"""The contract a sink signs.
+
+A sink is one object with two halves. The executor's half opens a branch in each task, writes rows
+into it and prepares it; the driver's half commits, aborts and finds branches, in another process and
+perhaps years later. The two meet only in the receipt.
+
+What every sink owes:
+
+1. Nothing that a branch writes can be seen before the branch is committed.
+2. After `prepare` returned, the branch outlives its writer, and any process can commit it.
+3. `commit` and `abort` may be repeated without harm.
+4. `commit` tells the truth: COMMITTED and ABORTED are proven, everything else is NO_WITNESS or
+   UNREACHABLE. No error is ever mapped to success.
+5. `find` shows every open branch of the namespace given, compared whole, and none of any other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
+from poundlock.core.protocol import BranchState
+
+
+class Commitment(Enum):
+    """How a sink keeps a branch between prepare and commit."""
+
+    TRANSACTIONAL = "transactional"  # the server holds the prepared branch
+    STAGED = "staged"  # written aside, moved after the decision by one atomic step
+    IDEMPOTENT = "idempotent"  # sent after the decision; a repeat changes nothing
+    LOGGED = "logged"  # kept beside the log, sent after the decision, at least once
+
+
+class Semantic(Enum):
+    """What a sink is asked for. Flink's three, but ours defaults to the first."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+    NONE = "none"
+
+
+class Writer(ABC):
+    """The executor's half of one open branch. Used by one task, from one thread."""
+
+    @abstractmethod
+    def write(self, rows: Any) -> None:
+        """Take a `pyarrow.RecordBatch` with the columns that `Participant.project` asked for.
+
+        Raises `BadRow` for data that the sink cannot take, `Rejected` for any other no.
+        """
+
+    @abstractmethod
+    def prepare(self) -> PreparedBranch | None:
+        """Make all rows durable and the branch independent of this process.
+
+        Every acknowledgement has been checked when this returns. None: written straight through
+        (a semantic below EXACTLY_ONCE), there is nothing to commit.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up the branch, as far as that is possible from here. Never raises."""
+
+
+class PreparedBranch:
+    """What a writer hands back: the receipt less what the caller knows better."""
+
+    __slots__ = ("began_at", "expires_at", "handle", "id")
+
+    def __init__(
+        self,
+        id: str,
+        handle: Mapping[str, Json],
+        *,
+        began_at: float,
+        expires_at: float | None,
+    ):
+        self.id = id
+        self.handle = handle
+        self.began_at = began_at
+        self.expires_at = expires_at
+
+
+class Participant(ABC):
+    """A sink. Must survive pickling: a copy travels to every task."""
+
+    name: str  # unique within its pipeline
+    commitment: Commitment
+    semantic: Semantic = Semantic.EXACTLY_ONCE
+
+    # Before anything starts, on the driver.
+
+    @abstractmethod
+    def project(self, columns: Mapping[str, str]) -> dict[str, str]:
+        """Say which columns the writer wants: name to Spark SQL expression over `columns`.
+
+        `columns` maps each column of the frame to its Spark type, spelled as `simpleString`.
+        Raises `UsageError` that names every column that is missing or of a wrong type.
+        """
+
+    def preflight(self) -> list[str]:
+        """Look at the system. Return warnings; raise `UsageError` for what cannot work.
+
+        Touches nothing.
+        """
+        return []
+
+    def reader_needs(self) -> str:
+        """Say what a reader of this sink must set to see each row exactly once."""
+        return "nothing"
+
+    # In a task.
+
+    @abstractmethod
+    def begin(self, branch: Branch) -> Writer:
+        """Open a branch. Called only when there is a row to write.
+
+        Where an earlier attempt of the same task could make this one wait (`branch.retry` > 0), what
+        it left is aborted first.
+        """
+
+    # On the driver.
+
+    @abstractmethod
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        """Say of each receipt why its branch could not be committed now; None if it could.
+
+        One batched question. Raises `Unavailable`.
+        """
+
+    @abstractmethod
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        """Try to commit each branch, in this order, many at a time. Say where each stands now.
+
+        COMMITTED only when readers will see it; PREPARED when it is still to be committed.
+        """
+
+    @abstractmethod
+    def find(self, namespace: Namespace) -> list[Stray]:
+        """List the open branches of exactly this namespace, of all generations.
+
+        Raises `Unavailable`.
+        """
+
+    @abstractmethod
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        """Abort open branches as found. ABORTED, UNREACHABLE, or COMMITTED if too late."""
+
+    def close(self) -> None:  # noqa: B027 (a sink without connections needs none)
+        """Let go of the driver's connections. They may be opened again."""

@@ -1,0 +1,341 @@
+"""The protocol as tables and pure functions: no clock, no thread, no I/O, no randomness.
+
+Rules of this file: whatever the coordinator may do is decided here, from values alone; every state and
+every transition is in a table below, and nowhere else.
+
+Theory of operation. A batch has no record, is decided, or is finished (`Stage`). Each of its branches
+stands somewhere in its own system (`BranchState`). `RECOVERY` says what to do for each pair; the
+coordinator asks it after a crash and in normal running alike, for a batch that was never interrupted
+is only a recovery with nothing to recover from. Abort is presumed: a branch that no decision names
+is aborted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from poundlock.core.model import (
+    Bound,
+    Compacted,
+    Decided,
+    Finished,
+    Fingerprint,
+    Generation,
+    Receipt,
+    Record,
+    Repaired,
+    Ruled,
+    Ruling,
+    Stray,
+    total,
+)
+from poundlock.errors import LogCorrupt, Parted
+
+
+class Stage(Enum):
+    """How far the log knows a batch."""
+
+    NONE = "none"
+    DECIDED = "decided"
+    FINISHED = "finished"
+
+
+class BranchState(Enum):
+    """Where a branch stands, as its own system proves it."""
+
+    PREPARED = "prepared"
+    COMMITTED = "committed"  # the witness says so
+    ABORTED = "aborted"  # the witness proves it
+    NO_WITNESS = "no witness"  # the system answers, but cannot tell
+    UNREACHABLE = "unreachable"
+
+
+class Action(Enum):
+    """What the coordinator does about a branch."""
+
+    ABORT = "abort"
+    COMMIT = "commit"
+    DONE = "done"  # this branch is finished; the batch is when all are
+    REPAIR = "repair"  # lost after the decision
+    NOTHING = "nothing"
+    RETRY = "retry"
+    STOP = "stop"  # cannot be, or cannot be known: a person must look
+
+
+# The table that recovers. One row per stage, one column per state of the branch.
+RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
+    Stage.NONE: {
+        BranchState.PREPARED: Action.ABORT,
+        BranchState.COMMITTED: Action.STOP,
+        BranchState.ABORTED: Action.NOTHING,
+        BranchState.NO_WITNESS: Action.NOTHING,
+        BranchState.UNREACHABLE: Action.RETRY,
+    },
+    Stage.DECIDED: {
+        BranchState.PREPARED: Action.COMMIT,
+        BranchState.COMMITTED: Action.DONE,
+        BranchState.ABORTED: Action.REPAIR,
+        BranchState.NO_WITNESS: Action.STOP,
+        BranchState.UNREACHABLE: Action.RETRY,
+    },
+    Stage.FINISHED: {
+        BranchState.PREPARED: Action.STOP,
+        BranchState.COMMITTED: Action.NOTHING,
+        BranchState.ABORTED: Action.STOP,
+        BranchState.NO_WITNESS: Action.NOTHING,
+        BranchState.UNREACHABLE: Action.NOTHING,
+    },
+}
+
+# Which record may follow which in the story of one batch.
+FOLLOWS: Mapping[type[Record] | None, frozenset[type[Record]]] = {
+    None: frozenset({Decided}),
+    Decided: frozenset({Repaired, Ruled, Finished}),
+    Repaired: frozenset({Repaired, Ruled, Finished}),
+    Ruled: frozenset({Repaired, Ruled, Finished}),
+    Finished: frozenset(),
+}
+
+
+class Step(Enum):
+    """The steps of a batch's life that can be watched. Each stands before or after one effect."""
+
+    TAKING_OVER = "taking-over"
+    TOOK_OVER = "took-over"
+    ENTERED = "entered"
+    SWEEPING = "sweeping"
+    SWEPT = "swept"
+    WRITING = "writing"
+    PREPARED = "prepared"
+    CHECKED = "checked"
+    DECIDING = "deciding"
+    DECIDED = "decided"
+    COMMITTING = "committing"
+    COMMITTED_ONE = "committed-one"
+    COMMITTED = "committed"
+    REPAIRING = "repairing"
+    REPAIRED = "repaired"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    HANDING_BACK = "handing-back"
+    HANDED_BACK = "handed-back"
+    RETURNING = "returning"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStory:
+    """What the log says of one batch."""
+
+    decided: Decided
+    receipts: tuple[Receipt, ...]  # as decided, with repaired ones in place of the lost
+    last: type[Record] = Decided
+    ruling: Ruling | None = None
+
+    @property
+    def stage(self) -> Stage:
+        # A decision over no branch is finished as it is made: an empty batch costs one record.
+        done = self.last is Finished or not self.receipts
+        return Stage.FINISHED if done else Stage.DECIDED
+
+
+@dataclass(slots=True)
+class LogState:
+    """What all records of a log say together."""
+
+    generation: Generation | None = None
+    query: str | None = None
+    batch_floor: int = 0
+    batches: dict[int, BatchStory] = field(default_factory=dict[int, BatchStory])
+
+    @property
+    def unfinished(self) -> list[BatchStory]:
+        """Decided batches that are not finished, oldest first."""
+        stories = [self.batches[number] for number in sorted(self.batches)]
+        return [story for story in stories if story.stage is Stage.DECIDED]
+
+    def held(self) -> frozenset[tuple[str, str]]:
+        """(sink, id) of every branch that a decided, unfinished batch names: never to be aborted."""
+        return frozenset(
+            (receipt.sink, receipt.id) for story in self.unfinished for receipt in story.receipts
+        )
+
+    def apply(self, record: Record) -> None:
+        """Take in the next record. Raises `LogCorrupt` if it cannot follow what came before."""
+        match record:
+            case Generation():
+                self._take(record)
+            case Bound(query):
+                if self.query not in (None, query):
+                    raise LogCorrupt(f"the log is bound to two queries, {self.query} and {query}")
+                self.query = query
+            case Compacted(_, batch_floor, generation):
+                self._take(generation, again=True)
+                self.batch_floor = batch_floor
+                for number in [n for n in self.batches if n < batch_floor]:
+                    del self.batches[number]
+            case Decided():
+                self._follow(record.batch, Decided)
+                self.batches[record.batch] = BatchStory(record, record.receipts)
+            case Repaired():
+                story = self._follow(record.batch, Repaired)
+                kept = [r for r in story.receipts if (r.sink, r.id) not in record.lost]
+                self.batches[record.batch] = BatchStory(
+                    story.decided, (*kept, *record.receipts), Repaired, story.ruling
+                )
+            case Ruled():
+                story = self._follow(record.batch, Ruled)
+                self.batches[record.batch] = BatchStory(
+                    story.decided, story.receipts, Ruled, record.ruling
+                )
+            case Finished():
+                story = self._follow(record.batch, Finished)
+                self.batches[record.batch] = BatchStory(
+                    story.decided, story.receipts, Finished, story.ruling
+                )
+
+    def _take(self, generation: Generation, *, again: bool = False) -> None:
+        before = self.generation
+        if before is not None:
+            floor = before.number if again else before.number + 1
+            if generation.number < floor or generation.namespace != before.namespace:
+                raise LogCorrupt(f"generation {generation} cannot follow {before}")
+        self.generation = generation
+        self.query = generation.query or self.query
+
+    def _follow(self, batch: int, kind: type[Record]) -> BatchStory:
+        story = self.batches.get(batch)
+        if kind not in FOLLOWS[story.last if story else None]:
+            last = story.last.__name__ if story else "nothing"
+            raise LogCorrupt(f"batch {batch}: {kind.__name__} cannot follow {last}")
+        # A batch without a story may only be decided, which never reads what is returned here.
+        return story  # pyright: ignore[reportReturnType]
+
+
+def enter(state: LogState, batch: int, offsets: str) -> Stage:
+    """Say what the log knows of `batch`, whose offsets Spark planned as `offsets`.
+
+    Raises `Parted` where log and checkpoint cannot belong together: a batch is never skipped, and
+    never run, by its number alone.
+    """
+    if batch < state.batch_floor:
+        raise Parted(
+            f"Spark asks for batch {batch}, but the log was compacted up to batch "
+            f"{state.batch_floor - 1}: the checkpoint was restored to an older state. Restore the "
+            "checkpoint that belongs to this log, or start a new pipeline name and checkpoint"
+        )
+    story = state.batches.get(batch)
+    if story is not None:
+        if story.decided.offsets != offsets:
+            raise Parted(
+                f"batch {batch} is in the log with other source offsets (hash "
+                f"{story.decided.offsets[:12]}) than Spark planned now ({offsets[:12]}): the "
+                "checkpoint was restored to an older state, deleted or exchanged. Restore the "
+                "checkpoint that belongs to this log, or start a new pipeline name and checkpoint"
+            )
+        return story.stage
+    if state.batches:
+        last = max(state.batches)
+        unfinished = [story.decided.batch for story in state.unfinished]
+        if unfinished or batch != last + 1:
+            missing = f"batch {unfinished[0]} is not finished" if unfinished else f"its last is {last}"
+            raise Parted(
+                f"Spark asks for batch {batch}, but to the log {missing}: log and checkpoint are not "
+                "of the same age. Restore the two together, or start a new pipeline name and "
+                "checkpoint"
+            )
+    elif state.batch_floor and batch != state.batch_floor:
+        raise Parted(f"Spark asks for batch {batch}, but the log goes on at {state.batch_floor}")
+    return Stage.NONE
+
+
+def to_sweep(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
+    """Choose the strays to abort, given a log read after its tail and no task of ours running.
+
+    Raises `Parted` for a stray of a generation that the log has never seen.
+    """
+    assert state.generation is not None
+    held, chosen = state.held(), list[Stray]()
+    for stray in strays:
+        if stray.generation > state.generation.number:
+            raise Parted(
+                f"{stray.id} was opened by generation {stray.generation}, but the log knows only "
+                f"{state.generation.number}: the log was restored to an older state or copied. "
+                "Restore the log that belongs to this pipeline, or start a new pipeline name",
+                sink=stray.sink,
+            )
+        if (stray.sink, stray.id) not in held:
+            chosen.append(stray)
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Why a replay may not take the place of what was lost, sink by sink."""
+
+    sink: str
+    recorded: Fingerprint
+    replayed: Fingerprint
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sink}: {self.reason} (recorded: {self.recorded}; replayed: {self.replayed})"
+        )
+
+
+def compare(
+    recorded: Mapping[str, Fingerprint], replayed: Mapping[str, Fingerprint]
+) -> list[Mismatch]:
+    """Compare what a replay computed with what was decided, sink by sink."""
+    differing: list[Mismatch] = []
+    for sink in sorted({*recorded, *replayed}):
+        before = recorded.get(sink, Fingerprint())
+        now = replayed.get(sink, Fingerprint())
+        if before != now:
+            differing.append(Mismatch(sink, before, now, "the replay gave other rows"))
+    return differing
+
+
+def match_lost(
+    recorded: Sequence[Receipt],
+    lost: frozenset[tuple[str, str]],
+    replayed: Sequence[Receipt],
+    *,
+    ruling: Ruling | None = None,
+) -> list[Receipt] | Mismatch:
+    """Choose the replay's receipts that take the place of one sink's lost branches.
+
+    Branches are matched by fingerprint, as a multiset and never by task number, for partitions are not
+    stable across replays. Where they do not match one by one, the sink's total must, and then all of
+    its branches must have been lost: otherwise rows of a committed branch could be repeated.
+    """
+    sink = (recorded or replayed)[0].sink
+    gone = [receipt for receipt in recorded if (receipt.sink, receipt.id) in lost]
+    before = Counter(receipt.fingerprint for receipt in recorded)
+    now = Counter(receipt.fingerprint for receipt in replayed)
+    if before == now:
+        wanted = Counter(receipt.fingerprint for receipt in gone)
+        chosen: list[Receipt] = []
+        for receipt in replayed:
+            if wanted[receipt.fingerprint] > 0:
+                wanted[receipt.fingerprint] -= 1
+                chosen.append(receipt)
+        return chosen
+    old, new = total(r.fingerprint for r in recorded), total(r.fingerprint for r in replayed)
+    if len(gone) == len(recorded) and (old == new or ruling is Ruling.ACCEPT_REPLAY):
+        return list(replayed)
+    if old != new:
+        return Mismatch(sink, old, new, "the replay gave other rows")
+    return Mismatch(
+        sink,
+        old,
+        new,
+        f"the replay cut the same rows into other partitions, and {len(recorded) - len(gone)} of "
+        f"{len(recorded)} branches are already committed",
+    )

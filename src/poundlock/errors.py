@@ -1,0 +1,106 @@
+"""Every exception of Poundlock, named by what the caller must do.
+
+    PoundlockError            carries the transaction and the sink; survives pickling
+    ├── UsageError            fix the call or the configuration; nothing was touched
+    │   └── NotAuthorised     grant the permission that the message names
+    ├── Unavailable           a system did not answer: the same step may be repeated
+    ├── Rejected              a no vote: this attempt at the batch is aborted, nothing is lost
+    │   ├── BadRow            the data does not fit the sink
+    │   ├── OutOfTime         a branch would expire before it could be committed
+    │   ├── NoFreeId          all transactional ids are held by unfinished batches
+    │   ├── SequenceBroken    Kafka saw a gap or a repeat in a producer's sequence numbers
+    │   └── ProducerFenced    another producer took over the branch's transactional id
+    ├── Fenced                a newer driver owns the pipeline: stop
+    ├── InDoubt               decided, but a branch cannot be finished now: restart to go on
+    ├── PromiseBroken         a system went against the decision, and repair is not allowed
+    ├── Parted                log, checkpoint and systems do not belong together
+    └── LogCorrupt            a published record cannot be read: never guess, stop
+
+A message says what happened, to which transaction, and what to do next. No message carries a secret
+or row data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PoundlockError(Exception):
+    """Base of all errors. `transaction` and `sink` say where it happened, as far as is known."""
+
+    def __init__(self, message: str, *, transaction: str | None = None, sink: str | None = None):
+        super().__init__(message)
+        self.transaction = transaction
+        self.sink = sink
+
+    def __str__(self) -> str:
+        parts = [self.transaction or "", f"sink {self.sink}" if self.sink else ""]
+        where = ", ".join(part for part in parts if part)
+        message = str(self.args[0])
+        return f"[{where}] {message}" if where else message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross from Python workers to the driver: keep the keyword arguments.
+        return _rebuild, (type(self), self.args[0], self.transaction, self.sink)
+
+
+def _rebuild(
+    kind: type[PoundlockError], message: str, transaction: str | None, sink: str | None
+) -> PoundlockError:
+    return kind(message, transaction=transaction, sink=sink)
+
+
+class UsageError(PoundlockError):
+    """The call or the configuration is wrong. Nothing was touched."""
+
+
+class NotAuthorised(UsageError):
+    """A system refused a permission, which the message names."""
+
+
+class Unavailable(PoundlockError):
+    """A system did not answer. The same step may be repeated."""
+
+
+class Rejected(PoundlockError):
+    """A no vote: this attempt at the batch is aborted and nothing is lost."""
+
+
+class BadRow(Rejected):
+    """The data does not fit the sink; running again will not help."""
+
+
+class OutOfTime(Rejected):
+    """A branch would expire before it could be committed."""
+
+
+class NoFreeId(Rejected):
+    """Every transactional id of the sink is held by a batch that is not finished."""
+
+
+class SequenceBroken(Rejected):
+    """Kafka saw a gap or a repeat in a producer's sequence numbers."""
+
+
+class ProducerFenced(Rejected):
+    """Another producer took over the transactional id of a branch."""
+
+
+class Fenced(PoundlockError):
+    """A newer driver owns the pipeline. This one must stop."""
+
+
+class InDoubt(PoundlockError):
+    """The batch is decided, but a branch cannot be finished now. A restart goes on from here."""
+
+
+class PromiseBroken(PoundlockError):
+    """A system went against the decision and repair is not allowed: a person must rule."""
+
+
+class Parted(PoundlockError):
+    """Log, checkpoint and systems do not belong together: a part was copied, restored or deleted."""
+
+
+class LogCorrupt(PoundlockError):
+    """A published record of the transaction log cannot be read or trusted."""
