@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from poundlock.errors import UsageError
 
-Json: TypeAlias = "str | int | float | bool | None | list[Json] | dict[str, Json]"
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
 _DIGEST_SPAN = 1 << 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -265,9 +265,7 @@ def record_from_json(data: Mapping[str, Any]) -> Record:
     match data["kind"]:
         case "Generation":
             namespace = Namespace(data["pipeline"], data["identity"])
-            return Generation(
-                data["number"], namespace, data["uri"], data["query"], data["owner"]
-            )
+            return Generation(data["number"], namespace, data["uri"], data["query"], data["owner"])
         case "Bound":
             return Bound(data["query"])
         case "Decided":
@@ -296,7 +294,7 @@ def record_from_json(data: Mapping[str, Any]) -> Record:
         case "Compacted":
             generation = record_from_json(data["generation"])
             if not isinstance(generation, Generation):
-                raise ValueError("a compaction record must carry its generation")
+                raise TypeError("a compaction record must carry its generation")
             return Compacted(data["floor"], data["batch_floor"], generation)
         case kind:
             raise ValueError(f"unknown kind of record {kind!r}")

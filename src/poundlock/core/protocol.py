@@ -21,8 +21,8 @@ from poundlock.core.model import (
     Bound,
     Compacted,
     Decided,
-    Finished,
     Fingerprint,
+    Finished,
     Generation,
     Receipt,
     Record,
@@ -96,7 +96,7 @@ FOLLOWS: Mapping[type[Record] | None, frozenset[type[Record]]] = {
     Decided: frozenset({Repaired, Ruled, Finished}),
     Repaired: frozenset({Repaired, Ruled, Finished}),
     Ruled: frozenset({Repaired, Ruled, Finished}),
-    Finished: frozenset(),
+    Finished: frozenset({Ruled}),  # only to accept that a replay computed another state
 }
 
 
@@ -165,6 +165,20 @@ class LogState:
             (receipt.sink, receipt.id) for story in self.unfinished for receipt in story.receipts
         )
 
+    def finished_branch(self, stray: Stray) -> int | None:
+        """Return the finished batch that this very branch belongs to, if there is one.
+
+        An id may be used again by a later batch, so what the system says of it must agree too.
+        """
+        for number, story in self.batches.items():
+            if story.stage is Stage.FINISHED:
+                for receipt in story.receipts:
+                    if (receipt.sink, receipt.id) == (stray.sink, stray.id) and all(
+                        receipt.handle.get(key) == value for key, value in stray.handle.items()
+                    ):
+                        return number
+        return None
+
     def apply(self, record: Record) -> None:
         """Take in the next record. Raises `LogCorrupt` if it cannot follow what came before."""
         match record:
@@ -191,7 +205,10 @@ class LogState:
             case Ruled():
                 story = self._follow(record.batch, Ruled)
                 self.batches[record.batch] = BatchStory(
-                    story.decided, story.receipts, Ruled, record.ruling
+                    story.decided,
+                    story.receipts,
+                    Finished if story.last is Finished else Ruled,
+                    record.ruling,
                 )
             case Finished():
                 story = self._follow(record.batch, Finished)
@@ -243,7 +260,9 @@ def enter(state: LogState, batch: int, offsets: str) -> Stage:
         last = max(state.batches)
         unfinished = [story.decided.batch for story in state.unfinished]
         if unfinished or batch != last + 1:
-            missing = f"batch {unfinished[0]} is not finished" if unfinished else f"its last is {last}"
+            missing = (
+                f"batch {unfinished[0]} is not finished" if unfinished else f"its last is {last}"
+            )
             raise Parted(
                 f"Spark asks for batch {batch}, but to the log {missing}: log and checkpoint are not "
                 "of the same age. Restore the two together, or start a new pipeline name and "
@@ -269,6 +288,14 @@ def to_sweep(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
                 "Restore the log that belongs to this pipeline, or start a new pipeline name",
                 sink=stray.sink,
             )
+        finished = state.finished_branch(stray)
+        if finished is not None and RECOVERY[Stage.FINISHED][BranchState.PREPARED] is Action.STOP:
+            raise Parted(
+                f"{stray.id} is open, but the log says that batch {finished} with this branch was "
+                "finished: the system was restored to an older state. Compare the output with the "
+                "input before going on",
+                sink=stray.sink,
+            )
         if (stray.sink, stray.id) not in held:
             chosen.append(stray)
     return chosen
@@ -284,9 +311,7 @@ class Mismatch:
     reason: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.sink}: {self.reason} (recorded: {self.recorded}; replayed: {self.replayed})"
-        )
+        return f"{self.sink}: {self.reason} (recorded: {self.recorded}; replayed: {self.replayed})"
 
 
 def compare(

@@ -1,0 +1,589 @@
+"""The coordinator: does what `protocol.py` orders, one effect after the other.
+
+Rules of this file: every effect that matters is durable before the next begins; nothing is committed
+before the decision is in the log; nothing is aborted that a decision may name; an answer that is not
+known stays unknown. The line that decides and the line that commits are marked so.
+
+Theory of operation. `take_over` makes this driver the owner and finishes what is decided. `run` brings
+one batch through both gates, or finds in the log that it has been through already. A crash at any
+line leads back to these two, and they look at the log before anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from poundlock.core.log import TransactionLog
+from poundlock.core.model import (
+    Bound,
+    Decided,
+    Fingerprint,
+    Finished,
+    Generation,
+    Namespace,
+    Receipt,
+    Repaired,
+    Ruling,
+    Transaction,
+)
+from poundlock.core.participant import Participant, Semantic
+from poundlock.core.protocol import (
+    RECOVERY,
+    Action,
+    BatchStory,
+    BranchState,
+    LogState,
+    Mismatch,
+    Stage,
+    Step,
+    compare,
+    enter,
+    match_lost,
+    to_sweep,
+)
+from poundlock.errors import (
+    BadRow,
+    Fenced,
+    InDoubt,
+    OutOfTime,
+    Parted,
+    PoundlockError,
+    PromiseBroken,
+    Rejected,
+    Unavailable,
+)
+
+logger = logging.getLogger("poundlock")
+
+BranchKey = tuple[str, str]  # (sink, id)
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """What the tasks of one attempt handed back."""
+
+    receipts: tuple[Receipt, ...]
+    totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
+
+
+class Job(Protocol):
+    """The work of one batch, as whoever runs the tasks offers it."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a skipped batch must still run to nowhere, for the sake of its state."""
+        ...
+
+    def write(
+        self,
+        transaction: Transaction,
+        sinks: frozenset[str],
+        taken: Mapping[str, frozenset[str]],
+    ) -> Votes:
+        """Run the batch once: open, write and prepare a branch of each of `sinks` in each task.
+
+        Totals are computed for all sinks. `taken` are the ids that may not be used. Raises `Rejected`.
+        """
+        ...
+
+    def drain(self) -> Mapping[str, Fingerprint]:
+        """Run the batch to nowhere and return the totals of all sinks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How patient the coordinator is."""
+
+    tries: int = 3  # attempts at a batch before its error is raised
+    keep_batches: int = 100  # at least as many as Spark keeps
+    least_time_left_s: float = 10.0  # what a branch must have left when it is decided
+    commits_at_once: int = 256
+    retry_first_s: float = 0.05
+    retry_most_s: float = 5.0
+    warn_every_s: float = 30.0
+    sweep_every_s: float = 60.0
+
+
+class Coordinator:
+    """One driver's hold on one pipeline. Used from one thread at a time."""
+
+    def __init__(
+        self,
+        log: TransactionLog,
+        sinks: Mapping[str, Participant],
+        *,
+        settings: Settings | None = None,
+        observe: Callable[[Step, Mapping[str, object]], None] = lambda step, facts: None,
+        stopping: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self.log = log
+        self.sinks = {
+            name: sink for name, sink in sinks.items() if sink.semantic is Semantic.EXACTLY_ONCE
+        }
+        self.settings = settings or Settings()
+        self._observe = observe
+        self._stopping = stopping
+        self._clock = clock
+        self._sleep = sleep
+        self._swept_at = float("-inf")
+        self._warned: set[tuple[str, str, float]] = set()
+
+    @property
+    def state(self) -> LogState:
+        return self.log.state
+
+    @property
+    def generation(self) -> Generation:
+        assert self.state.generation is not None, "take_over comes first"
+        return self.state.generation
+
+    # Taking over.
+
+    def take_over(self, pipeline: str, *, query: str | None, owner: str) -> None:
+        """Become the owner, finish what is decided, sweep the rest.
+
+        `query` is Spark's id of the checkpoint, None if there is no checkpoint yet. Decided branches
+        that were lost stay for `run`, which has the rows to repair them.
+        """
+        self._append_generation(pipeline, query, owner)
+        self.log.drop_unpublished()
+        self._step(Step.TOOK_OVER, generation=self.generation.number)
+        for story in self.state.unfinished:
+            if not self._commit(story):
+                self._finish(story.decided.batch)
+        self.sweep()
+
+    def _append_generation(self, pipeline: str, query: str | None, owner: str) -> None:
+        for last_try in (False, False, False, True):
+            state = self.log.load()
+            self._check_belonging(state, pipeline, query)
+            before = state.generation
+            namespace = before.namespace if before else Namespace(pipeline, secrets.token_hex(8))
+            number = before.number + 1 if before else 1
+            query = query or state.query
+            self._step(Step.TAKING_OVER, generation=number)
+            try:
+                self.log.append(Generation(number, namespace, self.log.uri, query, owner))
+                return
+            except Fenced:
+                # The driver before us, still alive, appended at the same moment. It is ours to
+                # replace it, so look again; but two drivers that start together must not chase
+                # each other for ever.
+                if last_try:
+                    raise
+
+    def bind(self, query: str) -> None:
+        """Tie the log to Spark's query, whose id is known only once it runs."""
+        if self.state.query is None:
+            self.log.append(Bound(query))
+        elif self.state.query != query:
+            raise _exchanged(self.state.query, query)
+
+    def _check_belonging(self, state: LogState, pipeline: str, query: str | None) -> None:
+        before = state.generation
+        if before is None:
+            return
+        if before.namespace.pipeline != pipeline:
+            raise Parted(
+                f"the log at {self.log.uri} belongs to pipeline {before.namespace.pipeline!r}, not "
+                f"to {pipeline!r}. Give each pipeline a checkpoint location of its own"
+            )
+        if before.uri != self.log.uri:
+            raise Parted(
+                f"the log was written at {before.uri} but is now found at {self.log.uri}: it was "
+                "moved or copied, and two drivers with one identity would undo each other's work. "
+                "If it was moved for good, run 'poundlock txn adopt' on it; for a copy, start with "
+                "a new checkpoint location"
+            )
+        if state.query is not None and query is None and state.batches:
+            raise Parted(
+                f"the log knows {len(state.batches)} batches of Spark's query {state.query}, but "
+                "there is no checkpoint beside it: the checkpoint was deleted. Restore it, or start "
+                "with a new pipeline name and checkpoint location"
+            )
+        if state.query is not None and query is not None and state.query != query:
+            raise _exchanged(state.query, query)
+
+    # One batch.
+
+    def run(self, batch: int, offsets: str, job: Job) -> Stage:
+        """Bring one batch through both gates. Return how far the log knew it before.
+
+        `offsets` is the hash of Spark's plan for the batch. When this returns, the batch is finished
+        in every system and in the log.
+        """
+        self._step(Step.ENTERED, batch=batch)
+        self.log.ensure_owned()
+        known = enter(self.state, batch, offsets)
+        if known is Stage.FINISHED:
+            self._drain(self.state.batches[batch], job)
+        elif known is Stage.DECIDED:
+            story = self.state.batches[batch]
+            lost = self._commit(story)
+            if lost:
+                self._repair(story, lost, job)
+            else:
+                self._finish(batch)
+                self._drain(story, job)
+        else:
+            self._first_gate(batch, offsets, job)
+            self._second_gate(batch, job)
+        if len(self.state.batches) > 2 * self.settings.keep_batches:
+            self.log.compact(self.settings.keep_batches)
+        return known
+
+    def _first_gate(self, batch: int, offsets: str, job: Job) -> None:
+        """Write and prepare until every vote is yes, then decide."""
+        if self._clock() - self._swept_at > self.settings.sweep_every_s:
+            self.sweep()
+        transaction, votes = self._gather_votes(batch, job)
+        record = Decided(
+            batch=batch,
+            attempt=transaction.attempt,
+            generation=transaction.generation,
+            offsets=offsets,
+            receipts=votes.receipts,
+            totals=dict(votes.totals),
+        )
+        self._step(Step.DECIDING, batch=batch)
+        self.log.append(record)  # The line that decides. From here the batch is a fact.
+        self._step(Step.DECIDED, batch=batch, branches=len(record.receipts), totals=record.totals)
+
+    def _gather_votes(self, batch: int, job: Job) -> tuple[Transaction, Votes]:
+        """Run the job until all vote yes, as often as allowed. One no aborts the whole attempt."""
+        attempt = 0
+        while True:
+            attempt += 1
+            transaction = self._transaction(batch, attempt)
+            try:
+                return transaction, self._vote(transaction, job)
+            except (Rejected, Unavailable) as error:
+                self._step(Step.ABORTED, batch=batch, attempt=attempt, reason=str(error))
+                self._abort_attempt(transaction)
+                hopeless = isinstance(error, BadRow) or self._stopping()
+                if hopeless or attempt >= self.settings.tries:
+                    raise
+                logger.warning("%s: aborted, and run again: %s", transaction, error)
+
+    def _vote(self, transaction: Transaction, job: Job) -> Votes:
+        self._step(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
+        votes = job.write(transaction, frozenset(self.sinks), self._taken())
+        self._step(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
+        self._check(transaction, votes.receipts)
+        self._step(Step.CHECKED, batch=transaction.batch)
+        return votes
+
+    def _second_gate(self, batch: int, job: Job) -> None:
+        """Commit what was decided, repair what was lost, finish."""
+        story = self.state.batches[batch]
+        if story.stage is Stage.FINISHED:
+            return
+        lost = self._commit(story)
+        if lost:
+            self._repair(story, lost, job)
+        else:
+            self._finish(batch)
+
+    def _check(self, transaction: Transaction, receipts: Sequence[Receipt]) -> None:
+        """See that every branch is open, ours, and has time enough. Raises `Rejected`."""
+        keys = {(receipt.sink, receipt.id) for receipt in receipts}
+        if len(keys) != len(receipts):
+            raise Rejected("two tasks used one branch id", transaction=str(transaction))
+        for name, mine in _by_sink(receipts):
+            for receipt, refusal in zip(mine, self.sinks[name].check(mine), strict=True):
+                if refusal is not None:
+                    raise Rejected(
+                        f"branch {receipt.id}: {refusal}", transaction=str(transaction), sink=name
+                    )
+        now = self._clock()
+        for receipt in receipts:
+            if receipt.expires_at is None:
+                continue
+            left = receipt.expires_at - now
+            if left < self.settings.least_time_left_s:
+                raise OutOfTime(
+                    f"branch {receipt.id} expires in {left:.0f} s, less than the "
+                    f"{self.settings.least_time_left_s:.0f} s that a commit may need: the batch took "
+                    f"too long. Make batches smaller or the sink's transaction time-out longer",
+                    transaction=str(transaction),
+                    sink=receipt.sink,
+                )
+
+    # The second gate.
+
+    def _commit(self, story: BatchStory) -> frozenset[BranchKey]:
+        """Commit every branch of a decided batch, soonest to expire first. Return the lost ones.
+
+        Remembers the first error, goes on with the others, and raises it at the end.
+        """
+        batch = story.decided.batch
+        self._step(Step.COMMITTING, batch=batch, branches=len(story.receipts))
+        waiting = sorted(story.receipts, key=_urgency)
+        lost = set[BranchKey]()
+        error: PoundlockError | None = None
+        delay, warned_at = self.settings.retry_first_s, self._clock()
+        while waiting:
+            again = list[Receipt]()
+            for receipts in self._portions(waiting):
+                try:
+                    states = self._commit_some(receipts)
+                except PoundlockError as problem:
+                    error = error or problem
+                    continue
+                for receipt, state in zip(receipts, states, strict=True):
+                    match RECOVERY[Stage.DECIDED][state]:
+                        case Action.DONE:
+                            pass
+                        case Action.REPAIR:
+                            lost.add((receipt.sink, receipt.id))
+                        case Action.COMMIT | Action.RETRY:
+                            again.append(receipt)
+                        case _:
+                            error = error or self._undecidable(batch, receipt)
+                self._step(Step.COMMITTED_ONE, batch=batch, sink=receipts[0].sink)
+            waiting = again
+            if waiting:
+                warned_at = self._be_patient(batch, waiting, warned_at)
+                self._sleep(delay)
+                delay = min(delay * 2, self.settings.retry_most_s)
+        if error is not None:
+            raise error
+        self._step(Step.COMMITTED, batch=batch, lost=len(lost))
+        return frozenset(lost)
+
+    def _portions(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
+        size = self.settings.commits_at_once
+        for _, mine in _by_sink(receipts):
+            yield from (mine[start : start + size] for start in range(0, len(mine), size))
+
+    def _commit_some(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        name = receipts[0].sink
+        if name not in self.sinks:
+            raise Parted(
+                f"the log holds decided branches of sink {name!r}, which the pipeline no longer "
+                "has. Start it once more with that sink, or finish them with 'poundlock txn commit'",
+                sink=name,
+            )
+        try:
+            return self.sinks[name].commit(receipts)  # The line that commits.
+        except Unavailable as error:
+            logger.warning("sink %s cannot be reached to commit: %s", name, error)
+            return [BranchState.UNREACHABLE] * len(receipts)
+
+    def _be_patient(self, batch: int, waiting: Sequence[Receipt], warned_at: float) -> float:
+        """Warn about branches that near their end; give up only when asked to stop."""
+        now = self._clock()
+        for receipt in waiting:
+            if receipt.expires_at is None:
+                continue
+            share = (now - receipt.began_at) / max(receipt.expires_at - receipt.began_at, 1e-9)
+            for mark in (0.5, 0.8):
+                key = (receipt.sink, receipt.id, mark)
+                if share >= mark and key not in self._warned:
+                    self._warned.add(key)
+                    logger.warning(
+                        "batch %d: branch %s of sink %s is decided but not committed, and %.0f %% of "
+                        "its time is over: %.0f s are left",
+                        *(batch, receipt.id, receipt.sink, 100 * share, receipt.expires_at - now),
+                    )
+        if self._stopping():
+            raise InDoubt(
+                f"batch {batch} is decided, but {len(waiting)} branches cannot be committed now, "
+                f"{waiting[0].id} first. Nothing is lost: start the pipeline again when the system "
+                "answers",
+                sink=waiting[0].sink,
+            )
+        if now - warned_at > self.settings.warn_every_s:
+            names = sorted({receipt.sink for receipt in waiting})
+            logger.warning(
+                "batch %d: %d branches of %s still wait", batch, len(waiting), ", ".join(names)
+            )
+            return now
+        return warned_at
+
+    def _undecidable(self, batch: int, receipt: Receipt) -> PoundlockError:
+        return InDoubt(
+            f"batch {batch} is decided, but whether branch {receipt.id} was committed cannot be "
+            "proven: its system has forgotten it and the witness is gone. Nothing was guessed. Look "
+            f"at it with 'poundlock txn show {receipt.id}' and rule with 'poundlock txn commit'",
+            sink=receipt.sink,
+        )
+
+    def _finish(self, batch: int) -> None:
+        if self.state.batches[batch].stage is Stage.FINISHED:
+            return
+        self._step(Step.FINISHING, batch=batch)
+        self.log.append(Finished(batch))
+        self._step(Step.FINISHED, batch=batch)
+
+    # Repair, drain, sweep.
+
+    def _repair(self, story: BatchStory, lost: frozenset[BranchKey], job: Job) -> None:
+        """Put the replay's branches in the place of lost ones, until none is lost."""
+        batch, attempt = story.decided.batch, story.decided.attempt
+        while lost:
+            attempt += 1
+            self._step(Step.REPAIRING, batch=batch, lost=len(lost))
+            logger.warning("batch %d: %d branches were lost after the decision", batch, len(lost))
+            if story.ruling is Ruling.ACCEPT_LOSS:
+                chosen = list[Receipt]()
+            else:
+                chosen = self._replay(story, lost, self._transaction(batch, attempt), job)
+            self.log.append(
+                Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
+            )
+            self._step(Step.REPAIRED, batch=batch, branches=len(chosen))
+            self.sweep()
+            story = self.state.batches[batch]
+            lost = self._commit(story)
+        self._finish(batch)
+
+    def _replay(
+        self,
+        story: BatchStory,
+        lost: frozenset[BranchKey],
+        transaction: Transaction,
+        job: Job,
+    ) -> list[Receipt]:
+        """Run the batch again and choose what replaces the lost branches. Aborts the rest."""
+        sinks = frozenset(sink for sink, _ in lost)
+        try:
+            votes = job.write(transaction, sinks, self._taken())
+            chosen, problems = list[Receipt](), list[Mismatch]()
+            for sink in sorted(sinks):
+                result = match_lost(
+                    [r for r in story.receipts if r.sink == sink],
+                    lost,
+                    [r for r in votes.receipts if r.sink == sink],
+                    ruling=story.ruling,
+                )
+                if isinstance(result, Mismatch):
+                    problems.append(result)
+                else:
+                    chosen.extend(result)
+            if job.stateful and story.ruling is None:
+                already = {problem.sink for problem in problems}
+                differing = compare(story.decided.totals, votes.totals)
+                problems.extend(item for item in differing if item.sink not in already)
+            if problems:
+                raise self._broken(story, lost, problems)
+            self._check(transaction, chosen)
+        except PoundlockError:
+            self._abort_attempt(transaction)
+            raise
+        return chosen
+
+    def _broken(
+        self, story: BatchStory, lost: frozenset[BranchKey], problems: Sequence[Mismatch]
+    ) -> PromiseBroken:
+        batch = story.decided.batch
+        ids = ", ".join(id_ for _, id_ in sorted(lost)[:3])
+        return PromiseBroken(
+            f"batch {batch} was decided, then its system aborted {len(lost)} of "
+            f"{len(story.receipts)} branches ({ids}), and the replay may not take their place: "
+            + "; ".join(str(problem) for problem in problems)
+            + f". Nothing was written. Rule with 'poundlock txn commit --log {self.log.uri} --batch "
+            f"{batch} --accept-replay' (take the replay's rows, where a sink lost all its branches) "
+            "or '--accept-loss' (go on without the lost rows), then start the pipeline again"
+        )
+
+    def _drain(self, story: BatchStory, job: Job) -> None:
+        """Run a batch that is finished already to nowhere, so that Spark keeps its state."""
+        if not job.stateful:
+            return
+        batch = story.decided.batch
+        self._step(Step.DRAINING, batch=batch)
+        problems = compare(story.decided.totals, job.drain())
+        if problems and story.ruling is None:
+            raise PromiseBroken(
+                f"batch {batch} is committed, but its replay computed other rows, so the state that "
+                "Spark is about to keep does not belong to the output: "
+                + "; ".join(str(problem) for problem in problems)
+                + f". Make the query deterministic, or rule with 'poundlock txn commit --log "
+                f"{self.log.uri} --batch {batch} --accept-replay', then start the pipeline again"
+            )
+        self._step(Step.DRAINED, batch=batch)
+
+    def sweep(self) -> int:
+        """Abort every branch of ours that no decision names. No task of ours may be running.
+
+        Return how many there were.
+        """
+        self._step(Step.SWEEPING)
+        self.log.ensure_owned()
+        count = 0
+        for name, sink in self.sinks.items():
+            delay = self.settings.retry_first_s
+            while True:
+                try:
+                    strays = to_sweep(self.state, sink.find(self.generation.namespace))
+                    states = sink.abort(strays) if strays else []
+                except Unavailable:
+                    states = [BranchState.UNREACHABLE]
+                    strays = []
+                else:
+                    count += len(strays)
+                impossible = [
+                    stray.id
+                    for stray, state in zip(strays, states, strict=False)
+                    if RECOVERY[Stage.NONE][state] is Action.STOP
+                ]
+                if impossible:
+                    raise Parted(
+                        f"{', '.join(impossible)} was committed though no decision names it: "
+                        "somebody else finished it. Compare the output with the input before going on",
+                        sink=name,
+                    )
+                if all(RECOVERY[Stage.NONE][state] is Action.NOTHING for state in states):
+                    break
+                if self._stopping():
+                    raise Unavailable("strays could not be swept; the next start will", sink=name)
+                self._sleep(delay)
+                delay = min(delay * 2, self.settings.retry_most_s)
+        self._swept_at = self._clock()
+        self._step(Step.SWEPT, count=count)
+        return count
+
+    def _abort_attempt(self, transaction: Transaction) -> None:
+        """Abort what an attempt left. If that fails the next sweep will do it: abort is presumed."""
+        try:
+            self.sweep()
+        except Fenced:
+            raise
+        except PoundlockError as error:
+            logger.warning("%s: its branches wait for the next sweep: %s", transaction, error)
+
+    def _taken(self) -> dict[str, frozenset[str]]:
+        held = self.state.held()
+        return {name: frozenset(id_ for sink, id_ in held if sink == name) for name in self.sinks}
+
+    def _transaction(self, batch: int, attempt: int) -> Transaction:
+        return Transaction(self.generation.namespace, self.generation.number, batch, attempt)
+
+    def _step(self, step: Step, **facts: object) -> None:
+        self._observe(step, facts)
+
+
+def _urgency(receipt: Receipt) -> tuple[float, str]:
+    return (float("inf") if receipt.expires_at is None else receipt.expires_at, receipt.id)
+
+
+def _by_sink(receipts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
+    names = dict.fromkeys(receipt.sink for receipt in receipts)
+    return [(name, [r for r in receipts if r.sink == name]) for name in names]
+
+
+def _exchanged(recorded: str, found: str) -> Parted:
+    return Parted(
+        f"the log belongs to Spark's query {recorded}, but the checkpoint is that of {found}: the "
+        "checkpoint was deleted or exchanged. Restore it, or start with a new pipeline name and "
+        "checkpoint location"
+    )

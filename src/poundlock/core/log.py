@@ -1,0 +1,397 @@
+"""The transaction log: numbered records, each created only if absent.
+
+Rules of this file: one rule, create-if-absent, gives order, durability and fencing at once, for a
+driver whose append finds its number taken has been replaced, and stops. Success is never concluded
+from a call that returned, only from reading our own nonce back. An append whose outcome is unknown
+stays pending and blocks everything until its number is settled.
+
+`TransactionLog` holds that logic over four primitives; `FileLog` has them for local disks and
+`MemoryLog` for tests. Other file systems bring their own in `poundlock.spark`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from poundlock.core.model import (
+    Compacted,
+    Decided,
+    Record,
+    record_from_json,
+    record_to_json,
+)
+from poundlock.core.protocol import LogState
+from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
+
+FORMAT = 1
+
+
+class NumberTaken(Exception):
+    """The record's number exists already: ours from an earlier try, or another driver's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record with its place in the log and its writer's nonce."""
+
+    number: int
+    nonce: str
+    at: float  # seconds since 1970, for people alone: nothing is ever decided by it
+    record: Record
+
+    def encode(self) -> bytes:
+        body = {
+            "format": FORMAT,
+            "number": self.number,
+            "nonce": self.nonce,
+            "at": self.at,
+            "record": record_to_json(self.record),
+        }
+        return json.dumps({"body": body, "checksum": _checksum(body)}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, number: int, data: bytes, where: str) -> Entry:
+        """Read a published record. Any damage stops everything: a log is never guessed at."""
+        try:
+            outer = json.loads(data)
+            body = outer["body"]
+            if outer["checksum"] != _checksum(body):
+                raise ValueError("its checksum is wrong")
+            if body["format"] > FORMAT:
+                raise ValueError(f"it has format {body['format']}, this release reads {FORMAT}")
+            if body["number"] != number:
+                raise ValueError(f"it says that it is number {body['number']}")
+            return cls(number, body["nonce"], body["at"], record_from_json(body["record"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LogCorrupt(
+                f"record {number} of the log at {where} cannot be trusted: {error}. Restore it from "
+                "a copy; never delete it"
+            ) from error
+
+
+def _checksum(body: object) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class TransactionLog(ABC):
+    """The log of one pipeline, as one driver sees it. Not safe for several threads."""
+
+    settle_tries = 5
+
+    def __init__(self, uri: str, *, clock: Callable[[], float] = time.time):
+        self.uri = uri
+        self.state = LogState()
+        self._clock = clock
+        self._next = 0
+        self._last: Entry | None = None
+        self._pending: Entry | None = None
+        self._decided_at: dict[int, int] = {}  # batch to the number of its decision
+
+    # What a file system must bring. `_create` may raise anything but NumberTaken for an unknown
+    # outcome; the others raise OSError or Unavailable.
+
+    @abstractmethod
+    def _create(self, number: int, data: bytes) -> None:
+        """Make the record durable under its number, or raise `NumberTaken` if it exists."""
+
+    @abstractmethod
+    def _read(self, number: int) -> bytes | None: ...
+
+    @abstractmethod
+    def _numbers(self) -> list[int]: ...
+
+    @abstractmethod
+    def _delete(self, number: int) -> None: ...
+
+    def drop_unpublished(self) -> None:  # noqa: B027 (only some file systems leave anything)
+        """Remove what writers that died left aside. It never counted."""
+
+    def load(self) -> LogState:
+        """Read all records that count, and forget what this object believed before."""
+        entries = self._entries()
+        self.state = LogState()
+        self._decided_at.clear()
+        self._pending = None
+        for entry in entries:
+            self._take_in(entry)
+        if not entries:
+            self._last, self._next = None, 0
+        return self.state
+
+    def entries(self) -> list[Entry]:
+        """Return all records that count, oldest first, for people to look at."""
+        return self._entries()
+
+    def append(self, record: Record) -> None:
+        """Make `record` the next one of the log, durably.
+
+        Raises `Fenced` if another driver wrote in the meantime, and `Unavailable` if the outcome is
+        not known: then the record stays pending, `settle` must be called until it returns, and
+        nothing may be done that is wrong in either case.
+        """
+        self.settle()
+        self._pending = Entry(self._next, uuid.uuid4().hex, self._clock(), record)
+        self.settle()
+
+    def settle(self) -> None:
+        """Find out, or bring about, the outcome of a pending append."""
+        if self._pending is None:
+            return
+        entry = self._pending
+        found = self._publish(entry)
+        if found.nonce != entry.nonce or not self._predecessor_is_ours():
+            self._pending = None
+            raise self._fenced()
+        self._pending = None
+        self._take_in(entry)
+
+    def ensure_owned(self) -> None:
+        """Raise `Fenced` if another driver has written since our last record."""
+        self.settle()
+        if self._read(self._next) is not None or not self._predecessor_is_ours():
+            raise self._fenced()
+
+    def compact(self, keep: int) -> None:
+        """Drop the records of all but the newest `keep` batches."""
+        newest = sorted(self.state.batches)[-keep:]
+        held = [story.decided.batch for story in self.state.unfinished]
+        if not newest or self.state.generation is None:
+            return
+        batch_floor = min([newest[0], *held])
+        generation = replace(self.state.generation, query=self.state.query)
+        floor = self._decided_at[batch_floor]
+        self.append(Compacted(floor, batch_floor, generation))
+        # Oldest first: whoever finds its own predecessor gone knows that it was left behind.
+        for number in sorted(self._numbers()):
+            if number < floor:
+                self._delete(number)
+        self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
+
+    def _publish(self, entry: Entry) -> Entry:
+        """Create the record and return whatever stands under its number afterwards."""
+        data, error = entry.encode(), None
+        for _ in range(self.settle_tries):
+            try:
+                self._create(entry.number, data)
+            except NumberTaken:
+                pass
+            except (LogCorrupt, UsageError):
+                raise
+            except Exception as unknown:  # noqa: BLE001 (any failure here leaves the outcome unknown)
+                error = unknown
+            try:
+                found = self._read(entry.number)
+            except (OSError, Unavailable) as unreadable:
+                error = unreadable
+                continue
+            if found is not None:
+                return Entry.decode(entry.number, found, self.uri)
+        raise Unavailable(
+            f"record {entry.number} of the log at {self.uri} could not be written and its fate is "
+            f"unknown ({type(error).__name__}: {error}). Nothing was committed or aborted since; "
+            "make the file system reachable and start the pipeline again"
+        ) from error
+
+    def _predecessor_is_ours(self) -> bool:
+        if self._last is None:
+            # The first record has no predecessor: then nothing else may be there either.
+            return all(number <= self._next for number in self._numbers())
+        data = self._read(self._last.number)
+        if data is None:
+            return False
+        return Entry.decode(self._last.number, data, self.uri).nonce == self._last.nonce
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            f"another driver wrote record {self._next} of the log at {self.uri}: it owns the "
+            "pipeline now. This driver has stopped and committed nothing more; run one driver for "
+            "each pipeline"
+        )
+
+    def _take_in(self, entry: Entry) -> None:
+        self.state.apply(entry.record)
+        if isinstance(entry.record, Decided):
+            self._decided_at[entry.record.batch] = entry.number
+        self._last, self._next = entry, entry.number + 1
+
+    def _entries(self) -> list[Entry]:
+        # A compaction under way elsewhere can open a gap between listing and reading: look again.
+        for _ in range(self.settle_tries):
+            entries = self._read_back()
+            if entries is not None:
+                return entries
+        raise LogCorrupt(
+            f"the log at {self.uri} has a gap: a record is missing. Restore it from a copy; without "
+            "it nobody can say what was decided"
+        )
+
+    def _read_back(self) -> list[Entry] | None:
+        """Read from the newest record down to the floor; None if a number is missing."""
+        entries, floor = list[Entry](), 0
+        for number in sorted(self._numbers(), reverse=True):
+            if number < floor:
+                break  # compacted away: ignored even if it reappears
+            data = self._read(number)
+            if data is None or (entries and entries[-1].number != number + 1):
+                return None
+            entries.append(Entry.decode(number, data, self.uri))
+            record = entries[-1].record
+            if isinstance(record, Compacted):
+                floor = max(floor, record.floor)
+        if entries and entries[-1].number != floor:
+            return None
+        return entries[::-1]
+
+
+class Disk:
+    """The few calls that make a local file durable; a test puts a disk in its place that forgets."""
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def write(self, path: str, data: bytes) -> None:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+
+    def sync(self, path: str) -> None:
+        """Make a file's content, or a directory's names, survive a crash of the machine."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def names(self, path: str) -> list[str]:
+        return os.listdir(path)
+
+
+class FileLog(TransactionLog):
+    """The log in a directory of a local disk: write aside, fsync, link, fsync the directory."""
+
+    _RECORD = re.compile(r"(\d{20})\.json")
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        disk: Disk | None = None,
+        clock: Callable[[], float] = time.time,
+        create: bool = True,
+    ):
+        self._directory = os.path.realpath(directory)
+        super().__init__(Path(self._directory).as_uri(), clock=clock)
+        self._disk = disk or Disk()
+        self._broken: OSError | None = None
+        if create:
+            self._disk.make_directory(self._directory)
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self._directory, f"{number:020}.json")
+
+    def _create(self, number: int, data: bytes) -> None:
+        if self._broken is not None:
+            raise self._dead() from self._broken
+        aside = os.path.join(self._directory, f".{uuid.uuid4().hex}.tmp")
+        try:
+            self._disk.write(aside, data)
+            self._sync(aside)
+            try:
+                self._disk.link(aside, self._path(number))
+            except FileExistsError:
+                raise NumberTaken from None
+            except PermissionError as error:
+                raise UsageError(
+                    f"{self._directory} does not allow hard links, which the log needs. Put the "
+                    "checkpoint on a local file system that has them"
+                ) from error
+            self._sync(self._directory)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(aside)
+
+    def _sync(self, path: str) -> None:
+        try:
+            self._disk.sync(path)
+        except OSError as error:
+            # After a failed fsync the kernel may call the pages clean: a second try proves nothing.
+            self._broken = error
+            raise self._dead() from error
+
+    def _dead(self) -> LogCorrupt:
+        return LogCorrupt(
+            f"the disk under {self._directory} failed to make the log durable ({self._broken}). "
+            "Nothing more is written by this driver; mend the disk and start the pipeline again"
+        )
+
+    def _read(self, number: int) -> bytes | None:
+        try:
+            return self._disk.read(self._path(number))
+        except FileNotFoundError:
+            return None
+
+    def _numbers(self) -> list[int]:
+        try:
+            names = self._disk.names(self._directory)
+        except FileNotFoundError:
+            return []
+        matches = (self._RECORD.fullmatch(name) for name in names)
+        return [int(match[1]) for match in matches if match]
+
+    def _delete(self, number: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(self._path(number))
+
+    def drop_unpublished(self) -> None:
+        # A live writer whose file goes this way finds its link refused, and writes it again.
+        for name in self._disk.names(self._directory):
+            if name.endswith(".tmp"):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(os.path.join(self._directory, name))
+
+
+class MemoryLog(TransactionLog):
+    """A log in a dict that several drivers may share: for tests and examples."""
+
+    def __init__(
+        self,
+        records: dict[int, bytes] | None = None,
+        *,
+        uri: str = "memory:",
+        clock: Callable[[], float] = time.time,
+    ):
+        super().__init__(uri, clock=clock)
+        self.records: dict[int, bytes] = {} if records is None else records
+
+    def _create(self, number: int, data: bytes) -> None:
+        if self.records.setdefault(number, data) is not data:
+            raise NumberTaken
+
+    def _read(self, number: int) -> bytes | None:
+        return self.records.get(number)
+
+    def _numbers(self) -> list[int]:
+        return list(self.records)
+
+    def _delete(self, number: int) -> None:
+        self.records.pop(number, None)

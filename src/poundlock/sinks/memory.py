@@ -1,0 +1,142 @@
+"""The reference sink: a whole participant in the memory of one process, for tests and examples.
+
+It behaves as a server would that keeps its promises: prepared branches outlive their writer, commit and
+abort may be repeated, and a finished branch leaves a witness. Tasks must run in the driver's process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.participant import Commitment, Participant, PreparedBranch, Semantic, Writer
+from poundlock.core.protocol import BranchState
+
+
+@dataclass
+class Held:
+    """A branch inside the memory system."""
+
+    namespace: Namespace
+    generation: int
+    rows: list[Any]
+    state: BranchState = BranchState.PREPARED
+    expires_at: float | None = None
+
+
+@dataclass
+class MemorySystem:
+    """What several Memory sinks, and several drivers, share: the server."""
+
+    branches: dict[str, Held] = field(default_factory=dict)
+    visible: list[Any] = field(default_factory=list)
+    forgets: bool = False  # a system without a witness, once a branch is over
+
+    def expire(self, now: float) -> None:
+        """Abort what has been open for too long, as servers do."""
+        for held in self.branches.values():
+            due = held.expires_at is not None and now >= held.expires_at
+            if held.state is BranchState.PREPARED and due:
+                held.state = BranchState.ABORTED
+
+
+class Memory(Participant):
+    """Rows into a list. `system` stands for the server and outlives the sink."""
+
+    commitment = Commitment.TRANSACTIONAL
+
+    def __init__(
+        self,
+        name: str,
+        system: MemorySystem,
+        *,
+        time_out_s: float | None = None,
+        semantic: Semantic = Semantic.EXACTLY_ONCE,
+        clock: Callable[[], float] = time.time,
+    ):
+        self.name = checked_name("sink name", name)
+        self.system = system
+        self.semantic = semantic
+        self.time_out_s = time_out_s
+        self.clock = clock
+
+    def project(self, columns: Mapping[str, str]) -> dict[str, str]:
+        return {name: f"`{name.replace('`', '``')}`" for name in columns}
+
+    def begin(self, branch: Branch) -> MemoryWriter:
+        return MemoryWriter(self, branch)
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        self.system.expire(self.clock())
+        return [
+            None if self._state(receipt) is BranchState.PREPARED else "it is no longer open"
+            for receipt in receipts
+        ]
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        self.system.expire(self.clock())
+        return [self._commit_one(receipt) for receipt in receipts]
+
+    def _commit_one(self, receipt: Receipt) -> BranchState:
+        held = self.system.branches.get(receipt.id)
+        if held is None or (self.system.forgets and held.state is not BranchState.PREPARED):
+            return BranchState.NO_WITNESS
+        if held.state is BranchState.PREPARED:
+            held.state = BranchState.COMMITTED
+            self.system.visible.extend(held.rows)
+        return held.state
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        return [
+            Stray(self.name, id_, held.generation, "prepared", expires_at=held.expires_at)
+            for id_, held in self.system.branches.items()
+            if held.namespace == namespace
+            and held.state is BranchState.PREPARED
+            and id_.split("/")[1] == self.name
+        ]
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        states: list[BranchState] = []
+        for stray in strays:
+            held = self.system.branches[stray.id]
+            if held.state is BranchState.PREPARED:
+                held.state = BranchState.ABORTED
+            states.append(held.state)
+        return states
+
+    def _state(self, receipt: Receipt) -> BranchState:
+        held = self.system.branches.get(receipt.id)
+        return held.state if held else BranchState.NO_WITNESS
+
+
+class MemoryWriter(Writer):
+    """Gathers rows, then leaves them with the system."""
+
+    def __init__(self, sink: Memory, branch: Branch):
+        self._sink, self._branch = sink, branch
+        self._rows: list[Any] = []
+        self._began_at = sink.clock()
+
+    def write(self, rows: Any) -> None:
+        self._rows.extend(rows.to_pylist() if hasattr(rows, "to_pylist") else rows)
+
+    def prepare(self) -> PreparedBranch | None:
+        sink, transaction = self._sink, self._branch.transaction
+        if sink.semantic is not Semantic.EXACTLY_ONCE:
+            sink.system.visible.extend(self._rows)
+            return None
+        branch_id = (
+            f"{transaction.namespace.identity}/{sink.name}/{transaction.generation}."
+            f"{transaction.batch}.{transaction.attempt}.{self._branch.task_attempt}"
+        )
+        ends = None if sink.time_out_s is None else self._began_at + sink.time_out_s
+        sink.system.branches[branch_id] = Held(
+            transaction.namespace, transaction.generation, self._rows, expires_at=ends
+        )
+        return PreparedBranch(branch_id, {}, began_at=self._began_at, expires_at=ends)
+
+    def abort(self) -> None:
+        self._rows.clear()
