@@ -1,0 +1,81 @@
+"""Find a Java that can run Spark, Ivy and the local servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from poundlock.errors import UsageError
+
+MINIMUM = 17
+
+# The package that brings Java without a desktop, by the package manager found on the machine.
+_INSTALL = {
+    "apt-get": "sudo apt-get install openjdk-17-jre-headless",
+    "dnf": "sudo dnf install java-17-openjdk-headless",
+    "zypper": "sudo zypper install java-17-openjdk-headless",
+    "pacman": "sudo pacman -S jre17-openjdk-headless",
+    "apk": "sudo apk add openjdk17-jre-headless",
+    "brew": "brew install openjdk@17",
+}
+
+
+def executable() -> Path:
+    """The `java` to run: that of JAVA_HOME if set, else the one on PATH."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = Path(home) / "bin" / "java"
+        if not os.access(java, os.X_OK):
+            raise UsageError(
+                f"JAVA_HOME is {home}, but there is no bin/java in it. "
+                f"Point JAVA_HOME at a Java {MINIMUM} or newer, or unset it to use the one on PATH."
+            )
+    else:
+        found = shutil.which("java")
+        if found is None:
+            raise UsageError(f"No Java found on PATH. {_advice()}")
+        # Resolved, because the other tools of this Java live beside it and not beside a link to it.
+        java = Path(found).resolve()
+    version = _major_version(java)
+    if version < MINIMUM:
+        raise UsageError(
+            f"{java} is Java {version}, but Java {MINIMUM} or newer is needed. {_advice()}"
+        )
+    return java
+
+
+def tool(name: str) -> Path:
+    """Another program of the same Java, such as `keytool`."""
+    path = executable().with_name(name)
+    if not os.access(path, os.X_OK):
+        raise UsageError(f"{name} is missing beside {executable()}. {_advice()}")
+    return path
+
+
+def _advice() -> str:
+    command = next((text for name, text in _INSTALL.items() if shutil.which(name)), None)
+    if command is None:
+        return f"Install a Java {MINIMUM} or newer and set JAVA_HOME to its directory."
+    return f"Install one with: {command}   (or set JAVA_HOME to another)"
+
+
+@lru_cache
+def _major_version(java: Path) -> int:
+    """Read from the `release` file where there is one: starting a JVM to ask costs far more."""
+    try:
+        text = (java.resolve().parents[1] / "release").read_text()
+        found = re.search(r'JAVA_VERSION="([^"]+)"', text)
+    except OSError:
+        found = None
+    if not found:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+        found = re.search(r'version "([^"]+)"', answer.stderr)
+    if not found:
+        raise UsageError(f"{java} does not tell its version, so it may not be a Java. {_advice()}")
+    numbers = re.findall(r"\d+", found[1])
+    # Up to Java 8 the version was written 1.8.
+    return int(numbers[1] if numbers[0] == "1" and len(numbers) > 1 else numbers[0])

@@ -1,0 +1,406 @@
+"""Real local servers without Docker or root: what all of them share.
+
+A server is one or more processes (nodes) with their data under one directory, its home:
+
+    home/state.json    ports, and for each node its process
+    home/lock          held while the state is read, changed and written
+    home/NODE.log      what the node printed
+    home/...           configuration and data, as the server likes
+
+Ports are chosen at the first start and kept, so that an address stays good across restarts. Data
+stays until it is wiped. Processes run in sessions of their own and outlive the program that started
+them; only a process that is recorded here, and is still the same one, is ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from poundlock.errors import Unavailable, UsageError
+
+START_TIMEOUT = 90.0
+STOP_TIMEOUT = 20.0
+
+
+class Server(Protocol):
+    """What differs from one server to another."""
+
+    name: str
+    nodes: Sequence[str]
+    """One process each, in the order in which they are started."""
+
+    port_names: Sequence[str]
+    options: Mapping[str, Any]
+    """What the data on disk was made for: a later start must ask for the same. No secrets."""
+
+    def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
+        """Write the configuration, and create the data if there is none. No node is running."""
+        ...
+
+    def command(self, home: Path, node: str) -> list[str]:
+        """The command line of a node. It must stay in the foreground."""
+        ...
+
+    def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
+        """Ask the server for a real answer. Any error means: these nodes are not ready yet."""
+        ...
+
+    def url(self, ports: Mapping[str, int]) -> str:
+        """The address for clients."""
+        ...
+
+
+def directory() -> Path:
+    """Where servers live unless told otherwise."""
+    chosen = os.environ.get("POUNDLOCK_SERVERS_DIR")
+    return Path(chosen) if chosen else Path.home() / ".local" / "state" / "poundlock" / "servers"
+
+
+# --- processes ---
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that we started. Its pid alone is not enough: the system gives pids out again."""
+
+    pid: int
+    started: int  # clock ticks between boot and start
+    boot: str  # ticks and pids begin anew at every boot
+
+    @property
+    def alive(self) -> bool:
+        if child := _children.get(self.pid):
+            child.poll()  # buries it if it has died, so that it does not stay behind as a zombie
+        return self.boot == _boot() and self.started == _start_time(self.pid)
+
+    def send(self, number: signal.Signals) -> None:
+        if self.alive:
+            # It may die between the question and the signal; a new owner of the pid so soon may not.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within this time."""
+        deadline = time.monotonic() + seconds
+        while self.alive:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+def stop_all(processes: Sequence[Process], seconds: float) -> None:
+    """Ask them all to end; those that still live after `seconds` are made to."""
+    deadline = time.monotonic() + seconds
+    if seconds > 0:
+        for process in processes:
+            process.send(signal.SIGTERM)
+            process.send(signal.SIGCONT)  # a paused process would never see the request
+    for process in processes:
+        if not process.wait(deadline - time.monotonic()):
+            process.send(signal.SIGKILL)
+    for process in processes:
+        process.wait(STOP_TIMEOUT)
+
+
+# Processes started by this very program: their parent must collect their exit status.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def spawn(command: Sequence[str], cwd: Path, log: Path) -> Process:
+    with open(log, "ab") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    return Process(child.pid, _start_time(child.pid) or 0, _boot())
+
+
+def _start_time(pid: int) -> int | None:
+    """When the process with this pid started; None if there is none, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the program's name in brackets, which may itself hold blanks and brackets.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# --- ports ---
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on the loopback that nobody uses, below those that the system lends to clients.
+
+    A client that keeps trying to reach a dead server on a port of the lent range is lent that very
+    port in the end, connects to itself, and the server cannot come back.
+    """
+    lent = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    low, high = (10_000, lent) if lent > 11_000 else (20_000, 32_000)
+    found: list[int] = []
+    for port in random.sample(range(low, high), high - low):
+        if len(found) == count:
+            return found
+        if port_is_free(port):
+            found.append(port)
+    raise Unavailable(f"There are no {count} free ports between {low} and {high} on 127.0.0.1.")
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: connections of a former owner that are still dying do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+# --- state ---
+
+
+@dataclass
+class State:
+    """What is known about a server between two commands."""
+
+    server: str
+    options: dict[str, Any] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    url: str = ""
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, home: Path) -> State | None:
+        file = home / "state.json"
+        try:
+            content = json.loads(file.read_text())
+            processes = {node: Process(**it) for node, it in content.pop("processes").items()}
+            return cls(**content, processes=processes)
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(
+                f"{file} cannot be understood ({error}), so the server's processes are not known. "
+                f"End them by hand if there are any, and delete {home}."
+            ) from error
+
+    def save(self, home: Path) -> None:
+        write_private(home / "state.json", json.dumps(asdict(self), indent=2) + "\n")
+
+    def running(self) -> list[str]:
+        return [node for node, process in self.processes.items() if process.alive]
+
+
+def write_private(file: Path, text: str) -> None:
+    """Replace a file as a whole. Only its owner may read it: there may be passwords in it."""
+    temporary = file.with_name(file.name + ".new")
+    temporary.unlink(missing_ok=True)
+    with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
+        stream.write(text)
+    os.replace(temporary, file)
+
+
+@contextlib.contextmanager
+def locked(home: Path) -> Iterator[None]:
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(home / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- one server in its home ---
+
+
+class Instance:
+    """A server in its home. Every method may be called from any thread and any process."""
+
+    def __init__(self, server: Server, home: Path):
+        self.server = server
+        self.home = home.absolute()
+
+    @property
+    def state(self) -> State:
+        return State.load(self.home) or State(self.server.name)
+
+    @property
+    def url(self) -> str:
+        return self.state.url
+
+    def running(self) -> list[str]:
+        """The nodes whose processes live."""
+        return self.state.running()
+
+    def up(self, timeout: float = START_TIMEOUT) -> None:
+        """Start every node that is not running, and wait until the server answers."""
+        with locked(self.home):
+            state = self.state
+            if state.options not in ({}, self.server.options):
+                raise UsageError(
+                    f"The data of {state.server} in {self.home} was made for {state.options}, not "
+                    f"for {self.server.options}. Ask for the same, choose another directory, or "
+                    "delete the data with: poundlock servers down --wipe"
+                )
+            running = state.running()
+            if not running:
+                state.ports = self._ports(state)
+                self.server.prepare(self.home, state.ports)
+                state.url = self.server.url(state.ports)
+                state.options = dict(self.server.options)
+            started = [node for node in self.server.nodes if node not in running]
+            for node in started:
+                self._spawn(state, node)
+        try:
+            self.wait_ready(timeout=timeout)
+        except BaseException:
+            # What we started must not linger half-way; what ran before us is not ours to end.
+            with locked(self.home):
+                _stop(self.home, started)
+            raise
+
+    def down(self, *, wipe: bool = False) -> None:
+        down(self.home, wipe=wipe)
+
+    def start(self, node: str, *, timeout: float | None = START_TIMEOUT) -> None:
+        """Start one node again. With no time-out, do not wait until it answers."""
+        self._check(node)
+        with locked(self.home):
+            state = self.state
+            if node not in state.running():
+                self._spawn(state, node)
+        if timeout is not None:
+            self.wait_ready([node], timeout=timeout)
+
+    def stop(self, node: str) -> None:
+        """End a node in good order."""
+        self._check(node)
+        with locked(self.home):
+            _stop(self.home, [node])
+
+    def kill(self, node: str) -> None:
+        """SIGKILL: gone at once, with all that it had only in memory."""
+        self._check(node)
+        with locked(self.home):
+            _stop(self.home, [node], seconds=0)
+
+    def pause(self, node: str) -> None:
+        """SIGSTOP: it keeps its connections and says nothing."""
+        self._process(node).send(signal.SIGSTOP)
+
+    def resume(self, node: str) -> None:
+        self._process(node).send(signal.SIGCONT)
+
+    def wait_ready(
+        self, nodes: Sequence[str] | None = None, *, timeout: float = START_TIMEOUT
+    ) -> None:
+        """Wait until these nodes, or all that were started, answer."""
+        deadline = time.monotonic() + timeout
+        while True:
+            state = self.state
+            wanted = list(state.processes if nodes is None else nodes)
+            dead = [node for node in wanted if node not in state.running()]
+            if dead:
+                raise Unavailable(self._failure(dead, "ended before it was ready"))
+            try:
+                self.server.probe(self.home, state.ports, wanted)
+                return
+            except UsageError:
+                raise
+            except Exception as error:  # whatever the driver raises, it means: not yet
+                if time.monotonic() > deadline:
+                    reason = f"did not answer within {timeout:.0f} seconds ({error!r})"
+                    raise Unavailable(self._failure(wanted, reason)) from error
+            time.sleep(0.1)
+
+    def log(self, node: str) -> Path:
+        return self.home / f"{node}.log"
+
+    def _ports(self, state: State) -> dict[str, int]:
+        """Those of the last time, except where somebody else has taken one."""
+        names = self.server.port_names
+        kept = {name: port for name, port in state.ports.items() if port_is_free(port)}
+        new = [name for name in names if name not in kept]
+        return kept | dict(zip(new, free_ports(len(new)), strict=True))
+
+    def _spawn(self, state: State, node: str) -> None:
+        command = self.server.command(self.home, node)
+        state.processes[node] = spawn(command, cwd=self.home, log=self.log(node))
+        state.save(self.home)
+
+    def _check(self, node: str) -> None:
+        if node not in self.server.nodes:
+            raise UsageError(
+                f"{self.server.name} has no node {node!r}; it has: {', '.join(self.server.nodes)}"
+            )
+
+    def _process(self, node: str) -> Process:
+        self._check(node)
+        process = self.state.processes.get(node)
+        if process is None or not process.alive:
+            raise UsageError(f"Node {node} of {self.server.name} is not running.")
+        return process
+
+    def _failure(self, nodes: Sequence[str], reason: str) -> str:
+        tail = "\n".join(_tail(self.log(nodes[0]))) if nodes else ""
+        return (
+            f"{self.server.name} (node {', '.join(nodes)}) {reason}. "
+            f"The end of {self.log(nodes[0]) if nodes else self.home}:\n{tail}"
+        )
+
+
+def down(home: Path, *, wipe: bool = False) -> list[str]:
+    """End the recorded processes of the server that lives there; returns the nodes that ran."""
+    with locked(home):
+        state = State.load(home)
+        if state is None:
+            return []
+        running = state.running()
+        _stop(home, list(state.processes))
+        if wipe:
+            # The lock file stays: another process may be waiting for it.
+            for entry in home.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry.name != "lock":
+                    entry.unlink()
+        return running
+
+
+def _stop(home: Path, nodes: Sequence[str], seconds: float = STOP_TIMEOUT) -> None:
+    """End these nodes, all at once, and forget their processes. The lock is held."""
+    state = State.load(home)
+    if state is None:
+        return
+    ending = [state.processes.pop(node) for node in nodes if node in state.processes]
+    stop_all(ending, seconds)
+    state.save(home)
+
+
+def _tail(log: Path, lines: int = 20) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        return []
