@@ -1,0 +1,175 @@
+"""All that is taken from kafka-python: its protocol classes, and its connections behind `Link`.
+
+The connection manager is not part of kafka-python's documented API, so what is used of it is used here
+and nowhere else, and is looked over before use: a release that changed it fails by name, and not in
+the middle of a commit. kafka-python's own admin client is left alone, for it asks one node after
+another, chooses versions by itself, and raises for a whole batch when one item of it failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from poundlock.errors import UsageError
+
+
+def _module(name: str) -> Any:
+    # By name, for type checkers bring the types of kafka-python 2, where all was different.
+    try:
+        return import_module(f"kafka.{name}")
+    except ImportError as error:
+        raise UsageError(
+            f"the Kafka sink needs kafka-python 3 ({error}): pip install 'poundlock[kafka]'"
+        ) from error
+
+
+errors = _module("errors")
+admin = _module("protocol.admin")
+consumer = _module("protocol.consumer")
+metadata = _module("protocol.metadata")
+producer = _module("protocol.producer")
+record = _module("record")
+_versions = _module("protocol.broker_version_data")
+_keys = _module("protocol.api_key")
+_Manager = _module("net.manager").KafkaConnectionManager
+_Net = _module("net.selector").NetworkSelector
+
+IN_FLIGHT = 200  # requests to one node at a time
+_STOP_MS = 5000
+
+# What is used of each class: its methods, and their arguments that are passed by name.
+_PARTS = (
+    (_Manager, "send", ("node_id", "request_timeout_ms")),
+    (_Manager, "get_connection", ("timeout_ms",)),
+    (_Manager, "bootstrap_async", ("timeout_ms",)),
+    (_Manager, "call_soon", ()),
+    (_Manager, "close", ()),
+    (_Net, "start", ()),
+    (_Net, "stop", ("timeout_ms",)),
+    (_Net, "sleep", ()),
+)
+# The versions of requests that cannot be done without.
+_VERSIONS = (
+    (producer.EndTxnRequest, 5),
+    (metadata.FindCoordinatorRequest, 4),
+    (consumer.FetchRequest, 13),
+)
+
+
+def check_parts() -> None:
+    """Raise `UsageError` if this release of kafka-python lacks something that is used of it."""
+    missing = [
+        f"{owner.__name__}.{name}({', '.join(arguments)})"
+        for owner, name, arguments in _PARTS
+        if not _takes(getattr(owner, name, None), arguments)
+    ]
+    missing += [
+        f"{request.__name__} version {version}"
+        for request, version in _VERSIONS
+        if request.max_version < version
+    ]
+    if missing:
+        raise UsageError(
+            f"this release of kafka-python has no {', no '.join(missing)}: install one that Poundlock "
+            "knows, with pip install 'poundlock[kafka]'"
+        )
+
+
+def _takes(part: Any, arguments: tuple[str, ...]) -> bool:
+    return part is not None and set(arguments) <= inspect.signature(part).parameters.keys()
+
+
+def error_name(code: int) -> str:
+    """Spell an error code as Kafka's documentation does."""
+    return getattr(errors.for_code(code), "message", None) or f"error {code}"
+
+
+def release_of(apis: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
+    """Guess a broker's release, major and minor, from the versions of its APIs."""
+    return _versions.infer_broker_version_from_api_versions(apis)
+
+
+def api_key(api: str) -> int:
+    """Return the number of an API, such as "EndTxn"."""
+    return _keys.ApiKey[api].value
+
+
+class Link:
+    """Connections to the nodes of one cluster, and the thread that serves them."""
+
+    def __init__(self, config: Mapping[str, Any]):
+        check_parts()
+        _silence_wire_dumps()
+        config = {
+            **config,
+            # Above this the library refuses to send at all, so leave room beyond our own limit.
+            "max_in_flight_requests_per_connection": 2 * IN_FLIGHT,
+            "receive_message_max_bytes": 100_000_000,
+            "reconnect_backoff_max_ms": 1000,
+        }
+        self._net = _Net(**config)
+        self._manager = _Manager(self._net, **config)
+        self._net.start()
+
+    def post(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Start a coroutine on the link's thread; return its awaitable future."""
+        return self._manager.call_soon(work)
+
+    # To be awaited on the link's thread.
+
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        return self._net.sleep(seconds)
+
+    async def send(self, request: Any, node: int | None, seconds: float) -> Any:
+        """Send to a node, or to any; connects first if need be."""
+        return await self._manager.send(
+            request, node_id=node, request_timeout_ms=max(1, int(seconds * 1000))
+        )
+
+    async def knock(self, seconds: float) -> list[Exception]:
+        """Try each bootstrap address until one opens; return why the others did not."""
+        reasons = list[Exception]()
+        for broker in self._manager.cluster.bootstrap_brokers():
+            connection = self._manager.get_connection(broker.node_id, timeout_ms=seconds * 1000)
+            try:
+                await connection
+            except errors.KafkaError as error:
+                reasons.append(error)
+            else:
+                break
+        return reasons
+
+    async def bootstrap(self, seconds: float) -> None:
+        """Learn the nodes of the cluster from its bootstrap addresses."""
+        await self._manager.bootstrap_async(timeout_ms=seconds * 1000)
+
+    async def refresh(self) -> None:
+        """Learn the nodes of the cluster anew."""
+        await self._manager.cluster.refresh_metadata()
+
+    def close(self) -> None:
+        async def close() -> None:
+            self._manager.close()
+
+        with contextlib.suppress(RuntimeError):  # its thread may be gone, and the sockets with it
+            self.post(close)
+        self._net.stop(timeout_ms=_STOP_MS)
+
+
+class _NoDumps(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.DEBUG
+
+
+_NO_DUMPS = _NoDumps()
+
+
+def _silence_wire_dumps() -> None:
+    # At DEBUG these two write every request and every byte, SASL/PLAIN passwords and rows included.
+    for name in ("kafka.protocol.parser", "kafka.net.connection"):
+        logging.getLogger(name).addFilter(_NO_DUMPS)  # adding the same filter twice changes nothing

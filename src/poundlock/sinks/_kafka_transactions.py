@@ -1,0 +1,340 @@
+"""Transactions as their coordinators see them: end, describe, list, and see through.
+
+`EndTxn` is always sent in version 5, never in another, for the answers of version 5 alone can be
+told apart, and mixing versions turns true answers into false ones: a repeat in version 4 of a commit
+in version 5 answers PRODUCER_FENCED although it was committed, and version 4 can commit the next
+transaction of the same epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+from poundlock.errors import NotAuthorised, Unavailable
+from poundlock.sinks._kafka_partitions import ProducerState, Written, offsets, producers
+from poundlock.sinks._kafka_python import admin, error_name, errors, producer
+from poundlock.sinks._kafka_wire import Again, Kind, Settled, Wire, judge
+
+END_TXN_VERSION = 5
+_LOG_TOPIC = "__transaction_state"  # where coordinators keep their transactions
+_OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+
+
+class Answer(Enum):
+    """What the coordinator's answer to EndTxn means, for the transaction it was asked about."""
+
+    DONE = "done"  # ended as asked, now or before
+    CONTRADICTED = "contradicted"  # ended the other way, or nothing was ever written
+    FORGOTTEN = "forgotten"  # the coordinator no longer knows: ask the witness
+    BUSY = "busy"  # an earlier end is still being carried out: ask again
+    UNREACHABLE = "unreachable"  # no answer: the outcome is unknown, and asking again is safe
+
+
+# The whole table; a code that is not in it says nothing about the transaction.
+ANSWERS: Mapping[type[Exception], Answer] = {
+    errors.NoError: Answer.DONE,
+    errors.InvalidTxnStateError: Answer.CONTRADICTED,
+    errors.ProducerFencedError: Answer.FORGOTTEN,
+    errors.InvalidProducerEpochError: Answer.FORGOTTEN,
+    errors.InvalidProducerIdMappingError: Answer.FORGOTTEN,
+    errors.TransactionalIdNotFoundError: Answer.FORGOTTEN,
+    errors.ConcurrentTransactionsError: Answer.BUSY,
+}
+
+
+class Identity(NamedTuple):
+    """One transaction of Kafka: valid for exactly one, as every end in version 5 raises the epoch."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnDescription:
+    """The last state of a transactional id. There is no history: an id shows its latest use only."""
+
+    state: str  # Kafka's word: Empty, Ongoing, PrepareCommit, CompleteCommit, PrepareAbort, ...
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    started_at: float | None  # seconds since 1970, by the broker's clock
+    partitions: frozenset[tuple[str, int]]  # while ending: those still without a marker
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTxn:
+    transactional_id: str
+    producer_id: int
+    state: str
+
+
+class Progress(Enum):
+    """How far a transaction is that was told to commit."""
+
+    SETTLED = "settled"  # every partition has its marker
+    PENDING = (
+        "pending"  # markers are still to be written, or it cannot be seen now whether they are
+    )
+    TORN = "torn"  # the cluster goes against its own word: KAFKA-20734, or lost data
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    progress: Progress
+    why: str
+
+
+def meaning(code: int, transactional_id: str) -> Answer | Again:
+    """Say what an error code of EndTxn means. Raises `NotAuthorised`."""
+    error = errors.for_code(code)
+    if issubclass(error, errors.AuthorizationError):
+        raise NotAuthorised(
+            f"Kafka refused to end the transaction of {transactional_id} ({error_name(code)}): grant "
+            f"WRITE on TransactionalId {transactional_id} to the driver's user. Nothing was changed"
+        )
+    answer = ANSWERS.get(error)
+    if answer is None or answer is Answer.BUSY:
+        return Again(error_name(code), stale=answer is None)
+    return answer
+
+
+async def end(wire: Wire, identities: Sequence[Identity], commit: bool) -> list[Answer]:
+    """Commit or abort each transaction; many are in flight at a time."""
+
+    async def one(node: int, identity: Identity) -> Answer | Again:
+        request = producer.EndTxnRequest(
+            *identity, commit, min_version=END_TXN_VERSION, max_version=END_TXN_VERSION
+        )
+        try:
+            response = await wire.send(node, request)
+        except Again as again:
+            return again
+        return meaning(response.error_code, identity.transactional_id)
+
+    async def ask(node: int, group: Sequence[Identity]) -> Mapping[Identity, Answer | Again]:
+        answers = await wire.gather(partial(one, node, identity) for identity in group)
+        return dict(zip(group, answers, strict=True))
+
+    async def locate(group: Sequence[Identity]) -> Mapping[Identity, int | Again]:
+        homes = await _homes(wire, [identity.transactional_id for identity in group])
+        return {identity: homes[identity.transactional_id] for identity in group}
+
+    settled = await wire.settle(
+        identities, locate, ask, lambda identity: _forget(wire, identity.transactional_id)
+    )
+    return [_final(settled, identity) for identity in identities]
+
+
+def _final(settled: Settled[Identity, Answer], identity: Identity) -> Answer:
+    if identity in settled.answers:
+        return settled.answers[identity]
+    busy = str(settled.missing[identity]) == errors.ConcurrentTransactionsError.message
+    return Answer.BUSY if busy else Answer.UNREACHABLE
+
+
+async def describe(wire: Wire, ids: Iterable[str]) -> Settled[str, TxnDescription | None]:
+    """Describe transactional ids; None for one that its coordinator does not know."""
+
+    async def ask(node: int, group: Sequence[str]) -> Mapping[str, TxnDescription | Again | None]:
+        response = await wire.send(
+            node, admin.DescribeTransactionsRequest(transactional_ids=list(group))
+        )
+        return {row.transactional_id: _described(row) for row in response.transaction_states}
+
+    return await wire.settle(ids, partial(_homes, wire), ask, partial(_forget, wire))
+
+
+def _described(row: Any) -> TxnDescription | Again | None:
+    if errors.for_code(row.error_code) is errors.TransactionalIdNotFoundError:
+        return None
+    grant = f"DESCRIBE on TransactionalId {row.transactional_id}"
+    again = judge(row.error_code, f"the state of {row.transactional_id}", grant)
+    if again is not None:
+        return again
+    started = row.transaction_start_time_ms
+    return TxnDescription(
+        state=row.transaction_state,
+        producer_id=row.producer_id,
+        epoch=row.producer_epoch,
+        timeout_ms=row.transaction_timeout_ms,
+        started_at=started / 1000 if started >= 0 else None,
+        partitions=frozenset(
+            (topic.topic, partition) for topic in row.topics for partition in topic.partitions
+        ),
+    )
+
+
+async def settlements(
+    wire: Wire, handles: Sequence[tuple[Identity, Sequence[Written]]]
+) -> list[Settlement]:
+    """Say of each transaction whose commit was answered with DONE whether it reached every partition.
+
+    DONE means decided: the markers follow. And Kafka 4.3.0 and 4.3.1 call a transaction complete
+    though a partition without a leader never got its marker, so every partition is looked at. There a
+    last stable offset past our last record is proof. Where it is not past, somebody else's open
+    transaction may hold it back, so the partition is asked whether ours is the one.
+    """
+    described = await describe(wire, [identity.transactional_id for identity, _ in handles])
+    unfinished = {identity: _by_coordinator(described, identity) for identity, _ in handles}
+    complete = [handle for handle in handles if unfinished[handle[0]] is None]
+    parts = {(part.topic, part.partition) for _, written in complete for part in written}
+    stable = await offsets(wire, parts, committed=True)
+    behind = {
+        (part.topic, part.partition)
+        for _, written in complete
+        for part in written
+        if (stable.answers.get((part.topic, part.partition)) or 0) <= part.last_offset
+    }
+    try:
+        states = await producers(wire, behind & stable.answers.keys())
+    except NotAuthorised as error:  # READ on the topic is not needed for anything else
+        states = Settled(dict[Any, Any](), dict.fromkeys(behind, Again(str(error))))
+    return [
+        unfinished[identity] or _by_partitions(identity, written, stable, states)
+        for identity, written in handles
+    ]
+
+
+def _by_coordinator(
+    described: Settled[str, TxnDescription | None], identity: Identity
+) -> Settlement | None:
+    """Say how far a coordinator is with a commit that it took; None if it is through."""
+    id_ = identity.transactional_id
+    if id_ in described.missing:
+        why = f"its coordinator did not answer: {described.missing[id_]}"
+        return Settlement(Progress.PENDING, why)
+    now = described.answers[id_]
+    if now is None or now.producer_id != identity.producer_id or now.epoch > identity.epoch + 1:
+        # The id expired, or went on to its next use or (epochs end at 32767) its next producer id:
+        # none of which can be before the commit is complete.
+        return None
+    if now.state == "CompleteCommit":
+        return None
+    if now.epoch == identity.epoch + 1 and now.state in ("Empty", "Ongoing"):
+        return None  # its next use, by a client that keeps the epoch it was given
+    if now.epoch == identity.epoch + 1 and now.state == "PrepareCommit":
+        missing = ", ".join(f"{topic}-{number}" for topic, number in sorted(now.partitions))
+        return Settlement(Progress.PENDING, f"markers are to be written to {missing or 'nothing'}")
+    why = f"its coordinator took the commit, and now shows {now.state} at epoch {now.epoch}"
+    return Settlement(Progress.TORN, why)
+
+
+def _by_partitions(
+    identity: Identity,
+    written: Sequence[Written],
+    stable: Settled[tuple[str, int], int | None],
+    states: Settled[tuple[str, int], list[ProducerState] | None],
+) -> Settlement:
+    for part in written:
+        where = (part.topic, part.partition)
+        if where in stable.missing:
+            return Settlement(Progress.PENDING, f"{part}: {stable.missing[where]}")
+        end = stable.answers[where]
+        if end is None:
+            return Settlement(Progress.PENDING, f"{part}: the topic or partition is gone")
+        if end > part.last_offset:
+            continue
+        if where in states.missing:
+            why = f"the last stable offset is {end}; {states.missing[where]}"
+            return Settlement(Progress.PENDING, f"{part}: {why}")
+        open_since = next(
+            (
+                state.open_since
+                for state in states.answers[where] or ()
+                if state.producer_id == identity.producer_id
+            ),
+            None,
+        )
+        if open_since is not None and open_since <= part.last_offset:
+            return Settlement(
+                Progress.TORN,
+                f"{part}: producer {identity.producer_id} is open there since {open_since}",
+            )
+    return Settlement(Progress.SETTLED, "every partition has its marker")
+
+
+async def list_open(wire: Wire, prefix: str) -> list[OpenTxn]:
+    """List unfinished transactions whose id begins with `prefix`, on every broker.
+
+    A broker left out would hide a stray, so either all answered, and no coordinator moved meanwhile,
+    or `Unavailable` is raised.
+    """
+    while True:
+        before = await _coordinators(wire)
+        found = await _listed(wire, sorted(before.brokers), prefix)
+        if await _coordinators(wire) == before:
+            return found
+        if wire.left <= 0:
+            raise Unavailable(
+                "the coordinators of transactions moved from broker to broker while being asked. "
+                "Wait until the brokers are settled; the same step may be repeated"
+            )
+
+
+async def _listed(wire: Wire, brokers: Sequence[int], prefix: str) -> list[OpenTxn]:
+    # Brokers before 4.1 take no pattern: they send all ids, so the choice is made here in any case.
+    pattern = re.escape(prefix) + ".*"
+
+    async def ask(node: int, _: Sequence[int]) -> Mapping[int, list[OpenTxn] | Again]:
+        request = admin.ListTransactionsRequest(
+            state_filters=list(_OPEN),
+            producer_id_filters=[],
+            duration_filter=-1,
+            transactional_id_pattern=pattern,
+        )
+        response = await wire.send(node, request)
+        again = judge(response.error_code, f"the transactions of broker {node}", "DESCRIBE")
+        if again is not None:
+            return {node: again}
+        rows = response.transaction_states
+        return {
+            node: [
+                OpenTxn(row.transactional_id, row.producer_id, row.transaction_state)
+                for row in rows
+                if row.transactional_id.startswith(prefix)
+            ]
+        }
+
+    async def locate(nodes: Sequence[int]) -> Mapping[int, int | Again]:
+        return {node: node for node in nodes}
+
+    answers = (await wire.settle(brokers, locate, ask)).all("open transactions")
+    return sorted(
+        (row for rows in answers.values() for row in rows), key=lambda row: row.transactional_id
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Coordinators:
+    brokers: frozenset[int]
+    leaders: frozenset[tuple[int, int, int]]  # partition, leader, leader epoch; empty: not allowed
+
+
+async def _coordinators(wire: Wire) -> _Coordinators:
+    """Say who coordinates transactions now. Raises `Unavailable` if a part of them has nobody."""
+    metadata = await wire.metadata([_LOG_TOPIC])
+    partitions = [partition for topic in metadata.topics for partition in topic.partitions]
+    leaderless = [part.partition_index for part in partitions if part.leader_id < 0]
+    if leaderless:
+        raise Unavailable(
+            f"partitions {leaderless} of {_LOG_TOPIC} have no leader, so transactions may be hidden: "
+            "bring the brokers that hold them back; the same step may be repeated"
+        )
+    return _Coordinators(
+        frozenset(broker.node_id for broker in metadata.brokers),
+        frozenset((part.partition_index, part.leader_id, part.leader_epoch) for part in partitions),
+    )
+
+
+async def _homes(wire: Wire, ids: Sequence[str]) -> Mapping[str, int | Again]:
+    return await wire.homes(Kind.TRANSACTION, "DESCRIBE on the TransactionalId", ids)
+
+
+def _forget(wire: Wire, transactional_id: str) -> None:
+    wire.forget(Kind.TRANSACTION, transactional_id)
