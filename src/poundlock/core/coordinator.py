@@ -56,6 +56,7 @@ from poundlock.errors import (
     PromiseBroken,
     Rejected,
     Unavailable,
+    UsageError,
 )
 
 logger = logging.getLogger("poundlock")
@@ -125,6 +126,7 @@ class Coordinator:
         sleep: Callable[[float], None] = time.sleep,
     ):
         self.log = log
+        self._names = frozenset(sinks)  # those that write straight through included
         self.sinks = {
             name: sink for name, sink in sinks.items() if sink.semantic is Semantic.EXACTLY_ONCE
         }
@@ -265,21 +267,29 @@ class Coordinator:
             transaction = self._transaction(batch, attempt)
             try:
                 return transaction, self._vote(transaction, job)
-            except (Rejected, Unavailable) as error:
+            except (Rejected, Unavailable, UsageError) as error:
                 self._step(Step.ABORTED, batch=batch, attempt=attempt, reason=str(error))
                 self._abort_attempt(transaction)
-                hopeless = isinstance(error, BadRow) or self._stopping()
+                hopeless = isinstance(error, BadRow | UsageError) or self._stopping()
                 if hopeless or attempt >= self.settings.tries:
                     raise
                 logger.warning("%s: aborted, and run again: %s", transaction, error)
 
     def _vote(self, transaction: Transaction, job: Job) -> Votes:
         self._step(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
-        votes = job.write(transaction, frozenset(self.sinks), self._taken())
+        votes = job.write(transaction, self._names, self._taken())
         self._step(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
+        votes = Votes(self._annotated(votes.receipts), votes.totals)
         self._check(transaction, votes.receipts)
         self._step(Step.CHECKED, batch=transaction.batch)
         return votes
+
+    def _annotated(self, receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
+        return tuple(
+            receipt
+            for name, mine in _by_sink(receipts)
+            for receipt in self.sinks[name].annotate(mine)
+        )
 
     def _second_gate(self, batch: int, job: Job) -> None:
         """Commit what was decided, repair what was lost, finish."""
@@ -475,6 +485,7 @@ class Coordinator:
                 problems.extend(item for item in differing if item.sink not in already)
             if problems:
                 raise self._broken(story, lost, problems)
+            chosen = list(self._annotated(chosen))
             self._check(transaction, chosen)
         except PoundlockError:
             self._abort_attempt(transaction)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -84,6 +85,14 @@ class PreparedBranch:
         self.expires_at = expires_at
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that a sink may read: how to name it in Spark SQL, and its type."""
+
+    sql: str
+    type: str  # as Spark's `simpleString`, for example `array<struct<key:string,value:binary>>`
+
+
 class Participant(ABC):
     """A sink. Must survive pickling: a copy travels to every task."""
 
@@ -94,10 +103,9 @@ class Participant(ABC):
     # Before anything starts, on the driver.
 
     @abstractmethod
-    def project(self, columns: Mapping[str, str]) -> dict[str, str]:
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         """Say which columns the writer wants: name to Spark SQL expression over `columns`.
 
-        `columns` maps each column of the frame to its Spark type, spelled as `simpleString`.
         Raises `UsageError` that names every column that is missing or of a wrong type.
         """
 
@@ -123,6 +131,10 @@ class Participant(ABC):
         """
 
     # On the driver.
+
+    def annotate(self, receipts: Sequence[Receipt]) -> list[Receipt]:
+        """Add to the receipts what only the driver can learn, before they are decided on."""
+        return list(receipts)
 
     @abstractmethod
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:

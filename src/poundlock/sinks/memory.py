@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.participant import Commitment, Participant, PreparedBranch, Semantic, Writer
+from poundlock.core.participant import Column, Commitment, Participant, PreparedBranch, Semantic, Writer
 from poundlock.core.protocol import BranchState
 
 
@@ -63,8 +63,8 @@ class Memory(Participant):
         self.time_out_s = time_out_s
         self.clock = clock
 
-    def project(self, columns: Mapping[str, str]) -> dict[str, str]:
-        return {name: f"`{name.replace('`', '``')}`" for name in columns}
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        return {name: column.sql for name, column in columns.items()}
 
     def begin(self, branch: Branch) -> MemoryWriter:
         return MemoryWriter(self, branch)

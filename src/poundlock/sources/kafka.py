@@ -1,0 +1,306 @@
+"""Kafka as a source: Spark's own connector, and the consumer group told how far we are.
+
+Spark keeps a query's offsets in its checkpoint and never commits them to a group, so lag tools see nothing.
+A source that names a group hands them back: after the batch is final (ON_BATCH), inside the batch's own
+decision (TRANSACTIONAL), or not at all (DISABLED). The checkpoint stays the truth in every case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from poundlock.core.model import Branch, Fingerprint, Receipt, checked_name
+from poundlock.core.participant import Column, Commitment, Writer
+from poundlock.errors import PoundlockError, UsageError
+from poundlock.sinks._kafka_branches import (
+    NEVER_MS,
+    KafkaBranches,
+    client_settings,
+    transactional_id,
+)
+from poundlock.sinks._kafka_client import Evidence, KafkaClient, Outcome, Written
+from poundlock.sinks._librdkafka import ArrowProducer
+
+logger = logging.getLogger("poundlock")
+
+Offsets = Mapping[tuple[str, int], int]
+
+SOURCE_OPTION = "poundlock.source"
+_TIMEOUT_MS = 60_000  # the driver opens this branch last and commits it at once
+_TIMEOUT_S = 30.0
+_IDS = 64
+
+
+class OffsetMode(Enum):
+    """When the consumer group learns how far the pipeline is."""
+
+    ON_BATCH = "on_batch"  # Flink's ON_CHECKPOINTS
+    TRANSACTIONAL = "transactional"  # as one more branch of the batch's decision
+    DISABLED = "disabled"
+
+
+class KafkaSource:
+    """What a pipeline must know of a Kafka source that it reads through us."""
+
+    def __init__(self, group: str | None, mode: OffsetMode, settings: Mapping[str, str]):
+        self.group = group or ""
+        self.mode = mode if group else OffsetMode.DISABLED
+        self.settings = dict(settings)
+        self._client: KafkaClient | None = None
+        self._pending: dict[int, Offsets] = {}  # by batch, until the batch is final
+        self._participant: GroupOffsetsParticipant | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the offsets' branch among the pipeline's sinks."""
+        text = "".join(char if char.isalnum() or char in "_-" else "-" for char in self.group)
+        return checked_name("consumer group", f"offsets-{text}"[:63])
+
+    @property
+    def transactional(self) -> bool:
+        return self.mode is OffsetMode.TRANSACTIONAL
+
+    def participant(self) -> GroupOffsetsParticipant:
+        """Return the participant that commits the offsets inside the decision."""
+        if self._participant is None:
+            self._participant = GroupOffsetsParticipant(self.name, self.group, self.settings)
+        return self._participant
+
+    def branch(self, offsets: Offsets) -> GroupOffsetsBranch:
+        """Return the branch of one batch, which ends at `offsets`."""
+        return GroupOffsetsBranch(self.participant(), offsets)
+
+    def positions(self, offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
+        """Read Spark's spelling of a Kafka source's end offsets."""
+        return {
+            (topic, int(partition)): offset
+            for topic, partitions in offsets.items()
+            for partition, offset in partitions.items()
+        }
+
+    def pend(self, batch: int, offsets: Offsets) -> None:
+        """Keep a batch's offsets until the batch is final."""
+        if self.mode is OffsetMode.ON_BATCH:
+            self._pending[batch] = offsets
+
+    def completed(self, batch: int, *, stopping: bool = False) -> None:
+        """Commit a final batch's offsets to the group, and drop older ones.
+
+        Runs in the batch's own thread, so there is never more than one commit in flight. Errors are
+        passed over only while stopping: then the next start hands the offsets back.
+        """
+        if self.mode is not OffsetMode.ON_BATCH:
+            return
+        if batch not in self._pending:
+            logger.warning(
+                "group %s: batch %d is final, but its offsets were never noted; they will be handed "
+                "back with the next batch",
+                *(self.group, batch),
+            )
+            return
+        offsets = self._pending[batch]
+        self._pending = {later: kept for later, kept in self._pending.items() if later > batch}
+        if not offsets:
+            return
+        try:
+            self.client.commit_group_offsets(self.group, offsets)
+        except PoundlockError as error:
+            if not stopping:
+                raise
+            logger.warning(
+                "group %s: offsets not handed back while stopping: %s", self.group, error
+            )
+
+    @property
+    def client(self) -> KafkaClient:
+        if self._client is None:
+            self._client = KafkaClient(self.settings)
+        return self._client
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._client is not None:
+            self._client.close()
+
+
+class GroupOffsetsParticipant(KafkaBranches):
+    """Consumer-group offsets as a branch of the decision. The witness is a stable offset fetch."""
+
+    commitment = Commitment.TRANSACTIONAL
+
+    def __init__(self, name: str, group: str, settings: Mapping[str, str]):
+        super().__init__(name, settings)
+        self.group = group
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        return {}  # takes no rows
+
+    def begin(self, branch: Branch) -> Writer:
+        raise UsageError("offsets are written by the driver, not by tasks", sink=self.name)
+
+    def written(self, receipt: Receipt) -> list[Written]:
+        return []  # offsets go to the group's own topic, which we do not read
+
+    def witness(self, receipt: Receipt) -> Evidence:
+        handle: Mapping[str, Any] = receipt.handle
+        wanted = {(topic, number): offset for topic, number, offset in handle["offsets"]}
+        found = self.client.stable_group_offsets(self.group, wanted)
+        if found.pending:
+            return Evidence(Outcome.OPEN, "a transaction is about to change the group's offsets")
+        behind = [at for at, offset in wanted.items() if found.offsets.get(at, -1) < offset]
+        # Only this pipeline moves the group, and only forwards: at or past our offsets is committed.
+        if not behind:
+            return Evidence(Outcome.COMMITTED, "the group's offsets have reached the branch's")
+        if len(behind) == len(wanted):
+            return Evidence(Outcome.ABORTED, "no transaction is open and the offsets are older")
+        return Evidence(Outcome.UNKNOWN, "the group's offsets were changed by somebody else")
+
+
+class GroupOffsetsBranch:
+    """One batch's offsets, to be prepared by the driver after the tasks have voted."""
+
+    def __init__(self, participant: GroupOffsetsParticipant, offsets: Offsets):
+        self._participant = participant
+        self._offsets = offsets
+        self.name = participant.name
+
+    def fingerprint(self) -> Fingerprint:
+        text = json.dumps(sorted((*at, offset) for at, offset in self._offsets.items()))
+        digest = hashlib.sha256(text.encode()).digest()
+        return Fingerprint(len(self._offsets), int.from_bytes(digest[:8], "big"))
+
+    def prepare(self, branch: Branch) -> Receipt:
+        participant, began_at = self._participant, time.time()
+        id_ = transactional_id(branch, _IDS)
+        settings = participant.settings | {"transaction.timeout.ms": str(_TIMEOUT_MS)}
+        producer = ArrowProducer(settings, transactional_id=id_)
+        try:
+            producer.begin(_TIMEOUT_S)
+            producer.send_offsets(participant.group, self._offsets, _TIMEOUT_S)
+            identity = producer.identity()
+        except BaseException:
+            producer.abort(timeout_s=5.0)
+            raise
+        producer.drop()
+        return Receipt(
+            sink=self.name,
+            id=id_,
+            task=branch.task,
+            fingerprint=self.fingerprint(),
+            handle={
+                "producer_id": identity.producer_id,
+                "epoch": identity.epoch,
+                "offsets": [[*at, offset] for at, offset in sorted(self._offsets.items())],
+            },
+            began_at=began_at,
+            expires_at=None if _TIMEOUT_MS == NEVER_MS else began_at + _TIMEOUT_MS / 1000,
+        )
+
+
+_sources: dict[str, KafkaSource] = {}  # what a frame's plan names by a token: no secret goes there
+
+
+def source_of(options: Mapping[str, str]) -> KafkaSource | None:
+    """Return the source that a plan's options name, if it was opened through `read_kafka`."""
+    return _sources.get(options.get(SOURCE_OPTION, ""))
+
+
+def read_kafka(
+    spark: Any,
+    topic: str | Sequence[str] | None = None,
+    *,
+    bootstrap_servers: str,
+    pattern: str | None = None,
+    starting_offsets: str | Mapping[str, Mapping[str, int]] | None = None,
+    include_headers: bool = False,
+    group: str | None = None,
+    offsets: str | OffsetMode = OffsetMode.ON_BATCH,
+    read_uncommitted: bool = False,
+    settings: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """Open Kafka topics as a streaming DataFrame, with Spark's own connector.
+
+    Args:
+        topic: One topic or several; or give `pattern`, a regular expression.
+        starting_offsets: "earliest", "latest" (Spark's default) or offsets by topic and partition.
+        group: A consumer group that is told how far the pipeline is, for lag tools.
+        offsets: When the group is told: "on_batch", "transactional" or "disabled".
+        read_uncommitted: Also read rows of transactions that may yet be aborted.
+        settings: Security settings in librdkafka's names, the same as for a Kafka sink.
+        options: Any further option of Spark's connector, such as maxOffsetsPerTrigger.
+    """
+    mode = _offset_mode(offsets)
+    known = client_settings(bootstrap_servers, settings)
+    if (topic is None) == (pattern is None):
+        raise UsageError("read_kafka needs a topic (or several), or a pattern=")
+    chosen: dict[str, str] = {"kafka.bootstrap.servers": bootstrap_servers}
+    if pattern is not None:
+        chosen["subscribePattern"] = pattern
+    else:
+        assert topic is not None
+        chosen["subscribe"] = topic if isinstance(topic, str) else ",".join(topic)
+    isolation = "read_uncommitted" if read_uncommitted else "read_committed"
+    chosen["kafka.isolation.level"] = isolation
+    if starting_offsets is not None:
+        is_text = isinstance(starting_offsets, str)
+        chosen["startingOffsets"] = starting_offsets if is_text else json.dumps(starting_offsets)  # pyright: ignore
+    if include_headers:
+        chosen["includeHeaders"] = "true"
+    chosen |= _java_security(known)
+    chosen |= {key: str(value) for key, value in options.items()}
+    token = uuid.uuid4().hex
+    _sources[token] = KafkaSource(group, mode, known)
+    reader = spark.readStream.format("kafka").option(SOURCE_OPTION, token)
+    return reader.options(**chosen).load()
+
+
+def _offset_mode(offsets: str | OffsetMode) -> OffsetMode:
+    if str(offsets).lower() == "kafka_periodic":
+        raise UsageError(
+            "offsets='kafka_periodic' is refused: Spark's consumers may not commit by themselves. "
+            "Use 'on_batch', which is also more exact"
+        )
+    return OffsetMode(offsets)
+
+
+def _java_security(settings: Mapping[str, str]) -> dict[str, str]:
+    """Say librdkafka's security settings in the words of Spark's Java client."""
+    said: dict[str, str] = {}
+    protocol = settings.get("security.protocol")
+    if protocol is None:
+        return said
+    said["kafka.security.protocol"] = protocol.upper()
+    if "SASL" in protocol.upper():
+        mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "PLAIN"
+        module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+        said["kafka.sasl.mechanism"] = mechanism
+        said["kafka.sasl.jaas.config"] = (
+            f"org.apache.kafka.common.security.{module} required "
+            f"username={_jaas(settings.get('sasl.username', ''))} "
+            f"password={_jaas(settings.get('sasl.password', ''))};"
+        )
+    if "SSL" in protocol.upper():
+        if "ssl.ca.location" in settings:
+            said["kafka.ssl.truststore.type"] = "PEM"
+            said["kafka.ssl.truststore.location"] = settings["ssl.ca.location"]
+        if settings.get("ssl.endpoint.identification.algorithm") == "none":
+            said["kafka.ssl.endpoint.identification.algorithm"] = ""
+        if "ssl.certificate.location" in settings:
+            raise UsageError(
+                "Spark's connector takes a client certificate only as a keystore: give it as options "
+                "of Spark's own, kafka.ssl.keystore.location and so on"
+            )
+    return said
+
+
+def _jaas(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

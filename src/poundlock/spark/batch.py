@@ -1,0 +1,110 @@
+"""What Spark calls for every batch: looks the batch up, runs it, hands the offsets back."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+
+from poundlock.core.coordinator import Coordinator
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import Step
+from poundlock.sources.kafka import KafkaSource
+from poundlock.spark.job import SparkJob
+from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
+
+
+class Gate(Protocol):
+    """Who may hold a batch back: the query, when it has been asked to stop."""
+
+    def enter(self, frame: DataFrame, batch: int) -> None: ...
+
+    def leave(self, batch: int, error: BaseException | None) -> None: ...
+
+    def must_stop(self) -> bool: ...
+
+
+@dataclass
+class Batches:
+    """The function given to `foreachBatch`. Runs on the driver, one batch at a time."""
+
+    name: str
+    coordinator: Coordinator
+    checkpoint: Checkpoint
+    sinks: Sequence[Participant]
+    sources: Sequence[KafkaSource | None]  # in the plan's order; None: offsets are not ours to keep
+    stateful: bool
+    prepare_timeout_s: float | None
+    observe: Callable[[Step, Mapping[str, object]], None]
+    gate: Gate | None
+    _bound: bool = field(default=False, init=False)
+
+    def take_over(self) -> None:
+        """Become the pipeline's owner and finish what is decided."""
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        self.coordinator.take_over(self.name, query=self.checkpoint.query(), owner=owner)
+
+    def close(self) -> None:
+        """Let go of the driver's connections."""
+        for sink in self.coordinator.sinks.values():
+            sink.close()
+        for source in self.sources:
+            if source is not None:
+                source.close()
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        error: BaseException | None = None
+        try:
+            if self.gate is not None:
+                self.gate.enter(frame, batch)
+            self._run(frame, batch)
+        except BaseException as problem:
+            error = problem
+            raise
+        finally:
+            if self.gate is not None:
+                self.gate.leave(batch, error)
+
+    def _run(self, frame: DataFrame, batch: int) -> None:
+        if not self._bound:
+            query = self.checkpoint.query()
+            assert query is not None, "Spark writes its metadata before the first batch"
+            self.coordinator.bind(query)
+            self._bound = True
+        plan = self.checkpoint.offsets(batch)
+        ends = self._ends(plan)
+        job = SparkJob(
+            frame,
+            self.sinks,
+            stateful=self.stateful,
+            prepare_timeout_s=self.prepare_timeout_s,
+            own=[source.branch(offsets) for source, offsets in ends if source.transactional],
+        )
+        self.coordinator.run(batch, fingerprint_of_plan(plan), job)
+        self._hand_back(batch, ends)
+        self.observe(Step.RETURNING, {"batch": batch})
+
+    def _ends(self, plan: bytes) -> list[tuple[KafkaSource, Mapping[tuple[str, int], int]]]:
+        """Pair each source of ours with its end offsets in Spark's plan."""
+        if not any(self.sources):
+            return []
+        pairs = zip(self.sources, source_offsets(plan), strict=True)
+        return [
+            (source, source.positions(offsets))
+            for source, offsets in pairs
+            if source is not None and offsets is not None
+        ]
+
+    def _hand_back(
+        self, batch: int, ends: Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]
+    ) -> None:
+        """Tell the consumer groups how far we are, now that the batch is final."""
+        for source, offsets in ends:
+            source.pend(batch, offsets)
+            self.observe(Step.HANDING_BACK, {"batch": batch, "group": source.group})
+            source.completed(batch, stopping=self.gate is not None and self.gate.must_stop())
+            self.observe(Step.HANDED_BACK, {"batch": batch, "group": source.group})

@@ -1,0 +1,284 @@
+"""The front door: a streaming frame, its sinks, and one decision over all of them per batch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+
+from poundlock.core import guarantee
+from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.model import checked_name
+from poundlock.core.participant import Participant, Semantic
+from poundlock.core.protocol import Step
+from poundlock.errors import UsageError
+from poundlock.sources.kafka import KafkaSource, OffsetMode, source_of
+from poundlock.spark.batch import Batches
+from poundlock.spark.plan import Plan, read_plan
+from poundlock.spark.query import Query
+from poundlock.spark.routes import Route, routed
+from poundlock.spark.storage import Checkpoint, open_log
+
+logger = logging.getLogger("poundlock")
+
+Observer = Callable[[Step, Mapping[str, object]], None]
+
+LOG_DIRECTORY = "poundlock"  # within the checkpoint location: the two belong together
+
+_REFUSED_TRIGGERS = {
+    "continuous": "continuous processing commits without batches, so there is nothing to decide on",
+    "realTime": "real-time mode plans a batch's offsets after it has run, so a replay has others",
+}
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A named streaming query with its sinks. Each `to` returns a new one; nothing starts by itself."""
+
+    frame: DataFrame
+    name: str
+    checkpoint_location: str
+    log_location: str
+    output_mode: str = "append"
+    prepare_timeout_s: float | None = None
+    settings: Settings = field(default_factory=Settings)
+    routes: tuple[Route, ...] = ()
+    observers: tuple[Observer, ...] = ()
+
+    def to(
+        self,
+        sink: Participant,
+        *,
+        where: str | Column | None = None,
+        select: str | Column | Sequence[str | Column] | None = None,
+    ) -> Pipeline:
+        """Send the rows to a sink: all of them, or those that `where` keeps, as `select` shapes them."""
+        if any(route.sink.name == sink.name for route in self.routes):
+            raise UsageError(
+                f"two sinks are called {sink.name!r}: give one of them another name=",
+                sink=sink.name,
+            )
+        if isinstance(select, str | Column):
+            select = [select]
+        chosen = None if select is None else tuple(select)
+        return replace(self, routes=(*self.routes, Route(sink, where, chosen)))
+
+    def observe(self, observer: Observer) -> Pipeline:
+        """Have `observer(step, facts)` called at each step, in the batch's own thread."""
+        return replace(self, observers=(*self.observers, observer))
+
+    def guarantee(self) -> guarantee.Statement:
+        """Say what this pipeline promises, sink by sink, and why."""
+        plan = read_plan(self.frame)
+        sinks = [route.sink for route in self.routes]
+        return guarantee.state(plan.source_names, replayable=plan.replayable, sinks=sinks)
+
+    def explain(self) -> str:
+        """Return the routes and Spark's plan, without any option that could be a secret."""
+        plan = read_plan(self.frame)
+        kind = "keeps state" if plan.stateful else "keeps no state"
+        lines = [f"pipeline {self.name}: sources {plan.source_names}; the query {kind}"]
+        lines += [f"  to {route.describe()}" for route in self.routes]
+        tree = self._routed()._jdf.queryExecution().analyzed().treeString()
+        return "\n".join([*lines, tree])
+
+    def start(self, **trigger: Any) -> Query:
+        """Check everything, take over, finish what is decided, and start Spark's query.
+
+        Takes Spark's own trigger arguments: `processingTime="2 seconds"`, `availableNow=True`, `once=True`.
+        """
+        _check_trigger(trigger)
+        spark = self.frame.sparkSession
+        plan = read_plan(self.frame)
+        statement = self._check(spark, plan)
+        frame = self._routed()
+        for route in self.routes:
+            for warning in route.sink.preflight():
+                logger.warning("sink %s: %s", route.sink.name, warning)
+        logger.info("pipeline %s\n%s", self.name, statement)
+        query = Query(self.name)
+        batches = self._batches(spark, plan, query)
+        batches.take_over()
+        writer = (
+            frame.writeStream.queryName(self.name)
+            .outputMode(self.output_mode)
+            .option("checkpointLocation", self.checkpoint_location)
+            .foreachBatch(batches)
+        )
+        if trigger:
+            writer = writer.trigger(**trigger)
+        query.started(writer.start(), batches)
+        return query
+
+    def _routed(self) -> DataFrame:
+        if not self.routes:
+            raise UsageError(f"pipeline {self.name!r} has no sink: add one with .to(...)")
+        return routed(self.frame, self.routes)
+
+    def _check(self, spark: SparkSession, plan: Plan) -> guarantee.Statement:
+        """Refuse what cannot work, warn about what may not, before anything is touched."""
+        conf = spark.conf
+        if conf.get("spark.sql.streaming.asyncProgressTrackingEnabled", "false") == "true":
+            raise UsageError(
+                "asynchronous progress tracking gives up exactly-once: unset asyncProgressTrackingEnabled"
+            )
+        statement = self.guarantee()
+        guarantee.require(statement)
+        for source in plan.sources:
+            if source.options.get("failOnDataLoss", "true").lower() == "false":
+                logger.warning(
+                    "failOnDataLoss=false: rows that Kafka has dropped are passed over in silence, and "
+                    "a replay may then differ from what was decided"
+                )
+        exact = any(route.sink.semantic is Semantic.EXACTLY_ONCE for route in self.routes)
+        if plan.volatile and exact:
+            logger.warning(
+                "the query uses %s: a replay gives other rows, so a branch that is lost after the "
+                "decision cannot be repaired and would stop the pipeline",
+                ", ".join(f"{name}()" for name in plan.volatile),
+            )
+        kept = int(conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
+        if self.settings.keep_batches < kept:
+            raise UsageError(
+                f"keep_batches={self.settings.keep_batches} is less than the {kept} batches that "
+                "Spark keeps (spark.sql.streaming.minBatchesToRetain)"
+            )
+        return statement
+
+    def _batches(self, spark: SparkSession, plan: Plan, query: Query) -> Batches:
+        sources = [source_of(source.options) for source in plan.sources]
+        sinks = {route.sink.name: route.sink for route in self.routes}
+        for source in sources:
+            if source is not None and source.mode is OffsetMode.TRANSACTIONAL:
+                sinks[source.name] = source.participant()
+
+        def observe(step: Step, facts: Mapping[str, object]) -> None:
+            for observer in self.observers:
+                observer(step, facts)
+
+        coordinator = Coordinator(
+            open_log(spark, self.log_location),
+            sinks,
+            settings=self.settings,
+            observe=observe,
+            stopping=query.must_stop,
+        )
+        return Batches(
+            name=self.name,
+            coordinator=coordinator,
+            checkpoint=Checkpoint(spark, self.checkpoint_location),
+            sinks=[route.sink for route in self.routes],
+            sources=sources,
+            stateful=plan.stateful,
+            prepare_timeout_s=self.prepare_timeout_s,
+            observe=observe,
+            gate=query,
+        )
+
+
+def pipeline(
+    frame: DataFrame,
+    *,
+    name: str,
+    checkpoint_location: str,
+    log_location: str | None = None,
+    output_mode: str = "append",
+    prepare_timeout: float | None = None,
+    settings: Settings | None = None,
+) -> Pipeline:
+    """Begin a pipeline over a streaming frame.
+
+    Args:
+        name: Names the pipeline in every system it writes to, for ever.
+        checkpoint_location: Spark's checkpoint; our log stands beside it.
+        log_location: Another place for the log, where the checkpoint's file system is not safe for it.
+        output_mode: Spark's own: append, update or complete.
+        prepare_timeout: Seconds after which a task that has not voted counts as a no.
+    """
+    location = checkpoint_location.rstrip("/")
+    if not location:
+        raise UsageError("checkpoint_location is empty: name a directory that outlives the driver")
+    return Pipeline(
+        frame=frame,
+        name=checked_name("pipeline name", name),
+        checkpoint_location=location,
+        log_location=(log_location or f"{location}/{LOG_DIRECTORY}").rstrip("/"),
+        output_mode=output_mode,
+        prepare_timeout_s=prepare_timeout,
+        settings=settings or Settings(),
+    )
+
+
+def foreach_batch(
+    *sinks: Participant,
+    name: str,
+    log_location: str | None = None,
+    settings: Settings | None = None,
+) -> Callable[[DataFrame, int], None]:
+    """Make a function for `writeStream.foreachBatch`, for code that has a query already.
+
+    Every sink takes all rows. The log stands in the query's own checkpoint location.
+    """
+    checked_name("pipeline name", name)
+    if not sinks:
+        raise UsageError("foreach_batch needs at least one sink")
+    built: list[Batches] = []
+
+    def run(frame: DataFrame, batch: int) -> None:
+        routes = [Route(sink) for sink in sinks]
+        if not built:
+            built.append(_adopted(frame.sparkSession, name, sinks, log_location, settings))
+            built[0].take_over()
+        built[0](routed(frame, routes), batch)
+
+    return run
+
+
+def _adopted(
+    spark: SparkSession,
+    name: str,
+    sinks: Sequence[Participant],
+    log_location: str | None,
+    settings: Settings | None,
+) -> Batches:
+    """Bind to the query that is calling us, found through Spark's own objects."""
+    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    manager: Any = spark._jsparkSession.streams()
+    root = manager.get(query_id).streamingQuery().resolvedCheckpointRoot()
+    for sink in sinks:
+        for warning in sink.preflight():
+            logger.warning("sink %s: %s", sink.name, warning)
+    by_name = {sink.name: sink for sink in sinks}
+    log = open_log(spark, log_location or f"{root}/{LOG_DIRECTORY}")
+    return Batches(
+        name=name,
+        coordinator=Coordinator(log, by_name, settings=settings),
+        checkpoint=Checkpoint(spark, root),
+        sinks=sinks,
+        sources=[],
+        stateful=True,  # the plan before foreachBatch is not ours to see: when in doubt, drain
+        prepare_timeout_s=None,
+        observe=lambda step, facts: None,
+        gate=None,
+    )
+
+
+def owner() -> str:
+    """Name this process, for people who look at the log."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def _check_trigger(trigger: Mapping[str, Any]) -> None:
+    for name, reason in _REFUSED_TRIGGERS.items():
+        if trigger.get(name) is not None:
+            raise UsageError(
+                f"trigger {name}= is refused: {reason}. Use processingTime or availableNow"
+            )
+
+
+__all__ = ["KafkaSource", "Pipeline", "foreach_batch", "pipeline"]

@@ -1,0 +1,125 @@
+"""What a streaming frame's plan says: its sources, and whether it keeps state.
+
+The plan is read through Spark's own objects, so a frame stays an ordinary DataFrame and any source is
+recognised, not only those opened through Poundlock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from poundlock.errors import UsageError
+
+# Nodes known to keep nothing from one batch to the next. Whatever is not here counts as stateful,
+# for a needless drain costs time, and a missing one costs the checkpoint.
+STATELESS = frozenset(
+    {
+        "Project",
+        "Filter",
+        "Generate",
+        "SubqueryAlias",
+        "View",
+        "EventTimeWatermark",
+        "Union",
+        "MapInArrow",
+        "MapInPandas",
+        "Repartition",
+        "RepartitionByExpression",
+        "Sample",
+        "ResolvedHint",
+        "UnresolvedHint",
+        "TypedFilter",
+        "MapElements",
+        "MapPartitions",
+        "DeserializeToObject",
+        "SerializeFromObject",
+        "StreamingRelation",
+        "StreamingRelationV2",
+        "StreamingDataSourceV2Relation",
+        "CollectMetrics",
+    }
+)
+
+# Sources whose batches can be read again from their offsets. Files by Spark's own log of them.
+REPLAYABLE = frozenset(
+    {"kafka", "rate", "rate-micro-batch", "text", "json", "csv", "parquet", "orc", "avro", "delta"}
+)
+NOT_REPLAYABLE = frozenset({"socket", "textsocket"})
+
+REPLAY_OPTION = "poundlock.replayable"  # what a custom source says of itself
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One source of a streaming plan."""
+
+    name: str
+    options: Mapping[str, str]
+
+    @property
+    def replayable(self) -> bool:
+        said = self.options.get(REPLAY_OPTION)
+        if said is not None:
+            return said.lower() == "true"
+        return self.name in REPLAYABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What we need to know of a streaming plan."""
+
+    sources: tuple[Source, ...]
+    stateful: bool
+    volatile: tuple[str, ...]  # expressions that a replay computes differently
+
+    @property
+    def replayable(self) -> bool:
+        return all(source.replayable for source in self.sources)
+
+    @property
+    def source_names(self) -> str:
+        return ", ".join(source.name for source in self.sources)
+
+
+_VOLATILE = re.compile(r"\b(rand|randn|uuid|shuffle|monotonically_increasing_id|random)\(")
+
+
+def read_plan(frame: DataFrame) -> Plan:
+    """Read the plan of a streaming frame. Raises `UsageError` for one that does not stream."""
+    if not frame.isStreaming:
+        raise UsageError(
+            "the frame is not a streaming one: open its source with spark.readStream or with "
+            "poundlock.read_kafka"
+        )
+    root = frame._jdf.queryExecution().analyzed()
+    nodes = list(_walk(root))
+    streaming = [node for node in nodes if node.isStreaming()]
+    sources = tuple(_source(node) for node in nodes if "StreamingRelation" in node.nodeName())
+    stateful = any(node.nodeName() not in STATELESS for node in streaming)
+    volatile = tuple(dict.fromkeys(_VOLATILE.findall(root.toString())))
+    return Plan(sources, stateful, volatile)
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    yield node
+    children = node.children()
+    for index in range(children.size()):
+        yield from _walk(children.apply(index))
+
+
+def _source(node: Any) -> Source:
+    if node.nodeName() == "StreamingRelationV2":
+        options = dict(node.extraOptions().asCaseSensitiveMap())
+        return Source(node.sourceName().lower(), options)
+    source = node.dataSource()
+    pairs, options = source.options().iterator(), {}
+    while pairs.hasNext():
+        pair = pairs.next()
+        options[pair._1()] = pair._2()
+    name = source.className().lower()
+    return Source(name, options)

@@ -1,0 +1,236 @@
+"""Spark's checkpoint, and our log beside it, on local disks and on Hadoop file systems.
+
+On a Hadoop file system a record is published by whichever call is atomic there: a rename that refuses to
+replace on HDFS, a conditional create on S3A. Any other file system must first pass a probe in which two
+writers race for one name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import urlparse
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog
+from poundlock.errors import Parted, Unavailable, UsageError
+
+T = TypeVar("T")
+
+ATOMIC_RENAME = frozenset({"hdfs", "viewfs"})
+CONDITIONAL_CREATE = frozenset({"s3a"})
+
+
+def local_path(location: str) -> str | None:
+    """Return the path of a local location, None for any other file system."""
+    parsed = urlparse(location)
+    if parsed.scheme == "":
+        return location
+    return parsed.path if parsed.scheme == "file" else None
+
+
+class HadoopFiles:
+    """A few calls on Hadoop's file system API, made in a thread that `query.stop()` cannot interrupt."""
+
+    def __init__(self, spark: SparkSession, location: str):
+        self._jvm: Any = spark._jvm
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="poundlock-files")
+        self._path = self._jvm.org.apache.hadoop.fs.Path
+        self.system = self.call(lambda: self._path(location).getFileSystem(self._conf))
+        self.root = self.call(lambda: self.system.makeQualified(self._path(location)).toString())
+        self.scheme = urlparse(self.root).scheme
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Run in our own thread; a Java I/O error becomes `Unavailable`, its outcome unknown."""
+        try:
+            return self._thread.submit(action).result()
+        except Py4JJavaError as error:
+            java = error.java_exception
+            if "FileAlreadyExists" in java.getClass().getName():
+                raise NumberTaken from error
+            raise Unavailable(f"file system: {java.toString()}") from error
+
+    def at(self, name: str) -> Any:
+        return self._path(f"{self.root}/{name}")
+
+    def make_root(self) -> None:
+        self.call(lambda: self.system.mkdirs(self._path(self.root)))
+
+    def read(self, name: str) -> bytes | None:
+        def action() -> bytes | None:
+            if not self.system.exists(self.at(name)):
+                return None
+            stream = self.system.open(self.at(name))
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+
+        return self.call(action)
+
+    def names(self) -> list[str]:
+        def action() -> list[str]:
+            root = self._path(self.root)
+            if not self.system.exists(root):
+                return []
+            return [status.getPath().getName() for status in self.system.listStatus(root)]
+
+        return self.call(action)
+
+    def delete(self, name: str) -> None:
+        self.call(lambda: self.system.delete(self.at(name), False))
+
+    def create(self, name: str, data: bytes) -> None:
+        """Publish a whole file under `name` if there is none; `NumberTaken` if there is."""
+        if self.scheme in CONDITIONAL_CREATE:
+            self.call(lambda: self._create_if_absent(name, data))
+        else:
+            self.call(lambda: self._write_and_rename(name, data))
+
+    def _create_if_absent(self, name: str, data: bytes) -> None:
+        # `must`, not `opt`: a store that cannot promise this has to refuse, not to overwrite.
+        builder = self.system.createFile(self.at(name)).overwrite(True)
+        builder = builder.must("fs.option.create.conditional.overwrite", "true")
+        stream = builder.build()
+        stream.write(data)
+        stream.close()
+
+    def _write_and_rename(self, name: str, data: bytes) -> None:
+        aside = self.at(f".{uuid.uuid4().hex}.tmp")
+        stream = self.system.create(aside, False)
+        try:
+            stream.write(data)
+            stream.hsync()
+        finally:
+            stream.close()
+        context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(
+            aside.toUri(), self._conf
+        )
+        none = self._jvm.org.apache.hadoop.fs.Options.Rename.NONE
+        options = self._jvm.java.lang.reflect.Array.newInstance(none.getClass(), 1)
+        options[0] = none
+        try:
+            context.rename(aside, self.at(name), options)
+        except Py4JJavaError:
+            self.system.delete(aside, False)
+            raise
+
+    def probe(self, rounds: int = 20) -> None:
+        """Let two writers race for one name, again and again. Raises `UsageError` if both win."""
+        for number in range(rounds):
+            name = f".probe-{uuid.uuid4().hex}"
+            barrier, winners = threading.Barrier(2), list[bytes]()
+
+            def race(mine: bytes, name=name, barrier=barrier, winners=winners) -> None:
+                barrier.wait()
+                try:
+                    self._write_and_rename(name, mine)
+                    winners.append(mine)
+                except Py4JJavaError:
+                    pass  # lost, or failed: either way this one did not win
+
+            racers = [
+                threading.Thread(target=race, args=(f"{number}-{side}".encode(),)) for side in "ab"
+            ]
+            for racer in racers:
+                racer.start()
+            for racer in racers:
+                racer.join()
+            found = self.read(name)
+            self.delete(name)
+            if len(winners) != 1 or found != winners[0]:
+                raise UsageError(
+                    f"the file system of {self.root} let {len(winners)} of two writers create one "
+                    "file: the log would not be safe there. Put the log on HDFS, S3A or a local "
+                    "disk (log_location=)"
+                )
+
+
+class HadoopLog(TransactionLog):
+    """The log on a Hadoop file system."""
+
+    _RECORD = re.compile(r"(\d{20})\.json")
+
+    def __init__(self, files: HadoopFiles):
+        super().__init__(files.root)
+        self._files = files
+        if files.scheme not in ATOMIC_RENAME | CONDITIONAL_CREATE:
+            files.make_root()
+            files.probe()
+
+    def _create(self, number: int, data: bytes) -> None:
+        self._files.create(f"{number:020}.json", data)
+
+    def _read(self, number: int) -> bytes | None:
+        return self._files.read(f"{number:020}.json")
+
+    def _numbers(self) -> list[int]:
+        matches = (self._RECORD.fullmatch(name) for name in self._files.names())
+        return [int(match[1]) for match in matches if match]
+
+    def _delete(self, number: int) -> None:
+        self._files.delete(f"{number:020}.json")
+
+
+def open_log(spark: SparkSession, location: str) -> TransactionLog:
+    """Open the log at a location of any file system that is safe for it."""
+    path = local_path(location)
+    if path is not None:
+        return FileLog(path)
+    return HadoopLog(HadoopFiles(spark, location))
+
+
+class Checkpoint:
+    """What we read, and never write, of Spark's own checkpoint."""
+
+    def __init__(self, spark: SparkSession, location: str):
+        path = local_path(location)
+        self._path = path
+        self._files = HadoopFiles(spark, location) if path is None else None
+
+    def query(self) -> str | None:
+        """Return Spark's query id; None if there is no checkpoint yet."""
+        data = self._read("metadata")
+        return None if data is None else json.loads(data)["id"]
+
+    def offsets(self, batch: int) -> bytes:
+        """Return Spark's plan for a batch, which it wrote before it called us."""
+        data = self._read(f"offsets/{batch}")
+        if data is None:
+            raise Parted(
+                f"Spark runs batch {batch}, but offsets/{batch} is not in its checkpoint at "
+                f"{self._path or (self._files and self._files.root)}. Is it written to by two queries?"
+            )
+        return data
+
+    def _read(self, name: str) -> bytes | None:
+        if self._files is not None:
+            return self._files.read(name)
+        try:
+            return Disk().read(f"{self._path}/{name}")
+        except FileNotFoundError:
+            return None
+
+
+def fingerprint_of_plan(offsets: bytes) -> str:
+    """Hash Spark's plan for a batch."""
+    return hashlib.sha256(offsets).hexdigest()
+
+
+def source_offsets(offsets: bytes) -> list[Any]:
+    """Return the end offsets in Spark's plan, one entry a source, None where a source has none."""
+    version, _, *lines = offsets.decode().splitlines()
+    if version == "v1":
+        return [None if line == "-" else json.loads(line) for line in lines]
+    if version == "v2":  # each line begins with the source's id
+        return [json.loads(line.split(":", 1)[1]) for line in lines]
+    raise UsageError(f"Spark's offset log has format {version}, which this release cannot read")
