@@ -31,11 +31,7 @@ import pyarrow as pa
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.sinks import _librdkafka_abi as abi
 from poundlock.sinks._librdkafka_abi import Failure
-from poundlock.sinks._librdkafka_columns import (
-    Headers,
-    Rows,
-    timestamps_ms,
-)
+from poundlock.sinks._librdkafka_columns import Rows
 from poundlock.sinks._librdkafka_errors import CONSEQUENCES, TIMEOUTS, translate
 from poundlock.sinks._librdkafka_events import Handle, Identity, Ledger, Place
 from poundlock.sinks._librdkafka_settings import (
@@ -50,8 +46,12 @@ __all__ = ["ArrowProducer", "Identity", "check_settings"]
 
 _ROWS_AT_ONCE = 10_000  # per call into the library: the pointers to them fit into the cache
 _SLICE_MS = 100  # how long a call into the library may keep us from seeing a failure
+_FIRST_SLICE_MS = 20
 _SETTLE_S = 10.0  # how long a report may take from the library's queue into our ledger
 _NEW_TOPIC_S = 5.0  # how long a topic may stay unknown: a new one needs a moment to get around
+_NO_TRANSACTION = (
+    "there is no transaction: make the producer with a transactional id, and call begin"
+)
 
 
 class ArrowProducer:
@@ -68,8 +68,8 @@ class ArrowProducer:
         transactional_id: str | None,
         stall_timeout_s: float = 120.0,
     ):
-        transactional = transactional_id is not None
-        check_settings(settings, transactional=transactional)
+        settings = {name: str(value) for name, value in settings.items()}
+        check_settings(settings, transactional=transactional_id is not None)
         settings = {**DEFAULTS, **settings}
         if transactional_id is not None:
             settings["transactional.id"] = transactional_id
@@ -145,14 +145,16 @@ class ArrowProducer:
         null timestamp is now. Rows of one partition keep their order. `headers` are lists of structs
         of a string and a binary, `timestamps` milliseconds since 1970.
         """
+        if self._transactional_id is not None and not self._began:
+            raise UsageError(_NO_TRANSACTION)
         self._check()
         try:
             handle, partition_count = self._topic(topic)
-            rows = Rows(topic, handle, partition_count, keys, values, partitions)
-            if headers is None and timestamps is None:
-                self._submit(rows)
+            rows = Rows(topic, partition_count, keys, values, partitions, headers, timestamps)
+            if rows.headers is None and rows.timestamps is None:
+                self._submit(handle, rows)
             else:
-                self._submit_singly(rows, headers, timestamps)
+                self._submit_singly(handle, rows)
         except PoundlockError as error:
             self._failed = error
             raise
@@ -178,26 +180,28 @@ class ArrowProducer:
                 lambda: self._ledger.rows >= self._sent or self._ledger.problem, timeout=_SETTLE_S
             )
         self._check()
+        self._audit()
+
+    def _audit(self) -> None:
+        """Raise unless every row is accounted for, and the transaction sound."""
         with self._ledger.changed:
             rows, unplaced = self._ledger.rows, sorted(self._ledger.unplaced)
+        if failure := self._cause():
+            raise self._fail(self._error(failure, "the transaction failed"))
         if rows != self._sent:
-            raise self._fail(
-                Rejected(
-                    f"{self._sent} rows were sent but {rows} acknowledged: run the batch again"
-                )
-            )
+            said = f"{self._sent} rows were sent but {rows} acknowledged: run the batch again"
+            raise self._fail(Rejected(said))
         if unplaced:
-            raise self._fail(
-                Rejected(
-                    f"the brokers acknowledged rows of {unplaced} without saying where they are, so "
-                    "that the transaction could not be proven later: run the batch again"
-                )
+            said = (
+                f"the brokers acknowledged rows of {unplaced} without saying where they are, so that "
+                "nobody could prove later whether they were committed: run the batch again"
             )
+            raise self._fail(Rejected(said))
 
     def identity(self, timeout_s: float = 10.0) -> Identity:
         """Return the producer id and epoch, with which anybody can end this transaction."""
         if not self._began:
-            raise UsageError("there is no transaction: call begin first, with a transactional id")
+            raise UsageError(_NO_TRANSACTION)
         with self._ledger.changed:
             self._ledger.changed.wait_for(
                 lambda: self._ledger.identity or self._ledger.problem, timeout=timeout_s
@@ -223,7 +227,7 @@ class ArrowProducer:
     ) -> None:
         """Make these the consumer group's offsets when, and only when, the transaction commits."""
         if not self._began:
-            raise UsageError("there is no transaction: call begin first, with a transactional id")
+            raise UsageError(_NO_TRANSACTION)
         library = self._library
         group = library.consumer_group_metadata_new(_text(group_id, "consumer group"))
         places = library.topic_partition_list_new(len(offsets))
@@ -248,12 +252,7 @@ class ArrowProducer:
     def abort(self, timeout_s: float) -> None:
         """End the transaction if that can be done in time, and drop. Never raises."""
         if self._began and not self._handle.closed:
-            deadline = time.monotonic() + timeout_s
-            failure: Failure | None = Failure(abi.TIMED_OUT, "", retriable=True)
-            while failure and failure.retriable and (left := deadline - time.monotonic()) > 0:
-                failure = abi.take(
-                    self._library.abort_transaction(self._producer, _milliseconds(left, 1000))
-                )
+            self._repeat(self._library.abort_transaction, timeout_s)
         self.drop()
 
     # Handing rows over.
@@ -272,31 +271,28 @@ class ArrowProducer:
         if not handle:
             raise BadRow(f"{name!r} cannot be the name of a topic: correct the topic column")
         self._handle.topics[name] = (handle, 0)
-        deadline = time.monotonic() + _NEW_TOPIC_S
+        asked_at = time.monotonic()
         while True:
             code, partition_count = self._ask_for_topic(handle)
             if code == 0 and partition_count > 0:
                 self._handle.topics[name] = (handle, partition_count)
                 return handle, partition_count
             self._check()
-            error = self._error(
-                Failure(code, abi.text(self._library.err2str(code))),
-                f"topic {name!r} cannot be written to",
-                topic=name,
-            )
-            passing = code in (0, abi.UNKNOWN_TOPIC) or isinstance(error, Unavailable)
-            if not passing or time.monotonic() > deadline:
-                del self._handle.topics[name]
-                self._library.topic_destroy(handle)
+            failure = Failure(code or abi.UNKNOWN_TOPIC, self._said(code or abi.UNKNOWN_TOPIC))
+            error = self._error(failure, f"topic {name!r} cannot be written to", topic=name)
+            patience_s = 0.0
+            if failure.code == abi.UNKNOWN_TOPIC:
+                patience_s = _NEW_TOPIC_S
+            elif isinstance(error, Unavailable):
+                patience_s = self._stall_timeout_s
+            if time.monotonic() - asked_at >= patience_s:
                 raise error
             time.sleep(0.05)
 
     def _ask_for_topic(self, handle: int) -> tuple[int, int]:
         """Return an error code and the number of partitions."""
         found = c.POINTER(abi.Metadata)()
-        code = self._library.metadata(
-            self._producer, 0, handle, c.byref(found), int(_NEW_TOPIC_S * 1000)
-        )
+        code = self._library.metadata(self._producer, 0, handle, c.byref(found), 10 * _SLICE_MS)
         if code:
             return code, 0
         try:
@@ -307,25 +303,21 @@ class ArrowProducer:
         finally:
             self._library.metadata_destroy(found)
 
-    def _submit(self, rows: Rows) -> None:
+    def _submit(self, topic: int, rows: Rows) -> None:
         """The fast road: many rows with each call."""
         flags = abi.COPY | (0 if rows.partitions is None else abi.PARTITION_PER_MESSAGE)
         for _, messages in rows.fill(self._messages):
             while len(messages):
                 seen = self._acknowledged_rows()
                 sent = self._library.produce_batch(
-                    rows.handle,
-                    abi.PARTITION_UNASSIGNED,
-                    flags,
-                    messages.ctypes.data,
-                    len(messages),
+                    topic, abi.PARTITION_UNASSIGNED, flags, messages.ctypes.data, len(messages)
                 )
                 self._sent += sent
                 if sent == len(messages):
                     break
                 first = int(np.flatnonzero(messages["err"])[0])
                 code = int(messages["err"][first])
-                if code != abi.QUEUE_FULL:
+                if code != abi.QUEUE_FULL or first != sent:
                     size = messages["key_len"][first] + messages["value_len"][first]
                     raise self._refusal(code, rows.topic, int(size))
                 # Once the queue is full the call refuses all that follows, even if room appears
@@ -333,48 +325,40 @@ class ArrowProducer:
                 messages = messages[sent:]
                 self._wait_for_room(seen)
 
-    def _submit_singly(
-        self, rows: Rows, headers: pa.Array | None, timestamps: pa.Array | None
-    ) -> None:
+    def _submit_singly(self, topic: int, rows: Rows) -> None:
         """The slower road, for what `rd_kafka_produce_batch` does not take."""
-        heads = Headers(headers, rows.topic) if headers is not None else None
-        times = timestamps_ms(timestamps, rows.topic) if timestamps is not None else None
-        tags = (abi.TAG_TOPIC, abi.TAG_FLAGS, abi.TAG_PARTITION, abi.TAG_KEY, abi.TAG_VALUE)
-        arguments = (abi.Argument * 7)()
-        for argument, tag in zip(
-            arguments, (*tags, abi.TAG_TIMESTAMP, abi.TAG_HEADERS), strict=True
-        ):
+        arguments = (abi.Argument * len(abi.ROW_TAGS))()
+        for argument, tag in zip(arguments, abi.ROW_TAGS, strict=True):
             argument.tag = tag
-        arguments[0].u.pointer, arguments[1].u.i32 = rows.handle, abi.COPY
-        _, _, partition, key, value, timestamp, header = arguments
+        rkt, flags, partition, key, value, timestamp, header = (a.u for a in arguments)
+        rkt.pointer, flags.i32 = topic, abi.COPY
         for start, messages in rows.fill(self._messages):
-            for i, message in enumerate(messages.tolist()):
-                _, number, value_at, value_len, key_at, key_len, _ = message
-                partition.u.i32 = number
-                key.u.memory.address, key.u.memory.size = key_at, key_len
-                value.u.memory.address, value.u.memory.size = value_at, value_len
-                timestamp.u.i64 = 0 if times is None else int(times[start + i])
-                header.u.pointer = heads.of(start + i) if heads is not None else None
-                self._submit_one(rows.topic, arguments, key_len + value_len)
+            for row, message in enumerate(messages.tolist(), start):
+                _, partition.i32, value_at, value_len, key_at, key_len, _ = message
+                key.memory.address, key.memory.size = key_at, key_len
+                value.memory.address, value.memory.size = value_at, value_len
+                timestamp.i64 = 0 if rows.timestamps is None else int(rows.timestamps[row])
+                header.pointer = None if rows.headers is None else rows.headers.of(row)
+                self._submit_one(rows.topic, arguments, header.pointer, key_len + value_len)
 
-    def _submit_one(self, topic: str, arguments: c.Array[abi.Argument], size: int) -> None:
-        headers = arguments[6].u.pointer
-        while True:
-            seen = self._acknowledged_rows()
-            failure = abi.take(
-                self._library.produceva(self._producer, arguments, 7 if headers else 6)
-            )
-            if failure is None:
-                self._sent += 1
-                return  # the headers belong to the library now
-            try:
+    def _submit_one(
+        self, topic: str, arguments: c.Array[abi.Argument], headers: int | None, size: int
+    ) -> None:
+        count = len(arguments) - (0 if headers else 1)  # they come last
+        try:
+            while True:
+                seen = self._acknowledged_rows()
+                failure = abi.take(self._library.produceva(self._producer, arguments, count))
+                if failure is None:
+                    self._sent += 1
+                    return  # and the headers belong to the library
                 if failure.code != abi.QUEUE_FULL:
                     raise self._refusal(failure.code, topic, size)
                 self._wait_for_room(seen)
-            except BaseException:
-                if headers:
-                    self._library.headers_destroy(headers)
-                raise
+        except BaseException:
+            if headers:
+                self._library.headers_destroy(headers)
+            raise
 
     def _acknowledged_rows(self) -> int:
         with self._ledger.changed:
@@ -408,20 +392,33 @@ class ArrowProducer:
         timeout_s: float,
         group: str | None = None,
     ) -> None:
-        """Repeat a call of the transaction API, as it allows after a time-out, while time is left."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._check()
-            left = deadline - time.monotonic()
-            failure = abi.take(call(self._producer, _milliseconds(left, _SLICE_MS)))
-            if failure is None:
-                return
-            if failure.retriable and left > 0:
-                if failure.code != abi.TIMED_OUT:  # that one has waited already
-                    time.sleep(0.05)
-                continue
+        """Make a call of the transaction API succeed, or raise."""
+        failure = self._repeat(call, timeout_s, self._check)
+        if failure is not None:
             self._check()
             raise self._fail(self._error(failure, doing, group=group))
+
+    def _repeat(
+        self,
+        call: Callable[[int, int], int | None],
+        timeout_s: float,
+        watch: Callable[[], None] = lambda: None,
+    ) -> Failure | None:
+        """Repeat a call of the transaction API, as it allows after a time-out, while time is left.
+
+        The first waits are short: half of all new producers sleep through the news that their
+        coordinator was found, and another call wakes them (500 ms become 20).
+        """
+        deadline, patience_ms = time.monotonic() + timeout_s, _FIRST_SLICE_MS
+        while True:
+            watch()
+            left = deadline - time.monotonic()
+            failure = abi.take(call(self._producer, _milliseconds(left, patience_ms)))
+            if failure is None or not failure.retriable or left <= 0:
+                return failure
+            if failure.code != abi.TIMED_OUT:  # that one has waited already
+                time.sleep(0.05)
+            patience_ms = min(2 * patience_ms, 10 * _SLICE_MS)
 
     def _check(self) -> None:
         """Raise what ended this branch, if anything did."""
@@ -441,8 +438,11 @@ class ArrowProducer:
                 "message.max.bytes of the sink, and max.message.bytes of the topic with it, or make "
                 "the row smaller"
             )
-        failure = Failure(code, abi.text(self._library.err2str(code)))
+        failure = Failure(code, self._said(code))
         return self._error(failure, f"a row for topic {topic!r} was not taken", topic=topic)
+
+    def _said(self, code: int) -> str:
+        return abi.text(self._library.err2str(code))
 
     def _silence(self, doing: str) -> PoundlockError:
         missing = self._sent - self._acknowledged_rows()

@@ -81,8 +81,8 @@ class Argument(c.Structure):
     _fields_ = (("tag", c.c_int), ("u", _Argument))
 
 
-TAG_TOPIC, TAG_PARTITION, TAG_VALUE, TAG_KEY = 2, 3, 4, 5
-TAG_FLAGS, TAG_TIMESTAMP, TAG_HEADERS = 7, 8, 10
+# Topic handle, flags, partition, key, value, timestamp, headers.
+ROW_TAGS = (2, 7, 3, 5, 4, 8, 10)
 
 
 class _MetadataTopic(c.Structure):
@@ -118,7 +118,6 @@ _FUNCTIONS = {
     "conf_new": (_POINTER, []),
     "conf_destroy": (None, [_POINTER]),
     "conf_set": (_INT, [_POINTER, _TEXT, _TEXT, _TEXT, _SIZE]),
-    "conf_get": (_INT, [_POINTER, _TEXT, _TEXT, c.POINTER(_SIZE)]),
     "conf_set_events": (None, [_POINTER, _INT]),
     "new": (_POINTER, [_INT, _POINTER, _TEXT, _SIZE]),
     "destroy_flags": (None, [_POINTER, _INT]),

@@ -138,37 +138,40 @@ class Headers:
 
 
 class Rows:
-    """Columns of one topic, as pointers. Keeps the columns, and with them what is pointed at."""
+    """The columns of one topic, as pointers. Keeps the columns, and with them what is pointed at."""
 
     def __init__(
         self,
         topic: str,
-        handle: int,
         partition_count: int,
         keys: pa.Array | None,
         values: pa.Array,
-        partitions: pa.Array | None,
+        partitions: pa.Array | None = None,
+        headers: pa.Array | None = None,
+        timestamps: pa.Array | None = None,
     ):
-        self.topic, self.handle = topic, handle
+        for column in (keys, partitions, headers, timestamps):
+            if column is not None and len(column) != len(values):
+                raise ValueError(f"columns of {len(column)} and of {len(values)} rows")
+        self.topic = topic
         self._values = flat(values, "value")
-        self._value_spans = spans(self._values)
         self._keys = flat(keys, "key") if keys is not None else None
+        self._value_spans = spans(self._values)
         self._key_spans = spans(self._keys) if self._keys is not None else None
-        self.partitions = None
-        if partitions is not None:
-            self.partitions = partition_numbers(partitions, topic, partition_count)
+        self.partitions = (
+            partition_numbers(partitions, topic, partition_count)
+            if partitions is not None
+            else None
+        )
+        self.headers = Headers(headers, topic) if headers is not None else None
+        self.timestamps = timestamps_ms(timestamps, topic) if timestamps is not None else None
 
     def fill(self, messages: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Fill `messages` again and again, and say which row comes first in it."""
-        total = len(self._values)
-        if any(
-            column is not None and len(column) != total for column in (self._keys, self.partitions)
-        ):
-            raise ValueError("columns of different lengths")
+        """Fill `messages` again and again; yield the number of its first row, and what is filled."""
         messages["partition"] = abi.PARTITION_UNASSIGNED
         messages["key"] = messages["key_len"] = 0
-        for start in range(0, total, len(messages)):
-            stop = min(start + len(messages), total)
+        for start in range(0, len(self._values), len(messages)):
+            stop = min(start + len(messages), len(self._values))
             part = messages[: stop - start]
             part["value"], part["value_len"] = (span[start:stop] for span in self._value_spans)
             if self._key_spans is not None:

@@ -20,6 +20,7 @@ import os
 import re
 import threading
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +37,7 @@ _OUR_FAULT = -149  # _INCONSISTENT
 _EOS = re.compile(rb'"eos":\s*\{[^}]*?"producer_id":\s*(-?\d+)[^}]*?"producer_epoch":\s*(-?\d+)')
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """How a broker knows a producer."""
 
     producer_id: int

@@ -14,12 +14,15 @@ DEFAULTS: Mapping[str, str] = {
     # Where Java's producers, and so Spark's own sink, would put the same key.
     "partitioner": "murmur2_random",
     "linger.ms": "5",
-    "batch.size": "1000000",
+    "batch.size": "300000",
     "batch.num.messages": "100000",
     "message.max.bytes": "1000000",
-    # Together they bound the memory of a task, however long its batch.
-    "queue.buffering.max.messages": "200000",
-    "queue.buffering.max.kbytes": "65536",
+    # Together they bound the memory of a task, however long its batch. More messages make it slower:
+    # the library walks over them several times, and should find them in the processor's cache.
+    "queue.buffering.max.messages": "50000",
+    "queue.buffering.max.kbytes": "32768",
+    # Half of it is how long the library waits between its first two connections.
+    "reconnect.backoff.ms": "20",
     # Would make the end of every producer wait for a last report.
     "enable.metrics.push": "false",
 }
