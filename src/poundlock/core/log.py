@@ -22,10 +22,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from poundlock.core.model import (
     Compacted,
     Decided,
+    Json,
     Record,
     record_from_json,
     record_to_json,
@@ -113,6 +115,23 @@ class TransactionLog(ABC):
 
     @abstractmethod
     def _delete(self, number: int) -> None: ...
+
+    @abstractmethod
+    def _put(self, name: str, data: bytes) -> None:
+        """Keep a file beside the records that is not one of them."""
+
+    @abstractmethod
+    def _extras(self) -> dict[str, bytes]:
+        """Return the files that `_put` kept."""
+
+    def audit(self, entry: dict[str, Json]) -> None:
+        """Keep a note of what a person did. It is no record: it takes no number and fences nobody."""
+        name = f"audit-{self._clock():017.6f}-{uuid.uuid4().hex[:8]}.json"
+        self._put(name, json.dumps(entry, sort_keys=True).encode())
+
+    def audits(self) -> list[dict[str, Any]]:
+        """Return the notes of what people did, oldest first."""
+        return [json.loads(data) for _, data in sorted(self._extras().items())]
 
     def drop_unpublished(self) -> None:  # noqa: B027 (only some file systems leave anything)
         """Remove what writers that died left aside. It never counted."""
@@ -362,6 +381,16 @@ class FileLog(TransactionLog):
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(self._path(number))
 
+    def _put(self, name: str, data: bytes) -> None:
+        path = os.path.join(self._directory, name)
+        self._disk.write(path, data)
+        self._sync(path)
+        self._sync(self._directory)
+
+    def _extras(self) -> dict[str, bytes]:
+        names = (name for name in self._disk.names(self._directory) if name.startswith("audit-"))
+        return {name: self._disk.read(os.path.join(self._directory, name)) for name in names}
+
     def drop_unpublished(self) -> None:
         # A live writer whose file goes this way finds its link refused, and writes it again.
         for name in self._disk.names(self._directory):
@@ -382,6 +411,7 @@ class MemoryLog(TransactionLog):
     ):
         super().__init__(uri, clock=clock)
         self.records: dict[int, bytes] = {} if records is None else records
+        self.extras: dict[str, bytes] = {}
 
     def _create(self, number: int, data: bytes) -> None:
         if self.records.setdefault(number, data) is not data:
@@ -395,3 +425,9 @@ class MemoryLog(TransactionLog):
 
     def _delete(self, number: int) -> None:
         self.records.pop(number, None)
+
+    def _put(self, name: str, data: bytes) -> None:
+        self.extras[name] = data
+
+    def _extras(self) -> dict[str, bytes]:
+        return self.extras

@@ -15,6 +15,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState
 from poundlock.errors import NoFreeId, PromiseBroken, UsageError
+from poundlock.secret import resolve_all
 from poundlock.sinks._kafka_client import (
     Answer,
     Evidence,
@@ -174,7 +175,7 @@ class KafkaBranches(Participant):
                 mine[found.transactional_id] = parsed[1]
         described = self.client.describe(mine)
         return [
-            _stray(self.name, id_, generation, now)
+            stray_of(self.name, id_, generation, now)
             for id_, generation in mine.items()
             if (now := described[id_]) is not None and now.state == "Ongoing"
         ]
@@ -192,7 +193,7 @@ class KafkaBranches(Participant):
         return [meanings[answer] for answer in self.client.end_many(identities, commit=False)]
 
 
-def _stray(sink: str, id: str, generation: int, now: TxnDescription) -> Stray:
+def stray_of(sink: str, id: str, generation: int, now: TxnDescription) -> Stray:
     ends = None
     if now.started_at is not None and now.timeout_ms != NEVER_MS:
         ends = now.started_at + now.timeout_ms / 1000
@@ -210,7 +211,7 @@ def _producer(handle: Mapping[str, Any]) -> tuple[int, int]:
 
 def client_settings(bootstrap_servers: str, settings: Mapping[str, str] | None) -> dict[str, str]:
     """Put the two ways to name the brokers together, and refuse a contradiction."""
-    given = {str(key): str(value) for key, value in (settings or {}).items()}
+    given = resolve_all(settings or {})
     named = given.get("bootstrap.servers", bootstrap_servers)
     if named != bootstrap_servers:
         raise UsageError(

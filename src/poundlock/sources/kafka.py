@@ -18,7 +18,7 @@ from typing import Any
 
 from poundlock.core.model import Branch, Fingerprint, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, Writer
-from poundlock.errors import PoundlockError, UsageError
+from poundlock.errors import PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.sinks._kafka_branches import (
     NEVER_MS,
     KafkaBranches,
@@ -177,6 +177,16 @@ class GroupOffsetsBranch:
         return Fingerprint(len(self._offsets), int.from_bytes(digest[:8], "big"))
 
     def prepare(self, branch: Branch) -> Receipt:
+        for last_try in (False, False, True):
+            try:
+                return self._prepare(branch)
+            except (Rejected, Unavailable):
+                # A group's coordinator may still be moving in. This is cheaper than the whole batch.
+                if last_try:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _prepare(self, branch: Branch) -> Receipt:
         participant, began_at = self._participant, time.time()
         id_ = transactional_id(branch, _IDS)
         settings = participant.settings | {"transaction.timeout.ms": str(_TIMEOUT_MS)}
@@ -197,6 +207,7 @@ class GroupOffsetsBranch:
             handle={
                 "producer_id": identity.producer_id,
                 "epoch": identity.epoch,
+                "group": participant.group,
                 "offsets": [[*at, offset] for at, offset in sorted(self._offsets.items())],
             },
             began_at=began_at,

@@ -180,6 +180,13 @@ class HadoopLog(TransactionLog):
     def _delete(self, number: int) -> None:
         self._files.delete(f"{number:020}.json")
 
+    def _put(self, name: str, data: bytes) -> None:
+        self._files.create(name, data)
+
+    def _extras(self) -> dict[str, bytes]:
+        names = [name for name in self._files.names() if name.startswith("audit-")]
+        return {name: self._files.read(name) or b"{}" for name in names}
+
 
 def open_log(spark: SparkSession, location: str) -> TransactionLog:
     """Open the log at a location of any file system that is safe for it."""

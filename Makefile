@@ -1,0 +1,46 @@
+# Every target sets up what it needs by itself, from a bare clone.
+# demo and test are the two commands of the README; check answers in two minutes without servers.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check lint types unit model bench setup format clean
+
+demo: setup
+	$(BIN)/poundlock demo
+
+test: check
+	$(BIN)/python -m pytest tests/integration tests/chaos
+
+check: lint types unit model
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/pyright
+
+unit: setup
+	$(BIN)/python -m pytest -q tests/unit
+
+model: setup
+	$(BIN)/python -m pytest -q tests/model
+
+bench: setup
+	$(BIN)/python -m benchmarks.kafka
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(READY)
+	@scripts/java
+
+$(READY): pyproject.toml requirements.lock scripts/venv
+	scripts/venv $(PYTHON)
+	@touch $(READY)
+
+clean:
+	rm -rf build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,67 @@
+"""The command line. Each command is loaded when it is called: `--help` must not wait for Spark."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from poundlock import __version__
+from poundlock.errors import PoundlockError
+
+_COMMANDS = {
+    "demo": ("poundlock.cli_demo", "demo", "Kill a pipeline again and again, and count the rows."),
+    "doctor": ("poundlock.cli_doctor", "doctor", "Check this machine, and say what is missing."),
+    "guarantee": (
+        "poundlock.cli_guarantee",
+        "guarantee",
+        "What each kind of sink promises, and why.",
+    ),
+    "servers": (
+        "poundlock.cli_servers",
+        "servers",
+        "Real servers on this machine, without Docker.",
+    ),
+    "txn": ("poundlock.cli_txn", "txn", "Transactions in doubt: list, show, commit, abort."),
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name, _ = _COMMANDS[cmd_name]
+        return getattr(import_module(module), name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][2]) for name in sorted(_COMMANDS)])
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="poundlock")
+def poundlock() -> None:
+    """Exactly-once output for Apache Spark Structured Streaming.
+
+    Exit status: 0 done, 1 a check failed or a system refused, 2 the call was wrong.
+    """
+
+
+def main() -> None:
+    try:
+        poundlock.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("stopped; nothing was changed", err=True)
+        sys.exit(1)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except PoundlockError as error:
+        click.echo(f"poundlock: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,119 @@
+"""`poundlock doctor`: checks Python, Java, jars, brokers and settings, and names each cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import click
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at: good, or what to do about it."""
+
+    what: str
+    good: bool
+    found: str
+    cure: str = ""
+
+
+@click.command()
+@click.option("--bootstrap-servers", metavar="HOST:PORT", help="Look at these Kafka brokers too.")
+@click.option("--setting", "settings", metavar="NAME=VALUE", multiple=True,
+              help="A setting of librdkafka, as for a Kafka sink.")  # fmt: skip
+@click.option("--topic", "topics", multiple=True, help="A topic that a pipeline will write to.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(
+    bootstrap_servers: str | None, settings: tuple[str, ...], topics: tuple[str, ...], as_json: bool
+) -> None:
+    """Check this machine and the brokers, and name each problem with its cure."""
+    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _java, _jars, _workers]
+    findings = [finding for check in checks for finding in check()]
+    if bootstrap_servers:
+        pairs = dict(setting.split("=", 1) for setting in settings)
+        findings += list(_kafka(bootstrap_servers, pairs, topics))
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            mark = (
+                click.style("good", fg="green") if finding.good else click.style("BAD ", fg="red")
+            )
+            click.echo(f"{mark}  {finding.what}: {finding.found}")
+            if not finding.good:
+                click.echo(f"      {finding.cure}")
+    if not all(finding.good for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _python() -> Iterator[Finding]:
+    version = sys.version.split()[0]
+    good = sys.version_info >= (3, 10)
+    yield Finding("Python", good, version, "use Python 3.10 or later")
+
+
+def _packages() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    wanted: dict[str, tuple[Callable[[str], bool], str]] = {
+        "pyspark": (lambda v: v == "4.2.0", "pip install pyspark==4.2.0"),
+        "pandas": (lambda v: int(v.split(".")[0]) < 3, "pip install 'pandas<3'"),
+        "pyarrow": (lambda v: int(v.split(".")[0]) >= 18, "pip install 'pyarrow>=18'"),
+        "confluent-kafka": (lambda v: v.startswith("2."), "pip install 'poundlock[kafka]'"),
+        "kafka-python": (lambda v: v.startswith("3."), "pip install 'poundlock[kafka]'"),
+    }
+    for name, (fits, cure) in wanted.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            yield Finding(name, False, "not installed", cure)
+        else:
+            yield Finding(name, fits(found), found, cure)
+
+
+def _java() -> Iterator[Finding]:
+    from poundlock import java
+    from poundlock.errors import PoundlockError
+
+    try:
+        yield Finding("Java", True, str(java.executable()))
+    except PoundlockError as error:
+        yield Finding("Java", False, "no Java 17 or later", str(error))
+
+
+def _jars() -> Iterator[Finding]:
+    from poundlock import jars
+
+    for name in ("spark-kafka", "kafka-server"):
+        here = jars.present(name)
+        found = "fetched" if here else "not fetched yet: the first use does it"
+        yield Finding(f"jars {name}", True, found)
+
+
+def _workers() -> Iterator[Finding]:
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    good = chosen is None or os.path.realpath(chosen) == os.path.realpath(sys.executable)
+    cure = f"unset PYSPARK_PYTHON, or set it to {sys.executable}: workers must run the same Python"
+    yield Finding("PYSPARK_PYTHON", good, chosen or "not set, as it should be", cure)
+
+
+def _kafka(servers: str, settings: dict[str, str], topics: tuple[str, ...]) -> Iterator[Finding]:
+    from poundlock.errors import PoundlockError
+    from poundlock.sinks.kafka import Kafka
+
+    for topic in topics or (None,):
+        what = f"Kafka at {servers}" + (f", topic {topic}" if topic else "")
+        try:
+            sink = Kafka(topic, bootstrap_servers=servers, name="doctor", settings=settings)
+            warnings = sink.preflight()
+        except PoundlockError as error:
+            yield Finding(what, False, type(error).__name__, str(error))
+            continue
+        limit = f"transactions may stay open for {sink.timeout_ms / 1000:,.0f} s"
+        yield Finding(what, True, limit)
+        for warning in warnings:
+            yield Finding(what, True, f"warning: {warning}")

@@ -1,0 +1,198 @@
+"""`poundlock txn`: transactions in doubt, for a person to look at and to rule on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from poundlock.txn import Desk, Line
+
+
+def _where(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where to look."""
+    options = [
+        click.option(
+            "--log", "log", metavar="LOCATION", help="The log, or the checkpoint it is in."
+        ),
+        click.option("--bootstrap-servers", metavar="HOST:PORT", help="The Kafka brokers."),
+        click.option(
+            "--setting",
+            "settings",
+            metavar="NAME=VALUE",
+            multiple=True,
+            help="A setting of librdkafka; say secrets as NAME=env:VARIABLE or NAME=file:PATH.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _desk(log: str | None, bootstrap_servers: str | None, settings: tuple[str, ...]) -> Desk:
+    from poundlock.secret import resolve
+    from poundlock.txn import Desk, open_log
+
+    known: dict[str, str] | None = None
+    if bootstrap_servers is not None:
+        pairs = [setting.partition("=") for setting in settings]
+        if any(not separator for _, separator, _ in pairs):
+            raise click.UsageError("--setting takes NAME=VALUE")
+        known = {name: resolve(name, value) for name, _, value in pairs}
+        known["bootstrap.servers"] = bootstrap_servers
+    elif settings:
+        raise click.UsageError("--setting goes with --bootstrap-servers")
+    return Desk(open_log(log) if log else None, known)
+
+
+@click.group()
+def txn() -> None:
+    """Transactions in doubt: what the log and the brokers say, and what may be done about it."""
+
+
+@txn.command("list")
+@_where
+def list_(
+    log: str | None, bootstrap_servers: str | None, settings: tuple[str, ...], as_json: bool
+) -> None:
+    """List branches that are decided but not finished, or open in Kafka."""
+    lines = _desk(log, bootstrap_servers, settings).lines()
+    if as_json:
+        click.echo(json.dumps([line.to_json() for line in lines], indent=2))
+    elif not lines:
+        click.echo("nothing is in doubt")
+    else:
+        _print(lines)
+
+
+def _print(lines: list[Line]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("id", "batch", "decision", "state", "age", "time left", "gen.", "owner", "next")
+    for line in lines:
+        table.add_row(
+            line.id,
+            "" if line.batch is None else str(line.batch),
+            line.decision,
+            line.state,
+            _seconds(line.age_s, ""),
+            _seconds(line.time_left_s, "no limit"),
+            str(line.generation),
+            line.owner or "",
+            line.next,
+        )
+    Console().print(table)
+
+
+def _seconds(value: float | None, none: str) -> str:
+    return none if value is None else f"{value:,.0f} s"
+
+
+@txn.command()
+@click.argument("id")
+@_where
+def show(
+    id: str,
+    log: str | None,
+    bootstrap_servers: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Tell all that is known of one branch, by its exact id."""
+    known = _desk(log, bootstrap_servers, settings).show(id)
+    if as_json:
+        click.echo(json.dumps(known, indent=2))
+        return
+    from rich.console import Console
+    from rich.json import JSON
+
+    Console().print(JSON.from_data(known))
+
+
+@txn.command()
+@click.argument("id", required=False)
+@click.option("--batch", type=int, help="Rule on a batch that cannot be repaired, instead.")
+@click.option("--accept-loss", is_flag=True, help="With --batch: go on without the lost rows.")
+@click.option("--accept-replay", is_flag=True, help="With --batch: take the replay's rows.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_where
+def commit(
+    id: str | None,
+    batch: int | None,
+    accept_loss: bool,
+    accept_replay: bool,
+    yes: bool,
+    log: str | None,
+    bootstrap_servers: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Commit a branch that the log has decided, or rule on a batch that cannot be repaired."""
+    from poundlock.core.model import Ruling
+
+    desk = _desk(log, bootstrap_servers, settings)
+    if batch is not None:
+        if accept_loss == accept_replay or id is not None:
+            raise click.UsageError(
+                "--batch takes one of --accept-loss and --accept-replay, and no id"
+            )
+        ruling = Ruling.ACCEPT_LOSS if accept_loss else Ruling.ACCEPT_REPLAY
+        _ask(yes, f"Rule {ruling.value} for batch {batch}? A running driver will be stopped.")
+        desk.rule(batch, ruling)
+        _say(as_json, {"batch": batch, "ruling": ruling.value}, f"batch {batch}: {ruling.value}")
+        return
+    if id is None:
+        raise click.UsageError("give the exact id of a branch, or --batch")
+    _ask(yes, f"Commit {id}?")
+    _outcome(as_json, id, desk.commit(id).value, "committed")
+
+
+@txn.command()
+@click.argument("id")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_where
+def abort(
+    id: str,
+    yes: bool,
+    log: str | None,
+    bootstrap_servers: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Abort an open branch that no decision names, by its exact id."""
+    desk = _desk(log, bootstrap_servers, settings)
+    stray = desk.abortable(id)
+    _ask(yes, f"Abort {id}, {stray.state}, of generation {stray.generation}?")
+    _outcome(as_json, id, desk.abort(id).value, "aborted")
+
+
+@txn.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--log", required=True, metavar="LOCATION", help="The log where it stands now.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def adopt(yes: bool, log: str, as_json: bool) -> None:
+    """Accept that a log was moved. Never do this to a copy: both would write as one."""
+    desk = _desk(log, None, ())
+    _ask(yes, "Is this the only log of this pipeline, moved here for good?")
+    desk.adopt()
+    _say(as_json, {"adopted": log}, f"the log at {log} is accepted where it stands")
+
+
+def _ask(yes: bool, question: str) -> None:
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+
+
+def _outcome(as_json: bool, id: str, outcome: str, wanted: str) -> None:
+    _say(as_json, {"id": id, "outcome": outcome}, f"{id}: {outcome}")
+    if outcome != wanted:
+        raise click.exceptions.Exit(1)
+
+
+def _say(as_json: bool, data: dict[str, Any], text: str) -> None:
+    click.echo(json.dumps(data) if as_json else text)

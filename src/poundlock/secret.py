@@ -1,0 +1,29 @@
+"""Settings that name a secret instead of holding it: `env:NAME` and `file:PATH`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from poundlock.errors import UsageError
+
+
+def resolve(name: str, value: str) -> str:
+    """Return the value of a setting, read from where it points to. Errors never show what was read."""
+    scheme, _, target = value.partition(":")
+    if scheme == "env":
+        if target not in os.environ:
+            raise UsageError(f"{name} is to be read from the environment, but {target} is not set")
+        return os.environ[target]
+    if scheme == "file" and not target.startswith("//"):
+        try:
+            return Path(target).read_text().strip()
+        except OSError as error:
+            raise UsageError(f"{name} is to be read from a file: {error}") from error
+    return value
+
+
+def resolve_all(settings: Mapping[str, str]) -> dict[str, str]:
+    """Resolve every setting."""
+    return {str(name): resolve(str(name), str(value)) for name, value in settings.items()}

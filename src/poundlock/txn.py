@@ -1,0 +1,282 @@
+"""Transactions in doubt, for a person to look at and to rule on: what the log and the systems say.
+
+Rules of this file: nothing is done that the log forbids; whatever is done leaves an audit record; a
+branch is named by its exact id, never by a pattern.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from poundlock.core.log import FileLog, TransactionLog
+from poundlock.core.model import Generation, Json, Receipt, Ruled, Ruling, Stray
+from poundlock.core.protocol import BranchState, LogState, Stage
+from poundlock.errors import UsageError
+from poundlock.sinks._kafka_branches import KafkaBranches, parse_id, stray_of
+from poundlock.sinks.kafka import Kafka
+from poundlock.sources.kafka import GroupOffsetsParticipant
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One branch, as the log and its system know it."""
+
+    id: str
+    pipeline: str
+    sink: str
+    generation: int
+    batch: int | None
+    decision: str  # commit, finished, none (so it will be aborted), or unknown without a log
+    state: str  # in the system's own words, or not asked
+    age_s: float | None
+    time_left_s: float | None
+    owner: str | None
+    rows: int | None
+    next: str  # what happens to it, or what to do
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def whoami() -> str:
+    """Name the person and machine, for the audit."""
+    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+
+
+def open_log(location: str) -> TransactionLog:
+    """Open a log to look at. Only a log on a Hadoop file system needs Spark for it."""
+    from urllib.parse import urlparse
+
+    parsed = urlparse(location)
+    if parsed.scheme in ("", "file"):
+        path = parsed.path or location
+        nested = os.path.join(path, "poundlock")  # a checkpoint location is taken as well
+        if os.path.isdir(nested):
+            path = nested
+        if not os.path.isdir(path):
+            raise UsageError(
+                f"there is no log at {path}: give the log's or the checkpoint's location"
+            )
+        return FileLog(path, create=False)
+    from poundlock.spark import storage
+    from poundlock.spark.session import session
+
+    return storage.open_log(session("local[1]", conf={"spark.ui.enabled": "false"}), location)
+
+
+class Desk:
+    """Where a person sits: a log, the brokers, or both."""
+
+    def __init__(self, log: TransactionLog | None, settings: Mapping[str, str] | None):
+        if log is None and settings is None:
+            raise UsageError("give --log, --bootstrap-servers or both: there is nowhere to look")
+        self.log = log
+        self.settings = settings
+        self.state = log.load() if log else LogState()
+        if log is not None and self.state.generation is None:
+            raise UsageError(f"the log at {log.uri} is empty: no pipeline has used it yet")
+
+    # Looking.
+
+    def lines(self) -> list[Line]:
+        """List what is in doubt: decided and unfinished, or open in a system."""
+        found = {stray.id: stray for stray in self._strays()}
+        lines: list[Line] = []
+        for story in self.state.unfinished:
+            for receipt in story.receipts:
+                stray = found.pop(receipt.id, None)
+                lines.append(self._decided_line(story.decided.batch, receipt, stray))
+        lines += [self._stray_line(stray) for stray in found.values()]
+        return sorted(lines, key=lambda line: (line.batch is None, line.batch or 0, line.id))
+
+    def show(self, id: str) -> dict[str, Any]:
+        """Tell all that is known of one branch, over or not."""
+        history: list[dict[str, Any]] = []
+        for entry in self.log.entries() if self.log else []:
+            for receipt in getattr(entry.record, "receipts", ()):
+                if receipt.id == id:
+                    kind = type(entry.record).__name__
+                    batch = getattr(entry.record, "batch", None)
+                    story = self.state.batches.get(batch) if batch is not None else None
+                    stage = story.stage.value if story else "compacted"
+                    history.append(
+                        {"record": entry.number, "kind": kind, "at": entry.at, "batch": batch,
+                         "stage": stage, "receipt": receipt.to_json()}
+                    )  # fmt: skip
+        now: dict[str, Any] | None = None
+        if self.settings is not None:
+            described = self._branches("any").client.describe([id])[id]
+            if described is not None:
+                now = asdict(described) | {"partitions": sorted(described.partitions)}
+        if not history and now is None:
+            raise UsageError(f"neither the log nor the brokers know {id!r}: give the exact id")
+        audits = [audit for audit in (self.log.audits() if self.log else []) if audit["id"] == id]
+        return {"id": id, "system": now, "log": history, "audit": audits}
+
+    # Acting.
+
+    def commit(self, id: str) -> BranchState:
+        """Commit a branch that the log has decided to commit."""
+        batch, receipt = self._decided(id)
+        state = self._participant(receipt).commit([receipt])[0]
+        self._audit("commit", id, batch=batch, outcome=state.value)
+        return state
+
+    def abort(self, id: str) -> BranchState:
+        """Abort an open branch that no decision names."""
+        stray = self.abortable(id)
+        state = self._branches(stray.sink).abort([stray])[0]
+        self._audit("abort", id, outcome=state.value)
+        return state
+
+    def abortable(self, id: str) -> Stray:
+        """Return the open branch to abort. Raises `UsageError` where the log forbids it."""
+        log, generation = self._need_log(), self.state.generation
+        assert generation is not None
+        parsed = parse_id(id)
+        if parsed is None or parsed[0] != generation.namespace:
+            raise UsageError(
+                f"{id!r} is not a branch of the log at {log.uri}, which belongs to pipeline "
+                f"{generation.namespace.pipeline!r} with identity {generation.namespace.identity}"
+            )
+        if any(id == held for _, held in self.state.held()):
+            raise UsageError(
+                f"the log has decided to commit {id}: it may not be aborted. To finish it now, run "
+                "'poundlock txn commit'"
+            )
+        for stray in self._strays():
+            if stray.id == id:
+                return stray
+        raise UsageError(f"{id} is not open: there is nothing to abort")
+
+    def rule(self, batch: int, ruling: Ruling) -> None:
+        """Record a person's order for a batch that cannot be repaired. Fences a running driver."""
+        log, story = self._need_log(), self.state.batches.get(batch)
+        if story is None:
+            raise UsageError(
+                f"the log has no decision for batch {batch}: there is nothing to rule on"
+            )
+        log.append(Ruled(batch, ruling, whoami()))
+        self._audit("rule", f"batch {batch}", batch=batch, outcome=ruling.value)
+
+    def adopt(self) -> None:
+        """Accept that the log was moved to where it is now. Fences a running driver."""
+        log, before = self._need_log(), self.state.generation
+        assert before is not None
+        if before.uri == log.uri:
+            raise UsageError(f"the log was not moved: it stands at {log.uri} as it says")
+        query = self.state.query
+        log.append(
+            Generation(
+                before.number + 1, before.namespace, log.uri, query, f"adopted by {whoami()}"
+            )
+        )
+        self._audit("adopt", log.uri, outcome=f"was {before.uri}")
+
+    def _decided(self, id: str) -> tuple[int, Receipt]:
+        self._need_log()
+        for story in self.state.unfinished:
+            for receipt in story.receipts:
+                if receipt.id == id:
+                    return story.decided.batch, receipt
+        for story in self.state.batches.values():
+            if story.stage is Stage.FINISHED and any(r.id == id for r in story.receipts):
+                raise UsageError(f"batch {story.decided.batch} with {id} is finished already")
+        raise UsageError(
+            f"the log has not decided to commit {id!r}: committing it could repeat rows. What no "
+            "decision names is aborted"
+        )
+
+    def _audit(self, action: str, id: str, **facts: Json) -> None:
+        entry: dict[str, Json] = {"action": action, "id": id, "by": whoami(), "at": time.time()}
+        self._need_log().audit(entry | facts)
+
+    def _need_log(self) -> TransactionLog:
+        if self.log is None:
+            raise UsageError("give --log: without it nobody can say what was decided")
+        return self.log
+
+    # The systems.
+
+    def _branches(self, sink: str) -> KafkaBranches:
+        if self.settings is None:
+            raise UsageError("give --bootstrap-servers: the brokers must be asked")
+        servers = self.settings["bootstrap.servers"]
+        return Kafka(bootstrap_servers=servers, name=sink, settings=self.settings)
+
+    def _participant(self, receipt: Receipt) -> KafkaBranches:
+        if "offsets" in receipt.handle:
+            group = str(receipt.handle.get("group", ""))
+            return GroupOffsetsParticipant(receipt.sink, group, self.settings or {})
+        return self._branches(receipt.sink)
+
+    def _strays(self) -> list[Stray]:
+        if self.settings is None:
+            return []
+        mine = self.state.generation.namespace if self.state.generation else None
+        branches = self._branches("any")
+        prefix = f"poundlock.{mine.pipeline}.{mine.identity}." if mine else "poundlock."
+        ids = [found.transactional_id for found in branches.client.list_open(prefix)]
+        described = branches.client.describe(ids)
+        strays: list[Stray] = []
+        for id_ in ids:
+            parsed, now = parse_id(id_), described[id_]
+            if parsed is None or now is None or (mine is not None and parsed[0] != mine):
+                continue
+            strays.append(stray_of(parsed[2], id_, parsed[1], now))
+        return strays
+
+    def _decided_line(self, batch: int, receipt: Receipt, stray: Stray | None) -> Line:
+        generation = self.state.generation
+        assert generation is not None
+        parsed = parse_id(receipt.id)
+        asked = self.settings is not None
+        state = stray.state if stray else ("not open" if asked else "not asked")
+        return Line(
+            id=receipt.id,
+            pipeline=generation.namespace.pipeline,
+            sink=receipt.sink,
+            generation=parsed[1] if parsed else generation.number,
+            batch=batch,
+            decision="commit",
+            state=state,
+            age_s=time.time() - receipt.began_at,
+            time_left_s=None if receipt.expires_at is None else receipt.expires_at - time.time(),
+            owner=generation.owner,
+            rows=receipt.fingerprint.rows,
+            next="is committed when the pipeline starts; 'poundlock txn commit' does it now",
+        )
+
+    def _stray_line(self, stray: Stray) -> Line:
+        generation, parsed = self.state.generation, parse_id(stray.id)
+        assert parsed is not None
+        known = generation is not None
+        current = known and stray.generation == generation.number
+        advice = (
+            "belongs to the running batch, or is swept"
+            if current
+            else "is swept when the pipeline starts; 'poundlock txn abort' does it now"
+        )
+        return Line(
+            id=stray.id,
+            pipeline=parsed[0].pipeline,
+            sink=stray.sink,
+            generation=stray.generation,
+            batch=None,
+            decision="none" if known else "unknown",
+            state=stray.state,
+            age_s=None if stray.began_at is None else time.time() - stray.began_at,
+            time_left_s=None if stray.expires_at is None else stray.expires_at - time.time(),
+            owner=generation.owner if current and generation else None,
+            rows=None,
+            next=advice if known else "give --log to know what was decided",
+        )
+
+
+__all__ = ["Desk", "Line", "open_log", "whoami"]
