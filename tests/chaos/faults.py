@@ -1,0 +1,187 @@
+"""Faults at named points of a pipeline's life: reported durably, then carried out.
+
+Runs inside the child: on the driver, and in its tasks, to which it travels by pickling. The points:
+
+    the members of `Step`     by their values: "decided", "committed-one", ...
+    log:KIND:aside            a record of the log (Generation, Decided, ...) is written aside and synced
+    log:KIND:linked           it has its name, but the directory is not synced yet
+    commit:sent               EndTxn was answered; nobody has looked at the partitions yet
+    sweep:aborted-one         one stray of several is aborted
+    offsets:prepared          the source's offsets are in their transaction; no receipt yet
+    task:began, task:wrote, task:prepared     in a task, for each sink, after the effect
+
+Facts of a point, for `match`: phase ("take-over" or "batch") and those of the step (batch, sink,
+...); in a task batch, attempt, sink, task and retry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from poundlock.core.log import Disk
+from poundlock.core.model import Branch, Receipt, Stray
+from poundlock.core.participant import PreparedBranch, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.errors import Rejected
+from poundlock.sinks import Kafka
+
+_POLL_S = 0.01
+
+
+@dataclass
+class Faults:
+    """The faults of one pipeline in one life of the driver."""
+
+    pipeline: str
+    wanted: Sequence[Mapping[str, Any]]  # as `harness.Fault` spells them
+    reports: str  # the life's directory of reports
+    killers: Sequence[str]  # reports that must all be there before the driver is killed
+    driver: int  # process id, and the id of the driver's group
+    phase: str = "take-over"
+    _seen: Counter[int] = field(default_factory=Counter)
+
+    def reached(self, point: str, **facts: Any) -> None:
+        """Carry out the fault that is wanted here, if any; once in a life."""
+        facts = {"phase": self.phase} | facts
+        for index, fault in enumerate(self.wanted):
+            if fault["at"] != point or any(facts.get(k) != v for k, v in fault["match"].items()):
+                continue
+            self._seen[index] += 1
+            name = f"{self.pipeline}@{point}"
+            if self._seen[index] == fault["nth"] and self._report(name, point, facts):
+                getattr(self, "_" + fault["then"].replace("-", "_"))(name)
+
+    def _report(self, name: str, point: str, facts: Mapping[str, Any]) -> bool:
+        """Write the report, to survive whatever comes. False if another process was first."""
+        body = {"pipeline": self.pipeline, "point": point, "facts": facts, "pid": os.getpid()}
+        try:
+            with open(Path(self.reports, name), "x") as file:
+                json.dump(body, file, default=str)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            return False
+        return True
+
+    # What can be done at a point.
+
+    def _kill(self, name: str) -> None:
+        """Kill the driver, Python and JVM at once, when all pipelines are at their points."""
+        self._end(lambda: os.killpg(self.driver, signal.SIGKILL))
+
+    def _kill_python(self, name: str) -> None:
+        """Kill the driver's Python alone. Its JVM lives on as a zombie, until it notices."""
+        self._end(lambda: os.kill(self.driver, signal.SIGKILL))
+
+    def _end(self, kill: Any) -> None:
+        if all(Path(self.reports, killer).exists() for killer in self.killers):
+            kill()
+        while True:  # nothing may happen past this point, until the last pipeline ends us all
+            time.sleep(_POLL_S)
+
+    def _hold(self, name: str) -> None:
+        """Wait until the harness releases us."""
+        while not Path(self.reports, f"{name}.go").exists():
+            time.sleep(_POLL_S)
+
+    def _kill_worker(self, name: str) -> None:
+        """Kill this Python worker (in a task only)."""
+        assert os.getpid() != self.driver
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _kill_executor(self, name: str) -> None:
+        """Kill the JVM of this task's executor: the parent of the daemon that forked us."""
+        assert os.getpid() != self.driver
+        executor = _parent(os.getppid())
+        assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_bytes()
+        os.kill(executor, signal.SIGKILL)
+        while True:
+            time.sleep(_POLL_S)
+
+    def _fail(self, name: str) -> None:
+        """Raise an error that no part of Poundlock knows."""
+        raise RuntimeError(f"injected at {name}")
+
+    def _reject(self, name: str) -> None:
+        raise Rejected(f"injected at {name}")
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+class FaultyKafka(Kafka):
+    """The sink under test, with points around what it does."""
+
+    faults: Faults
+
+    def begin(self, branch: Branch) -> Any:
+        writer = FaultyWriter(super().begin(branch), self.faults, branch)
+        writer.reached("task:began")
+        return writer
+
+    def _seen(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
+        if receipts:
+            self.faults.reached("commit:sent", sink=self.name)
+        return super()._seen(receipts)
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        states: list[BranchState] = []
+        for stray in strays:
+            states += super().abort([stray])
+            if len(states) < len(strays):
+                self.faults.reached("sweep:aborted-one", sink=self.name)
+        return states
+
+
+class FaultyWriter(Writer):
+    """One branch in a task."""
+
+    def __init__(self, writer: Writer, faults: Faults, branch: Branch):
+        self._writer = writer
+        self._faults = faults
+        self._branch = branch
+
+    def reached(self, point: str) -> None:
+        branch = self._branch
+        self._faults.reached(
+            point,
+            batch=branch.transaction.batch,
+            attempt=branch.transaction.attempt,
+            sink=branch.sink,
+            task=branch.task,
+            retry=branch.retry,
+        )
+
+    def write(self, rows: Any) -> None:
+        self._writer.write(rows)
+        self.reached("task:wrote")
+
+    def prepare(self) -> PreparedBranch | None:
+        prepared = self._writer.prepare()
+        self.reached("task:prepared")
+        return prepared
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+class FaultyDisk(Disk):
+    """The disk under the log, with points around the one call that publishes a record."""
+
+    def __init__(self, faults: Faults):
+        self._faults = faults
+
+    def link(self, source: str, target: str) -> None:
+        kind = json.loads(Path(source).read_text())["body"]["record"]["kind"]
+        self._faults.reached(f"log:{kind}:aside")
+        super().link(source, target)
+        self._faults.reached(f"log:{kind}:linked")

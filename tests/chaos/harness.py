@@ -1,0 +1,544 @@
+"""Real drivers, killed at named points and started again; oracles that share no code with the
+product.
+
+    chaos = Chaos(directory, bootstrap_servers, [Query("stateless")])    # topics, input
+    life = chaos.live({"stateless": Fault("decided")})    # one driver, until it ends
+    assert life.killed and life.reached == {"stateless": ["decided"]}    # or both at once: `die_at`
+    chaos.live().ended()                # the last life must end by itself, without an error
+    chaos.check()                       # output exact, nothing left open, LSO == high watermark
+
+`Fault(at, then, nth, match)`: at which point (they are listed in `faults`), what to do there, the
+n-th time that it is reached in this life, and facts that must hold. `then` is one of
+
+    kill           SIGKILL for the driver, Python and JVM. Where several pipelines of one driver have a
+                   `kill`, each halts at its point, and the last to arrive kills all of them
+    kill-python    the same, but the JVM stays behind as a zombie
+    hold           wait for `child.release(pipeline, point)`
+    fail, reject   raise an unknown error, or a no vote
+    kill-worker, kill-executor    in a task: this Python worker, or the JVM of its executor
+
+A fault is carried out once in a life, by whoever comes first, after its report was written and
+synced. For more than one driver at a time: `child = chaos.start(...)`, `child.wait_for(pipeline,
+point)`, `child.release(...)`, `child.signal(SIGSTOP)`, `child.kill()`, `child.finish()`. `live` is
+start and finish.
+
+A `Query` is one of three kinds: "stateless" (one output topic), "outputs" (three sinks, four topics)
+and "stateful" (a windowed aggregation in update mode). Its `sink`, `source`, `settings` and `trigger`
+go to the Kafka sinks, to `read_kafka`, to `Settings` and to `start`, and must be JSON; `start` and
+`live` take other values for one life. What the driver printed is in `life.output` and, while it runs,
+in DIRECTORY/life-N.log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from kafka.admin import KafkaAdminClient
+
+HERE = Path(__file__).parent
+LIFE_TIMEOUT_S = 180.0
+_POLL_S = 0.02
+
+# A driver that lives for seconds: no compiler that pays later, no page to look at.
+CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "600m",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    at: str
+    then: str = "kill"
+    nth: int = 1
+    match: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Query:
+    """One pipeline of the child, its input and its outputs."""
+
+    kind: str
+    name: str = ""
+    rows: int = 600
+    rows_per_batch: int = 30
+    partitions: int = 2
+    sink: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trigger: Mapping[str, Any] = field(default_factory=lambda: {"availableNow": True})
+
+    @property
+    def pipeline(self) -> str:
+        return self.name or self.kind
+
+
+OUTPUTS = {
+    "stateless": ["out"],
+    "outputs": ["every", "hot", "even", "odd"],
+    "stateful": ["counts"],
+}
+
+
+class Life:
+    """What became of one driver."""
+
+    def __init__(self, reports: Path, returncode: int, log: Path):
+        self.returncode = returncode
+        self.output = log.read_text(errors="replace")
+        self.reports = [
+            json.loads(file.read_text())
+            for file in sorted(reports.iterdir(), key=lambda it: it.stat().st_mtime_ns)
+            if file.suffix != ".go"
+        ]
+
+    @property
+    def killed(self) -> bool:
+        return self.returncode == -signal.SIGKILL
+
+    @property
+    def reached(self) -> dict[str, list[str]]:
+        """The points where a fault was carried out, by pipeline, in the order of time."""
+        points: dict[str, list[str]] = defaultdict(list)
+        for report in self.reports:
+            points[report["pipeline"]].append(report["point"])
+        return dict(points)
+
+    def ended(self) -> Life:
+        """See that it ended by itself, and without an error."""
+        assert self.returncode == 0, f"the driver ended with {self.returncode}:\n{self.tail()}"
+        return self
+
+    def tail(self, characters: int = 6000) -> str:
+        return self.output[-characters:]
+
+
+class Child:
+    """A driver that runs. It leads a process group of its own, with its JVM in it."""
+
+    def __init__(self, config: Path, reports: Path, log: Path):
+        self._reports, self._log = reports, log
+        paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "job.py"), str(config)],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def has_reached(self, pipeline: str, point: str) -> bool:
+        return (self._reports / f"{pipeline}@{point}").exists()
+
+    def wait_for(self, pipeline: str, point: str, timeout: float = LIFE_TIMEOUT_S) -> None:
+        """Wait until a pipeline has reported a point."""
+
+        def there() -> bool:
+            reached = self.has_reached(pipeline, point)
+            assert reached or self.process.poll() is None, f"it died:\n{self.finish().tail()}"
+            return reached
+
+        wait_until(there, f"{pipeline} at {point}", timeout)
+
+    def release(self, pipeline: str, point: str) -> None:
+        """Let a pipeline go on that holds at a point."""
+        (self._reports / f"{pipeline}@{point}.go").touch()
+
+    def group(self) -> list[int]:
+        """The living processes of the driver's group: its Python and its JVM."""
+        return [pid for pid, group, state in _processes() if group == self.pid and state != "Z"]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole driver, Python and JVM."""
+        os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        if self.group():
+            self.signal(signal.SIGKILL)
+
+    def finish(self, timeout: float = LIFE_TIMEOUT_S, *, zombie: bool = False) -> Life:
+        """Wait until the driver is over, its JVM too unless a `zombie` is wanted, and say how."""
+        try:
+            self.process.wait(timeout)
+            if not zombie:
+                wait_until(lambda: not self.group(), "the end of the driver's JVM", timeout)
+        except BaseException:
+            self.kill()
+            self.process.wait()
+            print(Life(self._reports, 0, self._log).tail())
+            raise
+        return Life(self._reports, self.process.returncode, self._log)
+
+
+class Chaos:
+    """Pipelines over fresh topics, and the lives of the drivers that run them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        bootstrap_servers: str,
+        queries: Sequence[Query],
+        *,
+        master: str = "local[8]",
+        conf: Mapping[str, str] | None = None,
+        replication: int = 1,
+    ):
+        self.directory, self.servers, self.master = directory, bootstrap_servers, master
+        self.queries = {query.pipeline: query for query in queries}
+        self.conf = CONF | dict(conf or {})
+        self.run = uuid.uuid4().hex[:8]
+        self.lives = 0
+        create_topics(
+            bootstrap_servers,
+            {
+                topic: query.partitions
+                for name, query in self.queries.items()
+                for topic in (self.source(name), *self.outputs(name))
+            },
+            replication,
+        )
+        for name in self.queries:
+            self.feed(name)
+
+    def source(self, pipeline: str) -> str:
+        return f"{self.run}-{pipeline}-in"
+
+    def outputs(self, pipeline: str) -> list[str]:
+        kind = self.queries[pipeline].kind
+        return [f"{self.run}-{pipeline}-{output}" for output in OUTPUTS[kind]]
+
+    def checkpoint(self, pipeline: str) -> Path:
+        return self.directory / "checkpoints" / pipeline
+
+    def feed(self, pipeline: str) -> None:
+        """Write the whole input, each row to the partition that follows from its number."""
+        query = self.queries[pipeline]
+        producer = Producer({"bootstrap.servers": self.servers, "acks": "all"})
+        for row in make_rows(query.rows):
+            producer.produce(
+                self.source(pipeline), value=row.line(), partition=row.i % query.partitions
+            )
+        assert producer.flush(60) == 0
+
+    # Lives.
+
+    def start(
+        self,
+        faults: Mapping[str, Fault | Sequence[Fault]] | None = None,
+        *,
+        only: Iterable[str] | None = None,
+        **changes: Any,
+    ) -> Child:
+        """Start a driver with all pipelines, or `only` some; `changes` replace fields of theirs."""
+        self.lives += 1
+        reports = self.directory / f"life-{self.lives}"
+        reports.mkdir(parents=True)
+        wanted = {
+            name: [fault] if isinstance(fault, Fault) else list(fault)
+            for name, fault in (faults or {}).items()
+        }
+        assert wanted.keys() <= self.queries.keys()
+        chosen = list(self.queries if only is None else only)
+        config = {
+            "bootstrap_servers": self.servers,
+            "master": self.master,
+            "conf": self.conf,
+            "reports": str(reports),
+            "killers": [
+                f"{name}@{fault.at}"
+                for name, each in wanted.items()
+                for fault in each
+                if fault.then in ("kill", "kill-python")
+            ],
+            "queries": [
+                asdict(self.queries[name])
+                | {
+                    "name": name,
+                    "topic": self.source(name),
+                    "outputs": self.outputs(name),
+                    "checkpoint": str(self.checkpoint(name)),
+                    "faults": [asdict(fault) for fault in wanted.get(name, [])],
+                }
+                | changes
+                for name in chosen
+            ],
+        }
+        file = self.directory / f"life-{self.lives}.json"
+        file.write_text(json.dumps(config, indent=1, default=dict))
+        return Child(file, reports, self.directory / f"life-{self.lives}.log")
+
+    def live(
+        self,
+        faults: Mapping[str, Fault | Sequence[Fault]] | None = None,
+        *,
+        only: Iterable[str] | None = None,
+        timeout: float = LIFE_TIMEOUT_S,
+        **changes: Any,
+    ) -> Life:
+        """Run one driver until it dies or has nothing left to do."""
+        return self.start(faults, only=only, **changes).finish(timeout)
+
+    def die_at(self, faults: Mapping[str, Fault]) -> Life:
+        """Run one driver whose pipelines each halt at a point, all killed there; see that they were."""
+        life = self.live(faults, only=faults)
+        assert life.killed, f"ended with {life.returncode}, not at {faults}:\n{life.tail()}"
+        assert life.reached == {name: [fault.at] for name, fault in faults.items()}
+        return life
+
+    # Oracles.
+
+    def check(self) -> None:
+        """See that every expected row is there once and no other, and that nothing is left open."""
+        for name in self.queries:
+            self.check_output(name)
+            self.check_nothing_open(name)
+
+    def check_output(self, pipeline: str) -> None:
+        expected = self.expected(pipeline)
+        found = {topic: read(self.servers, topic) for topic in self.outputs(pipeline)}
+        for topic in self.outputs(pipeline):
+            assert_same(topic, Counter(expected[topic]), Counter(found[topic]))
+
+    def expected(self, pipeline: str) -> dict[str, list[str]]:
+        """Compute each output topic's values in plain Python."""
+        query = self.queries[pipeline]
+        batches = self.batches(pipeline) if query.kind == "stateful" else [make_rows(query.rows)]
+        values = EXPECTED[query.kind](batches)
+        return dict(zip(self.outputs(pipeline), values, strict=True))
+
+    def batches(self, pipeline: str) -> list[list[Row]]:
+        """Cut the input into batches as Spark did, by the end offsets in its own checkpoint."""
+        query = self.queries[pipeline]
+        rows = make_rows(query.rows)
+        lanes = [rows[number :: query.partitions] for number in range(query.partitions)]
+        batches: list[list[Row]] = []
+        ends = [0] * query.partitions
+        files = (self.checkpoint(pipeline) / "offsets").glob("[0-9]*")
+        for file in sorted(files, key=lambda it: int(it.name)):
+            offsets = json.loads(file.read_text().splitlines()[2])[self.source(pipeline)]
+            begins, ends = ends, [offsets[str(number)] for number in range(query.partitions)]
+            batches.append(
+                [
+                    row
+                    for lane, begin, end in zip(lanes, begins, ends, strict=True)
+                    for row in lane[begin:end]
+                ]
+            )
+        assert sum(map(len, batches)) == query.rows, "Spark's offsets do not cover the input"
+        return batches
+
+    def check_nothing_open(self, pipeline: str) -> None:
+        assert open_transactions(self.servers, self.outputs(pipeline)) == {}
+        stable, high = stable_and_high(self.servers, self.outputs(pipeline))
+        assert stable == high, f"a reader of committed rows is held back: {stable} of {high}"
+
+
+# The input, and what must come of it.
+
+
+@dataclass(frozen=True)
+class Row:
+    i: int
+
+    @property
+    def sensor(self) -> str:
+        return f"s{self.i % 5}"
+
+    @property
+    def seconds(self) -> int:
+        return 1_700_000_040 + self.i  # the beginning of a minute
+
+    @property
+    def temperature(self) -> int:
+        return self.i * 7 % 50
+
+    def line(self) -> str:
+        return f"{self.i},{self.sensor},{self.seconds},{self.temperature}"
+
+
+def make_rows(count: int) -> list[Row]:
+    return [Row(i) for i in range(count)]
+
+
+def _stateless(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
+    return [
+        [
+            _json({"i": row.i, "sensor": row.sensor, "doubled": row.temperature * 2})
+            for batch in batches
+            for row in batch
+        ]
+    ]
+
+
+def _outputs(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
+    rows = [row for batch in batches for row in batch]
+    return [
+        [_json({"i": row.i, "sensor": row.sensor}) for row in rows],
+        [
+            _json({"sensor": row.sensor, "i": row.i, "temperature": row.temperature})
+            for row in rows
+            if row.temperature > 30
+        ],
+        [str(row.i) for row in rows if row.i % 2 == 0],
+        [str(row.i) for row in rows if row.i % 2 == 1],
+    ]
+
+
+def _stateful(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
+    """Each batch gives one row for every window that it changed. Counts grow, so no row comes twice."""
+    counts: Counter[tuple[str, int]] = Counter()
+    totals: Counter[tuple[str, int]] = Counter()
+    values: list[str] = []
+    for batch in batches:
+        changed: dict[tuple[str, int], None] = {}
+        for row in batch:
+            window = (row.sensor, row.seconds // 60 * 60)
+            counts[window] += 1
+            totals[window] += row.temperature
+            changed[window] = None
+        values += [
+            _json({"sensor": w[0], "start": w[1], "n": counts[w], "total": totals[w]})
+            for w in changed
+        ]
+    return [values]
+
+
+EXPECTED: Mapping[str, Callable[[Sequence[Sequence[Row]]], list[list[str]]]] = {
+    "stateless": _stateless,
+    "outputs": _outputs,
+    "stateful": _stateful,
+}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def assert_same(what: str, expected: Counter[str], found: Counter[str]) -> None:
+    """Compare as multisets, and name what is missing and what is too much."""
+    missing, extra = expected - found, found - expected
+    assert not missing and not extra, (
+        f"{what}: {missing.total()} of {expected.total()} rows are missing, such as "
+        f"{list(missing)[:3]}; {extra.total()} are too many, such as {list(extra)[:3]}"
+    )
+
+
+# Kafka, seen by other clients than the product's.
+
+
+def create_topics(servers: str, topics: Mapping[str, int], replication: int = 1) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    made = admin.create_topics([NewTopic(name, n, replication) for name, n in topics.items()])
+    for future in made.values():
+        future.result()
+
+
+def partitions_of(servers: str, topics: Iterable[str]) -> list[TopicPartition]:
+    admin = AdminClient({"bootstrap.servers": servers})
+    return [
+        TopicPartition(topic, number)
+        for topic in topics
+        for number in admin.list_topics(topic, timeout=30).topics[topic].partitions
+    ]
+
+
+def read(servers: str, topic: str, *, isolation: str = "read_committed") -> list[str]:
+    """Read all values of a topic, up to where a reader of this isolation comes now."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": f"chaos-{uuid.uuid4().hex}",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+        }
+    )
+    try:
+        parts = partitions_of(servers, [topic])
+        consumer.assign([TopicPartition(topic, part.partition, 0) for part in parts])
+        values: list[str] = []
+        at_end = 0
+        deadline = time.monotonic() + 60
+        while at_end < len(parts):
+            assert time.monotonic() < deadline, f"{topic} cannot be read to its end"
+            for message in consumer.consume(10_000, 1.0):
+                if message.error():
+                    at_end += 1
+                else:
+                    values.append(message.value().decode())
+        return values
+    finally:
+        consumer.close()
+
+
+def stable_and_high(
+    servers: str, topics: Iterable[str]
+) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]]:
+    """Return the last stable offset and the high watermark of every partition, by ListOffsets."""
+    admin = AdminClient({"bootstrap.servers": servers})
+    asked = {part: OffsetSpec.latest() for part in partitions_of(servers, topics)}
+
+    def ends(level: IsolationLevel) -> dict[tuple[str, int], int]:
+        found = admin.list_offsets(asked, isolation_level=level)
+        return {(p.topic, p.partition): future.result().offset for p, future in found.items()}
+
+    return ends(IsolationLevel.READ_COMMITTED), ends(IsolationLevel.READ_UNCOMMITTED)
+
+
+def open_transactions(servers: str, topics: Iterable[str]) -> dict[str, str]:
+    """Return id and state of every transaction that is not over and touches one of the topics."""
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        listed = [
+            txn.transactional_id
+            for each in admin.list_transactions().values()
+            for txn in each
+            if txn.state.value in ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+        ]
+        wanted = set(topics)
+        return {
+            id_: txn.state.value
+            for id_, txn in admin.describe_transactions(listed).items()
+            if {part.topic for part in txn.topic_partitions} & wanted
+        }
+    finally:
+        admin.close()
+
+
+def wait_until(true: Callable[[], bool], what: str, timeout: float = LIFE_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline, f"waited {timeout:.0f} s in vain for {what}"
+        time.sleep(_POLL_S)
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """Yield (id, group, state) of every process."""
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            try:
+                state, _, group = (directory / "stat").read_text().rsplit(")", 1)[1].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            yield int(directory.name), int(group), state

@@ -1,0 +1,178 @@
+"""The child of the chaos tests: a real Spark driver with one or several pipelines in it.
+
+Run by `harness` as `python job.py CONFIG.json`. Each pipeline runs in a thread of its own. Ends with
+0 when all pipelines have nothing left to do, and with 1 (and the error on stderr) when one of them
+fails or ends without having reached its points.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from faults import Faults, FaultyDisk, FaultyKafka
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import poundlock as lock
+from poundlock.core.log import FileLog
+from poundlock.core.protocol import Step
+from poundlock.sources.kafka import GroupOffsetsBranch
+from poundlock.spark import pipeline as pipelines
+
+
+def main(path: str) -> None:
+    config = json.loads(Path(path).read_text())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    for noisy in ("py4j", "kafka"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    spark = lock.session(config["master"], parallelism=2, conf=config["conf"])
+    spark.sparkContext.setLogLevel("WARN")
+    faults = {
+        query["name"]: Faults(
+            query["name"], query["faults"], config["reports"], config["killers"], os.getpid()
+        )
+        for query in config["queries"]
+    }
+    watch(config["queries"], faults)
+    threads = [
+        threading.Thread(target=guarded, args=(spark, config, query, faults[query["name"]]))
+        for query in config["queries"]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spark.stop()
+
+
+def guarded(spark: SparkSession, config: Any, query: Any, faults: Faults) -> None:
+    try:
+        run(spark, config, query, faults)
+        missed = [
+            fault["at"]
+            for fault in query["faults"]
+            if not Path(config["reports"], f"{query['name']}@{fault['at']}").exists()
+        ]
+        assert not missed, f"pipeline {query['name']} never came to {missed}"
+    except BaseException:  # noqa: BLE001 (whatever it is, this life is over)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def run(spark: SparkSession, config: Any, query: Any, faults: Faults) -> None:
+    def observe(step: Step, facts: Mapping[str, object]) -> None:
+        if step is Step.ENTERED:
+            faults.phase = "batch"
+        faults.reached(step.value, **facts)
+
+    def sink(topic: str | None, **arguments: Any) -> FaultyKafka:
+        made = FaultyKafka(
+            topic, bootstrap_servers=config["bootstrap_servers"], **arguments, **query["sink"]
+        )
+        made.faults = faults
+        return made
+
+    frame, routes, mode = KINDS[query["kind"]](rows(spark, config, query), query, sink)
+    settings = lock.Settings(**query["settings"])
+    line = lock.pipeline(
+        frame,
+        name=query["name"],
+        checkpoint_location=query["checkpoint"],
+        output_mode=mode,
+        settings=settings,
+    )
+    for made, route in routes:
+        line = line.to(made, **route)
+    line.observe(observe).start(**query["trigger"]).awaitTermination()
+
+
+def rows(spark: SparkSession, config: Any, query: Any) -> DataFrame:
+    """Open the input: the rows of `harness.make_rows`."""
+    options: dict[str, Any] = {"maxOffsetsPerTrigger": query["rows_per_batch"]} | query["source"]
+    lines = lock.read_kafka(
+        spark,
+        query["topic"],
+        bootstrap_servers=config["bootstrap_servers"],
+        starting_offsets="earliest",
+        **options,
+    )
+    return lines.selectExpr("split(CAST(value AS STRING), ',') AS f").selectExpr(
+        "CAST(f[0] AS INT) AS i",
+        "f[1] AS sensor",
+        "timestamp_seconds(CAST(f[2] AS BIGINT)) AS ts",
+        "CAST(f[3] AS INT) AS temperature",
+    )
+
+
+# The kinds of query. `harness.expected` has the same in plain Python.
+
+
+def stateless(frame: DataFrame, query: Any, sink: Any) -> Any:
+    """Each row, to one topic."""
+    shaped = frame.selectExpr("i", "sensor", "temperature * 2 AS doubled")
+    return shaped, [(sink(query["outputs"][0], key="sensor", value="json"), {})], "append"
+
+
+def outputs(frame: DataFrame, query: Any, sink: Any) -> Any:
+    """All rows, the hot ones in another shape, and each row to the topic that it names."""
+    every, hot, even, odd = query["outputs"]
+    shaped = frame.selectExpr(
+        "i", "sensor", "temperature", f"IF(i % 2 = 0, '{even}', '{odd}') AS topic"
+    )
+    routes = [
+        (sink(every, name="every", value="json"), {"select": ["i", "sensor"]}),
+        (
+            sink(hot, name="hot", key="sensor", value="json"),
+            {"where": "temperature > 30", "select": ["sensor", "i", "temperature"]},
+        ),
+        (sink(None, name="by-topic", value="value"), {"select": ["topic", "string(i) AS value"]}),
+    ]
+    return shaped, routes, "append"
+
+
+def stateful(frame: DataFrame, query: Any, sink: Any) -> Any:
+    """Counts and sums by window and sensor, each time they change."""
+    counted = (
+        frame.withWatermark("ts", "1 hour")
+        .selectExpr("sensor", "window(ts, '60 seconds') AS w", "temperature")
+        .groupBy("sensor", "w")
+        .agg(F.count("*").alias("n"), F.sum("temperature").alias("total"))
+        .selectExpr("sensor", "unix_timestamp(w.start) AS start", "n", "total")
+    )
+    return counted, [(sink(query["outputs"][0], key="sensor", value="json"), {})], "update"
+
+
+KINDS = {"stateless": stateless, "outputs": outputs, "stateful": stateful}
+
+
+def watch(queries: Any, faults: Mapping[str, Faults]) -> None:
+    """Put points where the product has no hook of its own: the log, the offsets, the vote."""
+    by_place = {query["checkpoint"]: faults[query["name"]] for query in queries}
+
+    def open_log(spark: SparkSession, location: str) -> FileLog:
+        return FileLog(location, disk=FaultyDisk(by_place[os.path.dirname(location)]))
+
+    pipelines.open_log = open_log
+
+    prepare = GroupOffsetsBranch.prepare
+
+    def prepare_offsets(self: GroupOffsetsBranch, branch: Any) -> Any:
+        receipt = prepare(self, branch)
+        pipeline = branch.transaction.namespace.pipeline
+        faults[pipeline].reached("offsets:prepared", batch=branch.transaction.batch)
+        return receipt
+
+    GroupOffsetsBranch.prepare = prepare_offsets
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
