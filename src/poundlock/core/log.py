@@ -19,7 +19,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ class TransactionLog(ABC):
 
     def load(self) -> LogState:
         """Read all records that count, and forget what this object believed before."""
-        entries = self._entries()
+        entries = self.entries()
         self.state = LogState()
         self._decided_at.clear()
         self._pending = None
@@ -149,8 +149,17 @@ class TransactionLog(ABC):
         return self.state
 
     def entries(self) -> list[Entry]:
-        """Return all records that count, oldest first, for people to look at."""
-        return self._entries()
+        """Return all records that count, oldest first."""
+        # A compaction under way elsewhere can open a gap between listing and reading: look again.
+        for _ in range(self.settle_tries):
+            with self._reachable():
+                entries = self._read_back()
+            if entries is not None:
+                return entries
+        raise LogCorrupt(
+            f"the log at {self.uri} has a gap: a record is missing. Restore it from a copy; without "
+            "it nobody can say what was decided"
+        )
 
     def append(self, record: Record) -> None:
         """Make `record` the next one of the log, durably.
@@ -178,7 +187,9 @@ class TransactionLog(ABC):
     def ensure_owned(self) -> None:
         """Raise `Fenced` if another driver has written since our last record."""
         self.settle()
-        if self._read(self._next) is not None or not self._predecessor_is_ours():
+        with self._reachable():
+            taken = self._read(self._next) is not None
+        if taken or not self._predecessor_is_ours():
             raise self._fenced()
 
     def compact(self, keep: int) -> None:
@@ -192,9 +203,10 @@ class TransactionLog(ABC):
         floor = self._decided_at[batch_floor]
         self.append(Compacted(floor, batch_floor, generation))
         # Oldest first: whoever finds its own predecessor gone knows that it was left behind.
-        for number in sorted(self._numbers()):
-            if number < floor:
-                self._delete(number)
+        with self._reachable():
+            for number in sorted(self._numbers()):
+                if number < floor:
+                    self._delete(number)
         self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
 
     def _publish(self, entry: Entry) -> Entry:
@@ -222,11 +234,22 @@ class TransactionLog(ABC):
             "make the file system reachable and start the pipeline again"
         ) from error
 
+    @contextlib.contextmanager
+    def _reachable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Unavailable(
+                f"the log at {self.uri} cannot be read or written ({error}). Nothing was committed or "
+                "aborted since; make the file system reachable and start the pipeline again"
+            ) from error
+
     def _predecessor_is_ours(self) -> bool:
-        if self._last is None:
-            # The first record has no predecessor: then nothing else may be there either.
-            return all(number <= self._next for number in self._numbers())
-        data = self._read(self._last.number)
+        with self._reachable():
+            if self._last is None:
+                # The first record has no predecessor: then nothing else may be there either.
+                return all(number <= self._next for number in self._numbers())
+            data = self._read(self._last.number)
         if data is None:
             return False
         return Entry.decode(self._last.number, data, self.uri).nonce == self._last.nonce
@@ -243,17 +266,6 @@ class TransactionLog(ABC):
         if isinstance(entry.record, Decided):
             self._decided_at[entry.record.batch] = entry.number
         self._last, self._next = entry, entry.number + 1
-
-    def _entries(self) -> list[Entry]:
-        # A compaction under way elsewhere can open a gap between listing and reading: look again.
-        for _ in range(self.settle_tries):
-            entries = self._read_back()
-            if entries is not None:
-                return entries
-        raise LogCorrupt(
-            f"the log at {self.uri} has a gap: a record is missing. Restore it from a copy; without "
-            "it nobody can say what was decided"
-        )
 
     def _read_back(self) -> list[Entry] | None:
         """Read from the newest record down to the floor; None if a number is missing."""
@@ -322,8 +334,23 @@ class FileLog(TransactionLog):
         super().__init__(Path(self._directory).as_uri(), clock=clock)
         self._disk = disk or Disk()
         self._broken: OSError | None = None
+        self._names_are_durable = False  # of the records that were found, not made, by this object
         if create:
+            self._make_directory()
+
+    def _make_directory(self) -> None:
+        """Create the directory, its own name and those above it as durable as the records in it."""
+        with self._reachable():
             self._disk.make_directory(self._directory)
+        path = self._directory
+        while not os.path.ismount(path):
+            path = os.path.dirname(path)
+            with contextlib.suppress(PermissionError):  # then it is not ours, and was there before
+                self._sync(path)
+
+    def load(self) -> LogState:
+        self._names_are_durable = False
+        return super().load()
 
     def _path(self, number: int) -> str:
         return os.path.join(self._directory, f"{number:020}.json")
@@ -332,12 +359,17 @@ class FileLog(TransactionLog):
         if self._broken is not None:
             raise self._dead() from self._broken
         aside = os.path.join(self._directory, f".{uuid.uuid4().hex}.tmp")
+        if not self._names_are_durable:
+            # Another driver may have died between its link and its sync: no record before the last.
+            self._sync(self._directory)
+            self._names_are_durable = True
         try:
             self._disk.write(aside, data)
             self._sync(aside)
             try:
                 self._disk.link(aside, self._path(number))
             except FileExistsError:
+                self._sync(self._directory)  # perhaps ours, from a try that was interrupted here
                 raise NumberTaken from None
             except PermissionError as error:
                 raise UsageError(
@@ -352,6 +384,8 @@ class FileLog(TransactionLog):
     def _sync(self, path: str) -> None:
         try:
             self._disk.sync(path)
+        except (FileNotFoundError, PermissionError):
+            raise  # nothing was synced: another driver dropped our file, or the directory is not ours
         except OSError as error:
             # After a failed fsync the kernel may call the pages clean: a second try proves nothing.
             self._broken = error
