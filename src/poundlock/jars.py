@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from poundlock import java
-from poundlock.errors import UsageError, Unavailable
+from poundlock.errors import Unavailable, UsageError
 
 LOCK = Path(__file__).with_name("jars.lock")
 
@@ -44,8 +44,11 @@ class Jar:
     def parse(cls, coordinate: str, sha256: str = "") -> Jar:
         parts = coordinate.split(":")
         if len(parts) != 3 or not all(parts):
-            raise UsageError(f"{coordinate!r} is not a coordinate of the form group:artifact:version")
-        return cls(*parts, sha256)
+            raise UsageError(
+                f"{coordinate!r} is not a coordinate of the form group:artifact:version"
+            )
+        group, artifact, version = parts
+        return cls(group, artifact, version, sha256)
 
     @property
     def coordinate(self) -> str:
@@ -71,6 +74,22 @@ ROOTS = {
         resolved=("org.apache.kafka:kafka_2.13:4.2.1",),
         # Kafka speaks slf4j 1.7; with a binding for slf4j 2 it would log nothing at all.
         alone=("org.slf4j:slf4j-simple:1.7.36",),
+        # A broker loads none of these, tried with three of them, transactions, SASL and compression.
+        unneeded=(
+            "com.fasterxml.jackson.dataformat:jackson-dataformat-csv",  # command line tools
+            "com.fasterxml.jackson.dataformat:jackson-dataformat-yaml",
+            "com.fasterxml.jackson.datatype:jackson-datatype-jdk8",
+            "com.github.ben-manes.caffeine:caffeine",  # tiered storage
+            "commons-beanutils:commons-beanutils",  # optional parts of commons-validator
+            "commons-collections:commons-collections",
+            "commons-digester:commons-digester",
+            "commons-logging:commons-logging",
+            "org.apache.logging.log4j:log4j-core",  # to change log levels at run time
+            "org.bitbucket.b_c:jose4j",  # OAuth
+            "org.jspecify:jspecify",  # annotations
+            "org.scala-lang:scala-reflect",  # the compiler's macros
+            "org.yaml:snakeyaml",
+        ),
     ),
     # What the connector needs beyond the jars that PySpark brings. The connector asks for a token
     # provider of its own version, which was never published; 4.0.0 has the same interface.
@@ -303,9 +322,7 @@ def _resolve(roots: Roots, directory: Path) -> dict[str, str]:
         if not coordinates:
             continue
         wanted = [Jar.parse(coordinate) for coordinate in coordinates]
-        arrived = _ivy(
-            wanted, directory / part, transitive=part == "resolved", on_jar=lambda: None
-        )
+        arrived = _ivy(wanted, directory / part, transitive=part == "resolved", on_jar=lambda: None)
         for file in arrived.rglob("*.jar"):
             artifact, group = file.parent.name, file.parent.parent.name
             version = file.stem.removeprefix(f"{artifact}-")

@@ -32,19 +32,31 @@ from typing import Any, Protocol
 from poundlock.errors import Unavailable, UsageError
 
 START_TIMEOUT = 90.0
-STOP_TIMEOUT = 20.0
 
 
 class Server(Protocol):
     """What differs from one server to another."""
 
-    name: str
-    nodes: Sequence[str]
-    """One process each, in the order in which they are started."""
+    @property
+    def name(self) -> str: ...
 
-    port_names: Sequence[str]
-    options: Mapping[str, Any]
-    """What the data on disk was made for: a later start must ask for the same. No secrets."""
+    @property
+    def nodes(self) -> Sequence[str]:
+        """One process each, in the order in which they are started."""
+        ...
+
+    @property
+    def port_names(self) -> Sequence[str]: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """What the data on disk was made for: a later start must ask for the same. No secrets."""
+        ...
+
+    @property
+    def stop_timeout(self) -> float:
+        """How long a node may take to end in good order."""
+        ...
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
         """Write the configuration, and create the data if there is none. No node is running."""
@@ -113,7 +125,7 @@ def stop_all(processes: Sequence[Process], seconds: float) -> None:
         if not process.wait(deadline - time.monotonic()):
             process.send(signal.SIGKILL)
     for process in processes:
-        process.wait(STOP_TIMEOUT)
+        process.wait(10)
 
 
 # Processes started by this very program: their parent must collect their exit status.
@@ -191,6 +203,7 @@ class State:
     options: dict[str, Any] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     url: str = ""
+    stop_timeout: float = 20.0
     processes: dict[str, Process] = field(default_factory=dict)
 
     @classmethod
@@ -270,6 +283,7 @@ class Instance:
                 self.server.prepare(self.home, state.ports)
                 state.url = self.server.url(state.ports)
                 state.options = dict(self.server.options)
+                state.stop_timeout = self.server.stop_timeout
             started = [node for node in self.server.nodes if node not in running]
             for node in started:
                 self._spawn(state, node)
@@ -304,7 +318,7 @@ class Instance:
         """SIGKILL: gone at once, with all that it had only in memory."""
         self._check(node)
         with locked(self.home):
-            _stop(self.home, [node], seconds=0)
+            _stop(self.home, [node], force=True)
 
     def pause(self, node: str) -> None:
         """SIGSTOP: it keeps its connections and says nothing."""
@@ -389,13 +403,13 @@ def down(home: Path, *, wipe: bool = False) -> list[str]:
         return running
 
 
-def _stop(home: Path, nodes: Sequence[str], seconds: float = STOP_TIMEOUT) -> None:
+def _stop(home: Path, nodes: Sequence[str], *, force: bool = False) -> None:
     """End these nodes, all at once, and forget their processes. The lock is held."""
     state = State.load(home)
     if state is None:
         return
     ending = [state.processes.pop(node) for node in nodes if node in state.processes]
-    stop_all(ending, seconds)
+    stop_all(ending, 0 if force else state.stop_timeout)
     state.save(home)
 
 
