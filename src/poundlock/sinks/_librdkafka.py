@@ -23,7 +23,6 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
@@ -109,12 +108,7 @@ class ArrowProducer:
     def __enter__(self) -> ArrowProducer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()
 
     # The life of a transaction.
@@ -394,9 +388,11 @@ class ArrowProducer:
     ) -> None:
         """Make a call of the transaction API succeed, or raise."""
         failure = self._repeat(call, timeout_s, self._check)
-        if failure is not None:
-            self._check()
-            raise self._fail(self._error(failure, doing, group=group))
+        if failure is None:
+            return
+        if failure.name in CONSEQUENCES | TIMEOUTS:
+            self._check()  # the reports may know the cause
+        raise self._fail(self._error(failure, doing, group=group))
 
     def _repeat(
         self,

@@ -1,0 +1,551 @@
+"""The Arrow producer against a real broker, read back by other clients."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition  # noqa: E402
+from confluent_kafka.admin import (  # noqa: E402
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from kafka.admin import KafkaAdminClient  # noqa: E402
+from kafka.partitioner.default import murmur2  # noqa: E402
+from kafka.protocol.metadata import CoordinatorType  # noqa: E402
+from kafka.protocol.producer import EndTxnRequest  # noqa: E402
+
+from poundlock import errors  # noqa: E402
+from poundlock.servers import kafka  # noqa: E402
+from poundlock.sinks._librdkafka import ArrowProducer, Identity  # noqa: E402
+
+SECONDS = 30
+# With an authorizer, whoever is not named where others are is kept out; the rest stays open to all.
+GUARDED = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+    "transaction.max.timeout.ms": "900000",
+    "auto.create.topics.enable": "false",
+}
+
+Producers = Callable[..., ArrowProducer]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[kafka.Cluster]:
+    with kafka.running(properties=GUARDED) as running:
+        yield running
+
+
+@pytest.fixture
+def admin(cluster: kafka.Cluster) -> Iterator[KafkaAdminClient]:
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    yield admin
+    admin.close()
+
+
+@pytest.fixture
+def topic(cluster: kafka.Cluster) -> str:
+    return make_topic(cluster)
+
+
+@pytest.fixture
+def producers(cluster: kafka.Cluster) -> Iterator[Producers]:
+    """Makes producers that have begun; what is left of them is dropped after the test."""
+    made: list[ArrowProducer] = []
+
+    def make(id: str | None = None, begin: bool = True, **settings: str) -> ArrowProducer:
+        settings = {name.replace("_", "."): value for name, value in settings.items()}
+        producer = ArrowProducer(cluster.client_settings() | settings, transactional_id=id or new())
+        made.append(producer)
+        if begin:
+            producer.begin(SECONDS)
+        return producer
+
+    yield make
+    for producer in made:
+        producer.drop()
+
+
+def new(prefix: str = "p") -> str:
+    return f"{prefix}-{uuid.uuid4().hex[:8]}"
+
+
+def make_topic(cluster: kafka.Cluster, partitions: int = 3, **config: str) -> str:
+    name = new("t")
+    config = {name.replace("_", "."): value for name, value in config.items()}
+    topic = NewTopic(name, partitions, 1, config=config)
+    admin = AdminClient(cluster.client_settings())  # must outlive the answer
+    admin.create_topics([topic])[name].result(SECONDS)
+    return name
+
+
+def read(cluster: kafka.Cluster, topic: str, *, committed: bool = True) -> list:
+    """Return all messages of a topic, partition by partition."""
+    consumer = Consumer(
+        cluster.client_settings()
+        | {
+            "group.id": new("reader"),
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "enable.partition.eof": "true",
+        }
+    )
+    partitions = consumer.list_topics(topic, SECONDS).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
+    found, open_ends = [], len(partitions)
+    while open_ends:
+        message = consumer.poll(SECONDS)
+        assert message is not None, "the reader waited in vain"
+        if message.error() is None:
+            found.append(message)
+        else:
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+            open_ends -= 1
+    consumer.close()
+    return sorted(found, key=lambda message: (message.partition(), message.offset()))
+
+
+def finish(producer: ArrowProducer) -> Identity:
+    """End a task: flush, take the identity, leave the transaction open."""
+    producer.flush(SECONDS)
+    identity = producer.identity()
+    producer.drop()
+    return identity
+
+
+def end(
+    admin: KafkaAdminClient, transactional_id: str, identity: Identity, *, commit: bool = True
+) -> None:
+    """End a transaction of somebody else, as the driver does."""
+
+    async def ask() -> int:
+        node = await admin._find_coordinator_id(transactional_id, CoordinatorType.TRANSACTION)
+        request = EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+            committed=commit,
+            min_version=5,
+            max_version=5,
+        )
+        return (await admin._manager.send(request, node_id=node)).error_code
+
+    concurrent = 51
+    while (code := admin._manager.run(ask)) == concurrent:
+        time.sleep(0.01)
+    assert code == 0
+    until = time.monotonic() + SECONDS
+    while state(admin, transactional_id).state not in ("CompleteCommit", "CompleteAbort"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def state(admin: KafkaAdminClient, transactional_id: str) -> Any:
+    return admin.describe_transactions([transactional_id])[transactional_id]
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+# What arrives.
+
+
+def test_rows_stay_unseen_until_somebody_else_commits(cluster, admin, topic, producers):
+    keys = [b"a", None, b"", "ü".encode(), b"a"]
+    values = [b"1", b"2", None, b"", b"\x00\xff"]
+    producer = producers("commit-me")
+    producer.write(topic, keys=pa.array(keys), values=pa.array(values))
+    identity = finish(producer)
+
+    described = state(admin, "commit-me")
+    assert described.state == "Ongoing"
+    assert (described.producer_id, described.producer_epoch) == identity
+    assert read(cluster, topic) == []
+    end(admin, "commit-me", identity)
+    rows = read(cluster, topic)
+    assert sorted(((m.key(), m.value()) for m in rows), key=repr) == sorted(
+        zip(keys, values, strict=True), key=repr
+    )
+    assert [m.value() for m in rows if m.key() == b"a"] == [b"1", b"\x00\xff"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()],
+    ids=str,
+)
+def test_slices_of_every_type_with_nulls(cluster, topic, producers, kind):
+    texts = [f"row {i}" if i % 7 else (None if i % 2 else "") for i in range(1000)]
+    column = pa.array([t and (t.encode() if "binary" in str(kind) else t) for t in texts], kind)
+    producer = producers()
+    producer.write(topic, keys=column.slice(100, 500), values=column.slice(101, 500))
+    producer.flush(SECONDS)
+    as_bytes = [t if t is None else t.encode() for t in texts]
+    sent = list(itertools.pairwise(as_bytes[100:601]))
+    got = [(m.key(), m.value()) for m in read(cluster, topic, committed=False)]
+    assert sorted(got, key=repr) == sorted(sent, key=repr)
+
+
+def test_keys_go_where_java_puts_them(cluster, producers):
+    topic = make_topic(cluster, partitions=7)
+    keys = [b"", *(f"key-{i}".encode() for i in range(500))]
+    producer = producers()
+    producer.write(topic, keys=pa.array(keys), values=pa.array(keys))
+    producer.flush(SECONDS)
+    for message in read(cluster, topic, committed=False):
+        assert message.partition() == (murmur2(message.key()) & 0x7FFFFFFF) % 7
+
+
+def test_offsets_and_partitions(cluster, topic, producers):
+    count = 25_000  # more than one call into the library, and more than one request
+    numbers = [i % 3 if i % 5 else None for i in range(count)]
+    values = [str(i).encode() for i in range(count)]
+    producer = producers()
+    producer.write(
+        topic,
+        keys=pa.array(values),
+        values=pa.array(values),
+        partitions=pa.array(numbers, pa.int32()),
+    )
+    producer.flush(SECONDS)
+    offsets, rows = defaultdict(list), defaultdict(list)
+    for message in read(cluster, topic, committed=False):
+        wanted = numbers[int(message.value())]
+        by_key = (murmur2(message.key()) & 0x7FFFFFFF) % 3
+        assert message.partition() == (by_key if wanted is None else wanted)
+        offsets[topic, message.partition()].append(message.offset())
+        rows[message.partition()].append(int(message.value()))
+    assert producer.acknowledged == {
+        place: (found[0], found[-1]) for place, found in offsets.items()
+    }
+    assert all(found == sorted(found) for found in rows.values())
+    assert sum(map(len, rows.values())) == count
+
+
+def test_a_second_topic_and_a_second_write(cluster, topic, producers):
+    other = make_topic(cluster, partitions=1)
+    producer = producers()
+    for i in range(3):
+        producer.write(topic, keys=None, values=pa.array([b"%d" % i]))
+        producer.write(other, keys=None, values=pa.array([b"%d" % i] * 2))
+    producer.flush(SECONDS)
+    assert sorted(m.value() for m in read(cluster, topic, committed=False)) == [b"0", b"1", b"2"]
+    assert producer.acknowledged[other, 0] == (0, 5)
+
+
+def test_headers_and_timestamps(cluster, topic, producers):
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = [
+        [("a", b"1"), ("a", b"2"), ("b", None), ("", b"")],
+        [],
+        None,
+        [("only", b"\x00")],
+    ]
+    records = [h and [{"key": k, "value": v} for k, v in h] for h in headers]
+    times = [1_600_000_000_000, None, 1_700_000_000_001, 5]
+    producer = producers()
+    start_ms = time.time() * 1000
+    # As slices, to see that offsets are followed in the nested columns, too.
+    producer.write(
+        topic,
+        keys=pa.array([b"0", None, b"2", b""]),
+        values=pa.array([b"v0", b"v1", None, b""]),
+        partitions=pa.array([0, 0, 0, None], pa.int32()),
+        headers=pa.array([[{"key": "no", "value": b""}], *records], kind).slice(1),
+        timestamps=pa.array([7, *times], pa.int64()).slice(1),
+    )
+    producer.write(
+        topic, keys=None, values=pa.array([b"bare"]), headers=pa.nulls(1, kind), timestamps=None
+    )
+    producer.flush(SECONDS)
+    got = {
+        m.value() if m.value() != b"" else "empty": m for m in read(cluster, topic, committed=False)
+    }
+    assert set(got) == {b"v0", b"v1", None, "empty", b"bare"}
+    for i, name in enumerate([b"v0", b"v1", None, "empty"]):
+        message = got[name]
+        assert message.headers() == (headers[i] or None)
+        assert message.key() == [b"0", None, b"2", b""][i]
+        if times[i] is not None:
+            assert message.timestamp()[1] == times[i]
+        else:
+            assert start_ms - 1 <= message.timestamp()[1] <= time.time() * 1000
+    assert [got[name].partition() for name in (b"v0", b"v1", None)] == [0, 0, 0]
+
+
+def test_a_header_without_a_key_ends_the_branch(topic, producers):
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    producer = producers()
+    headers = pa.array([[{"key": None, "value": b"x"}]], kind)
+    with pytest.raises(errors.BadRow, match="header without a key"):
+        producer.write(topic, keys=None, values=pa.array([b"v"]), headers=headers)
+    with pytest.raises(errors.BadRow, match="header without a key"):
+        producer.flush(SECONDS)
+
+
+@pytest.mark.parametrize("limit", ["messages", "kbytes"])
+@pytest.mark.parametrize("road", ["fast", "slow"])
+def test_order_is_kept_when_the_queue_is_always_full(cluster, topic, producers, limit, road):
+    count, keys = 5000, 10
+    small = {"queue_buffering_max_messages": "7"}
+    if limit == "kbytes":
+        small = {"queue_buffering_max_kbytes": "1"}
+    producer = producers(linger_ms="0", **small)
+    values = pa.array([f"{i:06d}".encode() for i in range(count)])
+    producer.write(
+        topic,
+        keys=pa.array([f"k{i % keys}".encode() for i in range(count)]),
+        values=values,
+        timestamps=pa.array([1000] * count) if road == "slow" else None,
+    )
+    producer.flush(SECONDS)
+    by_key = defaultdict(list)
+    for message in read(cluster, topic, committed=False):
+        by_key[message.key()].append(int(message.value()))
+    assert by_key == {f"k{k}".encode(): list(range(k, count, keys)) for k in range(keys)}
+
+
+def test_nothing_written_is_no_error(admin, producers):
+    producer = producers("empty")
+    producer.flush(SECONDS)
+    assert producer.identity().epoch == 0 and producer.acknowledged == {}
+    producer.drop()
+    assert state(admin, "empty").state == "Empty"
+
+
+def test_without_a_transaction_rows_are_seen_at_once(cluster, topic):
+    with ArrowProducer(cluster.client_settings(), transactional_id=None) as producer:
+        producer.begin(SECONDS)
+        producer.write(topic, keys=None, values=pa.array([b"v"]))
+        producer.flush(SECONDS)
+        assert [m.value() for m in read(cluster, topic)] == [b"v"]
+        with pytest.raises(errors.UsageError, match="no transaction"):
+            producer.identity()
+
+
+def test_offsets_of_a_group_are_committed_with_the_rows(cluster, admin, topic, producers):
+    producer = producers("with-offsets")
+    producer.write(topic, keys=None, values=pa.array([b"v"]))
+    producer.send_offsets("a-group", {(topic, 0): 17, (topic, 2): 4})
+    identity = finish(producer)
+    consumer = Consumer(cluster.client_settings() | {"group.id": "a-group"})
+    places = [TopicPartition(topic, number) for number in range(3)]
+    end(admin, "with-offsets", identity)
+    until = time.monotonic() + SECONDS
+    while (found := [p.offset for p in consumer.committed(places, SECONDS)]) != [17, -1001, 4]:
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+    consumer.close()
+
+
+# Leaving.
+
+
+def test_abort_ends_the_transaction(cluster, admin, topic, producers):
+    producer = producers("abort-me")
+    producer.write(topic, keys=None, values=pa.array([b"v"]))
+    producer.flush(SECONDS)
+    assert state(admin, "abort-me").state == "Ongoing"
+    producer.abort(SECONDS)
+    assert state(admin, "abort-me").state in ("PrepareAbort", "CompleteAbort")
+    assert len(read(cluster, topic, committed=False)) == 1
+
+
+def test_drop_does_not_wait_for_a_silent_broker(cluster, topic, producers):
+    producer = producers()
+    producer.write(topic, keys=None, values=pa.array([b"before"]))
+    producer.flush(SECONDS)
+    cluster.pause(1)
+    try:
+        producer.write(topic, keys=None, values=pa.array([b"v"] * 1000))
+        start = time.monotonic()
+        with pytest.raises(errors.Unavailable, match="1000 of 1001 rows are outstanding"):
+            producer.flush(0.5)
+        with pytest.raises(errors.Unavailable):
+            producer.flush(0.5)
+        assert time.monotonic() - start < 2
+        producer.abort(0.5)
+        assert time.monotonic() - start < 4
+    finally:
+        cluster.resume(1)
+        cluster.wait_ready()
+
+
+def test_a_stalled_queue_is_unavailable(cluster, topic):
+    settings = cluster.client_settings() | {"queue.buffering.max.messages": "10"}
+    with ArrowProducer(settings, transactional_id=new(), stall_timeout_s=1) as producer:
+        producer.begin(SECONDS)
+        producer.write(topic, keys=None, values=pa.array([b"before"]))
+        cluster.pause(1)
+        try:
+            with pytest.raises(errors.Unavailable, match="no row was acknowledged for 1 s"):
+                producer.write(topic, keys=None, values=pa.array([b"v"] * 100))
+        finally:
+            cluster.resume(1)
+            cluster.wait_ready()
+
+
+def test_memory_comes_back_and_does_not_grow_with_the_batch(topic, producers):
+    values = pa.array([b"x" * 1000] * 10_000)
+
+    def use(rows: int, times: int) -> float:
+        producer = producers()
+        for _ in range(times):
+            producer.write(topic, keys=None, values=values.slice(0, rows))
+        top = resident_mb()
+        producer.abort(SECONDS)
+        return top
+
+    use(10_000, 5)
+    before, threads = resident_mb(), threading.active_count()
+    assert use(10_000, 20) < before + 100  # though 200 MB were written
+    for _ in range(50):
+        use(1000, 1)
+    assert resident_mb() < before + 50
+    assert threading.active_count() == threads
+
+
+# Errors by name.
+
+
+def test_a_fenced_producer_learns_it(topic, producers):
+    old = producers("twice")
+    old.write(topic, keys=None, values=pa.array([b"old"]))
+    old.flush(SECONDS)
+    producers("twice")
+    old.write(topic, keys=None, values=pa.array([b"late"]))
+    for _ in range(2):
+        with pytest.raises(errors.ProducerFenced, match="same transactional id"):
+            old.flush(SECONDS)
+    with pytest.raises(errors.ProducerFenced):
+        old.write(topic, keys=None, values=pa.array([b"later"]))
+
+
+@pytest.mark.parametrize("road", ["fast", "slow"])
+def test_a_row_that_is_too_large(cluster, topic, producers, road):
+    producer = producers()
+    values = pa.array([b"small", b"x" * 1_000_000, b"small"])
+    times = pa.array([1, 1, 1]) if road == "slow" else None
+    with pytest.raises(errors.BadRow, match=rf"'{topic}' has 1000000 bytes.*=1000000: raise"):
+        producer.write(topic, keys=None, values=values, timestamps=times)
+    with pytest.raises(errors.BadRow, match="1000000 bytes"):
+        producer.flush(SECONDS)
+
+
+def test_a_batch_that_the_topic_finds_too_large(cluster, producers):
+    topic = make_topic(cluster, max_message_bytes="5000")
+    producer = producers()
+    producer.write(topic, keys=None, values=pa.array([b"x" * 2000] * 100))
+    with pytest.raises(errors.BadRow) as caught:
+        producer.flush(SECONDS)
+    for part in (f"max.message.bytes of topic '{topic}'", "2000 bytes", "batch.size"):
+        assert part in str(caught.value)
+
+
+def test_a_compacted_topic_wants_keys(cluster, producers):
+    topic = make_topic(cluster, cleanup_policy="compact")
+    producer = producers()
+    producer.write(topic, keys=None, values=pa.array([b"v"] * 3))
+    with pytest.raises(errors.BadRow, match="needs a key"):
+        producer.flush(SECONDS)
+
+
+def test_an_unknown_topic(producers):
+    producer = producers()
+    with pytest.raises(errors.UsageError, match=r"create topic 'nowhere'"):
+        producer.write("nowhere", keys=None, values=pa.array([b"v"]))
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "a b", "x" * 300])
+def test_a_topic_that_cannot_be(producers, name):
+    with pytest.raises((errors.BadRow, errors.UsageError), match="topic"):
+        producers().write(name, keys=None, values=pa.array([b"v"]))
+
+
+def test_a_transaction_timeout_above_the_brokers_limit(producers):
+    with pytest.raises(errors.UsageError, match=r"raise transaction\.max\.timeout\.ms"):
+        producers(transaction_timeout_ms="999999999")
+
+
+def allow(
+    cluster: kafka.Cluster, user: str, operation: AclOperation, kind: ResourceType, name: str
+) -> None:
+    """Let `user` do this, and with that keep everybody else out."""
+    admin = AdminClient(cluster.client_settings())
+    where = (kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*")
+    rule = AclBinding(*where, operation, AclPermissionType.ALLOW)
+    admin.create_acls([rule])[rule].result(SECONDS)
+    wanted = AclBindingFilter(*where, AclOperation.ANY, AclPermissionType.ANY)
+    until = time.monotonic() + SECONDS
+    while not admin.describe_acls(wanted).result(SECONDS):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_missing_permissions_are_named(cluster, topic, producers):
+    others = ("somebody-else", AclOperation.ALL)
+    closed = make_topic(cluster)
+    allow(cluster, *others, ResourceType.TOPIC, closed)
+    with pytest.raises(errors.NotAuthorised, match=f"Write and Describe on topic '{closed}'"):
+        producers().write(closed, keys=None, values=pa.array([b"v"]))
+
+    allow(cluster, *others, ResourceType.TRANSACTIONAL_ID, "not-yours")
+    with pytest.raises(errors.NotAuthorised, match="Describe on transactional id 'not-yours'"):
+        producers("not-yours")
+
+    allow(cluster, *others, ResourceType.GROUP, "their-group")
+    producer = producers()
+    producer.write(topic, keys=None, values=pa.array([b"v"]))
+    with pytest.raises(errors.NotAuthorised, match="Read on consumer group 'their-group'"):
+        producer.send_offsets("their-group", {(topic, 0): 1})
+    with pytest.raises(errors.NotAuthorised):
+        producer.flush(SECONDS)
+
+
+def test_a_topic_that_may_be_described_but_not_written(cluster, topic, producers):
+    """The rows are handed over, and the transaction fails behind our back."""
+    allow(cluster, "ANONYMOUS", AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
+    producer = producers()
+    producer.write(topic, keys=None, values=pa.array([b"v"] * 10))
+    with pytest.raises(errors.NotAuthorised, match=f"Write and Describe on topic '{topic}'"):
+        producer.flush(SECONDS)
+
+
+# Last, for it is hard on the broker.
+
+
+def test_every_row_once_though_the_broker_is_killed_in_between(cluster, topic, producers):
+    batches, size = 20, 2000
+    restart = threading.Thread(target=lambda: (cluster.kill(1), cluster.start(1)))
+    producer = producers("survivor")
+    for batch in range(batches):
+        if batch == 5:
+            restart.start()
+        rows = pa.array([f"{batch * size + i}".encode() for i in range(size)])
+        producer.write(topic, keys=rows, values=rows)
+        time.sleep(0.02)
+    producer.flush(120)
+    identity = finish(producer)
+    restart.join()
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    end(admin, "survivor", identity)
+    admin.close()
+    found = sorted(int(m.value()) for m in read(cluster, topic))
+    assert found == list(range(batches * size))

@@ -1,0 +1,370 @@
+"""The Arrow producer, as far as it can be tried without a broker."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("confluent_kafka")
+
+from poundlock import errors
+from poundlock.sinks import _librdkafka_abi as abi
+from poundlock.sinks import _librdkafka_columns as columns
+from poundlock.sinks._librdkafka import ArrowProducer, Identity, check_settings
+from poundlock.sinks._librdkafka_abi import Failure
+from poundlock.sinks._librdkafka_errors import translate
+from poundlock.sinks._librdkafka_events import Delivered, Ledger, Problem, Trouble
+
+NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}
+ROWS = [b"one", None, b"", b"\x00\xff four", b"five" * 100]
+
+
+def seen_by_c(column: pa.Array) -> list[bytes | None]:
+    """Read a column as the library would: through addresses and lengths alone."""
+    flat = columns.flat(column, "value")
+    return [
+        ctypes.string_at(int(address), int(length)) if address else None
+        for address, length in zip(*columns.spans(flat), strict=True)
+    ]
+
+
+def codes() -> dict[str, int]:
+    """Every error of the library, by name."""
+    library = abi.load()
+    return {abi.text(library.err2name(code)): code for code in range(-200, 200)}
+
+
+# Columns.
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.binary(), pa.large_binary(), pa.binary_view()],
+    ids=str,
+)
+def test_spans_of_binary_columns(kind):
+    assert seen_by_c(pa.array(ROWS, kind)) == ROWS
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_spans_of_text_are_its_utf8(kind):
+    assert seen_by_c(pa.array(["grüße", None, ""], kind)) == ["grüße".encode(), None, b""]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize(("start", "length"), [(0, 0), (1, 3), (2, 1), (4, 1), (5, 0)])
+def test_spans_of_slices(kind, start, length):
+    assert seen_by_c(pa.array(ROWS, kind).slice(start, length)) == ROWS[start : start + length]
+
+
+def test_spans_of_a_slice_of_a_slice():
+    assert seen_by_c(pa.array(ROWS * 3).slice(2, 11).slice(4, 5)) == (ROWS * 3)[6:11]
+
+
+def test_an_empty_value_is_not_a_null_even_where_there_is_no_buffer():
+    assert seen_by_c(pa.array([b"", b"", None])) == [b"", b"", None]
+    bare = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(bytes(12)), pa.py_buffer(b"")])
+    assert seen_by_c(bare) == [b"", b""]
+
+
+def test_a_null_with_bytes_behind_it_is_a_null():
+    places = pa.array([0, 3, 6], pa.int32()).buffers()[1]
+    hidden = pa.Array.from_buffers(
+        pa.binary(), 2, [pa.py_buffer(b"\x02"), places, pa.py_buffer(b"abcdef")]
+    )
+    assert seen_by_c(hidden) == [None, b"def"]
+
+
+def test_a_column_of_nulls_without_a_type():
+    assert seen_by_c(pa.nulls(2)) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.float64(), pa.bool_(), pa.list_(pa.int8())], ids=str
+)
+def test_a_column_that_is_not_bytes_is_named_with_its_type(kind):
+    with pytest.raises(errors.UsageError, match=r"key column is .*cast it to string or binary"):
+        columns.flat(pa.nulls(1, kind), "key")
+
+
+def test_partitions_and_their_nulls():
+    numbers = columns.partition_numbers(pa.array([2, None, 0], pa.int32()), "t", 3)
+    assert numbers.tolist() == [2, -1, 0] and numbers.dtype == "int32"
+    assert columns.partition_numbers(pa.array([], pa.int32()), "t", 3).tolist() == []
+
+
+@pytest.mark.parametrize("number", [3, -1, 2**40])
+def test_a_partition_that_is_not_there(number):
+    with pytest.raises(errors.BadRow, match=r"topic 't' has the partitions 0 to 2"):
+        columns.partition_numbers(pa.array([0, number, None], pa.int64()), "t", 3)
+
+
+def test_timestamps_and_their_nulls():
+    assert columns.timestamps_ms(pa.array([5, None]), "t").tolist() == [5, 0]
+    with pytest.raises(errors.BadRow, match="1 rows for topic 't'"):
+        columns.timestamps_ms(pa.array([5, 0]), "t")
+    with pytest.raises(errors.UsageError, match="timestamp column is double"):
+        columns.timestamps_ms(pa.array([1.5]), "t")
+
+
+def test_headers_of_a_wrong_type():
+    with pytest.raises(errors.UsageError, match="headers column is list<"):
+        columns.Headers(pa.array([["a"]]), "t")
+
+
+def test_rows_fill_the_messages_part_by_part():
+    import numpy as np
+
+    messages = np.zeros(2, abi.MESSAGE)
+    rows = columns.Rows("t", 9, pa.array([b"k", None, b"kkk"]), pa.array([b"", b"vv", None]))
+    parts = [(start, part.copy()) for start, part in rows.fill(messages)]
+    assert [(start, len(part)) for start, part in parts] == [(0, 2), (2, 1)]
+    assert [size for _, part in parts for size in part["key_len"]] == [1, 0, 3]
+    assert [size for _, part in parts for size in part["value_len"]] == [0, 2, 0]
+    assert [bool(at) for _, part in parts for at in part["key"]] == [True, False, True]
+    assert [bool(at) for _, part in parts for at in part["value"]] == [True, True, False]
+    assert {number for _, part in parts for number in part["partition"]} == {-1}
+
+
+def test_columns_of_different_lengths():
+    with pytest.raises(ValueError, match="columns of 1 and of 2 rows"):
+        columns.Rows("t", 9, pa.array([b"k"]), pa.array([b"v", b"v"]))
+
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("transactional.id", "x"),
+        ("statistics.interval.ms", "0"),
+        ("enable.idempotence", "false"),
+        ("acks", "1"),
+        ("request.required.acks", "0"),
+        ("delivery.report.only.error", "true"),
+        ("enable.gapless.guarantee", "true"),
+        ("test.mock.num.brokers", "3"),
+        ("dr_msg_cb", "x"),
+        ("no.such.setting", "1"),
+        ("linger.ms", "soon"),
+        ("client.id", "a\0b"),
+    ],
+)
+def test_settings_that_are_refused(name, value):
+    with pytest.raises(errors.UsageError, match=name):
+        check_settings(NOBODY | {name: value})
+
+
+def test_settings_that_pass():
+    check_settings(
+        NOBODY
+        | {
+            "acks": "all",
+            "enable.idempotence": "true",
+            "compression.type": "zstd",
+            "partitioner": "consistent_random",
+            "transaction.timeout.ms": "2147483647",
+            "queue.buffering.max.messages": "10",
+        }
+    )
+    check_settings(NOBODY | {"acks": "1", "enable.idempotence": "false"}, transactional=False)
+
+
+def test_settings_that_only_fit_together_are_named():
+    with pytest.raises(errors.UsageError, match=r"max\.in\.flight"):
+        ArrowProducer(NOBODY | {"max.in.flight": "10"}, transactional_id="x")
+
+
+def test_bootstrap_servers_are_needed():
+    with pytest.raises(errors.UsageError, match=r"bootstrap\.servers"):
+        check_settings({})
+
+
+def test_no_secret_in_messages_or_repr():
+    secret = "hunter2\0"  # the NUL makes the setting wrong
+    with pytest.raises(errors.UsageError) as caught:
+        check_settings(NOBODY | {"sasl.password": secret})
+    assert "hunter2" not in str(caught.value) and "sasl.password" in str(caught.value)
+    with pytest.raises(errors.UsageError) as caught:
+        ArrowProducer(
+            NOBODY | {"security.protocol": "ssl", "ssl.key.pem": "hunter2"}, transactional_id="x"
+        )
+    assert "hunter2" not in str(caught.value)
+    with ArrowProducer(NOBODY | {"ssl.key.password": "hunter2"}, transactional_id="x") as producer:
+        assert "hunter2" not in repr(producer)
+        echo = producer._error(Failure(-195, "said hunter2"), "it was tried")
+        assert "said ***" in str(echo)
+
+
+# Errors.
+
+NAMED = {
+    "MSG_SIZE_TOO_LARGE": (errors.BadRow, "max.message.bytes of topic 't'"),
+    "INVALID_RECORD": (errors.BadRow, "a compacted topic needs a key"),
+    "UNKNOWN_TOPIC_OR_PART": (errors.UsageError, "create topic 't'"),
+    "_UNKNOWN_TOPIC": (errors.UsageError, "create topic 't'"),
+    "OUT_OF_ORDER_SEQUENCE_NUMBER": (errors.SequenceBroken, "lost acknowledged records"),
+    "DUPLICATE_SEQUENCE_NUMBER": (errors.SequenceBroken, "nothing is lost"),
+    "UNKNOWN_PRODUCER_ID": (errors.SequenceBroken, "nothing is lost"),
+    "_FENCED": (errors.ProducerFenced, "second driver"),
+    "INVALID_PRODUCER_EPOCH": (errors.ProducerFenced, "second driver"),
+    "PRODUCER_FENCED": (errors.ProducerFenced, "second driver"),
+    "TOPIC_AUTHORIZATION_FAILED": (errors.NotAuthorised, "Write and Describe on topic 't'"),
+    "GROUP_AUTHORIZATION_FAILED": (errors.NotAuthorised, "Read on consumer group 'g'"),
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": (errors.NotAuthorised, "on transactional id 'x'"),
+    "CLUSTER_AUTHORIZATION_FAILED": (errors.NotAuthorised, "IdempotentWrite on the cluster"),
+    "_AUTHENTICATION": (errors.NotAuthorised, "sasl.password"),
+    "INVALID_TRANSACTION_TIMEOUT": (errors.UsageError, "transaction.max.timeout.ms"),
+    "_TIMED_OUT": (errors.Unavailable, "brokers are up"),
+    "_TRANSPORT": (errors.Unavailable, "brokers are up"),
+    "_ALL_BROKERS_DOWN": (errors.Unavailable, "brokers are up"),
+    "NOT_ENOUGH_REPLICAS": (errors.Unavailable, "brokers are up"),
+    "_APPLICATION": (errors.Rejected, "runs again"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_errors_by_name(name):
+    kind, advice = NAMED[name]
+    error = translate(
+        Failure(codes()[name], "so it was"), "rows were not written",
+        topic="t", group="g", transactional_id="x",
+    )  # fmt: skip
+    assert type(error) is kind
+    assert str(error).startswith(f"rows were not written: {name}: so it was. What to do: ")
+    assert advice in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind and str(copy) == str(error)
+
+
+def test_every_name_in_the_table_is_a_name_of_the_library():
+    from poundlock.sinks import _librdkafka_errors as table
+
+    known = set(codes())
+    assert set(table._BY_NAME) | table.CONSEQUENCES | table.TIMEOUTS <= known
+    assert known >= set(NAMED)
+
+
+def test_a_missing_driver_is_named_with_the_command(monkeypatch):
+    abi.load.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
+    try:
+        with pytest.raises(errors.UsageError, match=r"pip install 'poundlock\[kafka\]'"):
+            abi.load()
+    finally:
+        abi.load.cache_clear()
+
+
+def test_the_library_of_a_source_build_is_found_in_the_process(tmp_path):
+    bundled = abi.load().path
+    found = list(abi._candidates(tmp_path / "confluent_kafka"))  # nothing lies beside it there
+    assert os.path.realpath(bundled) in map(os.path.realpath, found)
+
+
+# The ledger.
+
+
+def test_the_ledger_keeps_first_and_last_offsets():
+    ledger = Ledger()
+    for report in (
+        Delivered(("t", 0), 10, 5),
+        Delivered(("t", 1), 1, 0),
+        Delivered(("t", 0), 3, 40),
+    ):
+        ledger.note(report)
+    assert ledger.rows == 14
+    assert ledger.offsets == {("t", 0): (5, 42), ("t", 1): (0, 0)}
+
+
+def test_rows_without_offsets_are_counted_and_remembered_until_later_ones_have_some():
+    ledger = Ledger()
+    ledger.note(Delivered(("t", 0), 10, None))
+    assert ledger.rows == 10 and ledger.unplaced == {("t", 0)}
+    ledger.note(Delivered(("t", 0), 10, 7))
+    assert ledger.offsets == {("t", 0): (7, 16)} and not ledger.unplaced
+
+
+def test_the_first_problem_stays_unless_it_was_only_a_consequence():
+    purged, fenced, later = (
+        Problem(Failure(codes()[name], ""), name)
+        for name in ("_PURGE_QUEUE", "_FENCED", "_TRANSPORT")
+    )
+    ledger = Ledger()
+    for report, kept in ((purged, purged), (fenced, fenced), (later, fenced), (purged, fenced)):
+        ledger.note(report)
+        assert ledger.problem is kept
+
+
+def test_a_producer_id_that_changes_is_a_problem():
+    ledger = Ledger()
+    ledger.note(Identity(7, 0))
+    ledger.note(Identity(7, 0))
+    assert ledger.problem is None
+    ledger.note(Identity(7, 1))
+    assert ledger.problem is not None and ledger.identity == (7, 0)
+
+
+def test_trouble_is_not_a_problem():
+    ledger = Ledger()
+    ledger.note(Trouble(Failure(codes()["_TRANSPORT"], "refused")))
+    assert ledger.problem is None and ledger.trouble is not None
+
+
+# A producer without a broker.
+
+
+def test_no_broker_is_unavailable_and_says_which():
+    with (
+        ArrowProducer(NOBODY, transactional_id="x") as producer,
+        pytest.raises(errors.Unavailable, match=r"could not begin.*127\.0\.0\.1:1.*refused"),
+    ):
+        producer.begin(0.5)
+
+
+def test_calls_out_of_turn():
+    with ArrowProducer(NOBODY, transactional_id="x") as producer:
+        for call in (
+            lambda: producer.write("t", keys=None, values=pa.array([b"v"])),
+            lambda: producer.identity(),
+            lambda: producer.send_offsets("g", {}),
+        ):
+            with pytest.raises(errors.UsageError, match="call begin"):
+                call()
+    with pytest.raises(errors.UsageError, match="dropped"):
+        producer.begin(1)
+
+
+def test_drop_is_quick_and_may_be_repeated():
+    before = threading.active_count()
+    producer = ArrowProducer(NOBODY, transactional_id="x")
+    start = time.monotonic()
+    producer.drop()
+    producer.drop()
+    producer.abort(5)
+    assert time.monotonic() - start < 1
+    assert threading.active_count() == before
+
+
+def test_a_forgotten_producer_is_collected():
+    before = threading.active_count()
+    producer = ArrowProducer(NOBODY, transactional_id="x")
+    assert threading.active_count() == before + 1
+    del producer
+    assert threading.active_count() == before
+
+
+def test_a_forked_child_leaves_its_parents_producer_alone():
+    with ArrowProducer(NOBODY, transactional_id="x") as producer:
+        child = os.fork()
+        if child == 0:
+            producer.drop()  # without the library's threads this would hang or crash
+            os._exit(0 if not producer._handle.closed else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert not producer._handle.closed
