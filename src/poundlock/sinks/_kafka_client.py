@@ -7,9 +7,12 @@ the permission that is missing, `UsageError` for settings and brokers that canno
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import TracebackType
+from typing import TypeVar
 
+from poundlock.errors import Unavailable
 from poundlock.sinks import _kafka_cluster as cluster
 from poundlock.sinks import _kafka_partitions as partitions
 from poundlock.sinks import _kafka_transactions as transactions
@@ -17,13 +20,12 @@ from poundlock.sinks import _kafka_witness as witnesses
 from poundlock.sinks._kafka_cluster import Broker, Config, GroupOffsets
 from poundlock.sinks._kafka_partitions import Partition, ProducerState, Topic, Written
 from poundlock.sinks._kafka_python import api_key
+from poundlock.sinks._kafka_settlement import Progress, Settlement, settlements
 from poundlock.sinks._kafka_transactions import (
     END_TXN_VERSION,
     Answer,
     Identity,
     OpenTxn,
-    Progress,
-    Settlement,
     TxnDescription,
 )
 from poundlock.sinks._kafka_wire import Wire
@@ -48,6 +50,12 @@ __all__ = [
     "TxnDescription",
     "Written",
 ]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_GLANCE_SECONDS = 5.0  # a look at how far things are must not wait for a dead partition
 
 
 class KafkaClient:
@@ -84,26 +92,26 @@ class KafkaClient:
     def end_many(self, identities: Sequence[Identity], commit: bool) -> list[Answer]:
         """Commit or abort each transaction, many at a time. Answers stand in the order asked.
 
-        Never raises `Unavailable`: what could not be asked is UNREACHABLE, one by one. To abort a
-        stray, pass the producer id and epoch just described; an InitProducerId would abort as well,
-        but wipe out the coordinator's memory of the outcome.
+        To abort a stray, pass the producer id and epoch just described. An InitProducerId would abort
+        it as well, but wipe out the coordinator's memory of the outcome.
         """
-        return self._wire.run(transactions.end(self._wire, identities, commit))
+        try:
+            return self._run(lambda wire: transactions.end(wire, identities, commit))
+        except Unavailable as error:  # nobody could be asked at all
+            _log.warning("%s", error)
+            return [Answer.UNREACHABLE] * len(identities)
 
-    def describe(self, ids: Iterable[str]) -> dict[str, TxnDescription | None]:
+    def describe(self, ids: Collection[str]) -> dict[str, TxnDescription | None]:
         """Describe transactional ids; None for one that Kafka does not know."""
-
-        async def work() -> dict[str, TxnDescription | None]:
-            return dict((await transactions.describe(self._wire, ids)).all("the state"))
-
-        return self._wire.run(work())
+        found = self._run(lambda wire: transactions.describe(wire, ids))
+        return dict(found.all("the state"))
 
     def list_open(self, prefix: str) -> list[OpenTxn]:
         """List the unfinished transactions, on all brokers, whose id begins with `prefix`.
 
         Kafka leaves out, without a word, ids that the user may not DESCRIBE.
         """
-        return self._wire.run(transactions.list_open(self._wire, prefix))
+        return self._run(lambda wire: transactions.list_open(wire, prefix))
 
     def settled(self, identity: Identity, written: Sequence[Written]) -> Settlement:
         """Say whether a transaction whose commit was DONE has reached every partition."""
@@ -112,8 +120,11 @@ class KafkaClient:
     def settled_many(
         self, handles: Sequence[tuple[Identity, Sequence[Written]]]
     ) -> list[Settlement]:
-        """Say of each transaction whose commit was DONE whether it has reached every partition."""
-        return self._wire.run(transactions.settlements(self._wire, handles), _GLANCE_SECONDS)
+        """Say of each transaction whose commit was DONE whether it has reached every partition.
+
+        A look at how things stand now, to be repeated: it does not wait long for what is missing.
+        """
+        return self._run(lambda wire: settlements(wire, handles), seconds=_GLANCE_SECONDS)
 
     # Transactions, by what they left in partitions.
 
@@ -121,78 +132,64 @@ class KafkaClient:
         self, topic: str, topic_id: str, partition: int, offset: int, producer_id: int
     ) -> Evidence:
         """Ask the record at an offset whether its transaction was committed."""
-        written = Written(topic, topic_id, partition, offset)
-        return self._wire.run(witnesses.witness(self._wire, written, producer_id))
+        return self.witness_all(producer_id, [Written(topic, topic_id, partition, offset)])
 
     def witness_all(self, producer_id: int, written: Sequence[Written]) -> Evidence:
         """Ask the last record in every partition whether their transaction was committed."""
-
-        async def work() -> Evidence:
-            parts = [await witnesses.witness(self._wire, part, producer_id) for part in written]
-            return witnesses.together(parts)
-
-        return self._wire.run(work())
+        return self._run(lambda wire: witnesses.witness_all(wire, written, producer_id))
 
     def outcome(self, identity: Identity, written: Sequence[Written]) -> Evidence:
         """Find out how a transaction ended whose EndTxn was CONTRADICTED or FORGOTTEN."""
-        return self._wire.run(witnesses.outcome(self._wire, identity, written))
+        return self._run(lambda wire: witnesses.outcome(wire, identity, written))
 
     # Topics and partitions.
 
-    def topics(self, names: Iterable[str]) -> dict[str, Topic | None]:
+    def topics(self, names: Collection[str]) -> dict[str, Topic | None]:
         """Look at topics; None for one that does not exist."""
-        return self._wire.run(partitions.topics(self._wire, names))
+        return self._run(lambda wire: partitions.topics(wire, names))
 
-    def topic_ids(self, names: Iterable[str]) -> dict[str, str | None]:
+    def topic_ids(self, names: Collection[str]) -> dict[str, str | None]:
         """Return the ids of topics; None for one that does not exist."""
         found = self.topics(names)
         return {name: topic.id if topic else None for name, topic in found.items()}
 
-    def partition_counts(self, names: Iterable[str]) -> dict[str, int | None]:
+    def partition_counts(self, names: Collection[str]) -> dict[str, int | None]:
         """Return how many partitions topics have; None for one that does not exist."""
         found = self.topics(names)
         return {name: topic.partitions if topic else None for name, topic in found.items()}
 
-    def last_stable_offsets(self, of: Iterable[Partition]) -> dict[Partition, int | None]:
+    def last_stable_offsets(self, of: Collection[Partition]) -> dict[Partition, int | None]:
         """Return how far a read_committed reader can read; None where there is no partition."""
-        return self._offsets(of, committed=True)
+        found = self._run(lambda wire: partitions.last_stable_offsets(wire, of))
+        return dict(found.all("the offsets"))
 
-    def high_watermarks(self, of: Iterable[Partition]) -> dict[Partition, int | None]:
+    def high_watermarks(self, of: Collection[Partition]) -> dict[Partition, int | None]:
         """Return how far any reader can read; None where there is no partition."""
-        return self._offsets(of, committed=False)
+        found = self._run(lambda wire: partitions.high_watermarks(wire, of))
+        return dict(found.all("the offsets"))
 
     def describe_producers(
-        self, of: Iterable[Partition]
+        self, of: Collection[Partition]
     ) -> dict[Partition, list[ProducerState] | None]:
         """Return what partitions know of their producers; None where there is no partition."""
-
-        async def work() -> dict[Partition, list[ProducerState] | None]:
-            return dict((await partitions.producers(self._wire, of)).all("the producers"))
-
-        return self._wire.run(work())
-
-    def _offsets(self, of: Iterable[Partition], *, committed: bool) -> dict[Partition, int | None]:
-        async def work() -> dict[Partition, int | None]:
-            found = await partitions.offsets(self._wire, of, committed=committed)
-            return dict(found.all("the offsets"))
-
-        return self._wire.run(work())
+        found = self._run(lambda wire: partitions.producers(wire, of))
+        return dict(found.all("the producers"))
 
     # Consumer groups.
 
     def commit_group_offsets(self, group: str, positions: Mapping[Partition, int]) -> None:
         """Set a group's offsets. Raises `UsageError` if somebody is in the group."""
-        self._wire.run(cluster.commit_group_offsets(self._wire, group, positions))
+        self._run(lambda wire: cluster.commit_group_offsets(wire, group, positions))
 
-    def stable_group_offsets(self, group: str, of: Iterable[Partition]) -> GroupOffsets:
+    def stable_group_offsets(self, group: str, of: Collection[Partition]) -> GroupOffsets:
         """Read a group's offsets, and which of them an open transaction is about to change."""
-        return self._wire.run(cluster.stable_group_offsets(self._wire, group, of))
+        return self._run(lambda wire: cluster.stable_group_offsets(wire, group, of))
 
     # The cluster.
 
     def brokers(self) -> dict[int, Broker]:
         """Ask every broker for its release, versions and features."""
-        return self._wire.run(cluster.brokers(self._wire))
+        return self._run(cluster.brokers)
 
     def features(self) -> dict[str, int]:
         """Return the finalized features, by the broker that knows least."""
@@ -209,11 +206,11 @@ class KafkaClient:
 
     def broker_config(self, names: Sequence[str]) -> Config:
         """Read settings of the brokers."""
-        return self._wire.run(cluster.broker_config(self._wire, names))
+        return self._run(lambda wire: cluster.broker_config(wire, names))
 
     def topic_config(self, topics: Sequence[str], names: Sequence[str]) -> dict[str, Config]:
         """Read settings of topics."""
-        return self._wire.run(cluster.topic_config(self._wire, topics, names))
+        return self._run(lambda wire: cluster.topic_config(wire, topics, names))
 
-
-_GLANCE_SECONDS = 5.0  # a look at how far things are must not wait for a dead partition
+    def _run(self, work: Callable[[Wire], Awaitable[T]], seconds: float | None = None) -> T:
+        return self._wire.run(lambda: work(self._wire), seconds)

@@ -239,7 +239,7 @@ def _group_offsets(group: str, answer: Any) -> GroupOffsets | Again:
 
 
 async def _homes(wire: Wire, groups: Sequence[str]) -> Mapping[str, int | Again]:
-    return await wire.homes(Kind.GROUP, "DESCRIBE on the Group", groups)
+    return await wire.homes(Kind.GROUP, "DESCRIBE and READ on the Group", groups)
 
 
 def _forget(wire: Wire, group: str) -> None:

@@ -44,6 +44,10 @@ class Written:
     partition: int
     last_offset: int
 
+    @property
+    def place(self) -> Partition:
+        return self.topic, self.partition
+
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}@{self.last_offset}"
 
@@ -115,18 +119,30 @@ class Leaders:
         return leader
 
 
-async def offsets(
-    wire: Wire, partitions: Iterable[Partition], *, committed: bool
+async def last_stable_offsets(
+    wire: Wire, partitions: Iterable[Partition], leaders: Leaders | None = None
 ) -> Settled[Partition, int | None]:
-    """Find each partition's last stable offset, or high watermark; None if it is not there."""
+    """Find how far a read_committed reader can read; None where there is no partition."""
+    return await _offsets(wire, partitions, READ_COMMITTED, leaders)
 
+
+async def high_watermarks(
+    wire: Wire, partitions: Iterable[Partition], leaders: Leaders | None = None
+) -> Settled[Partition, int | None]:
+    """Find how far any reader can read; None where there is no partition."""
+    return await _offsets(wire, partitions, READ_UNCOMMITTED, leaders)
+
+
+async def _offsets(
+    wire: Wire, partitions: Iterable[Partition], isolation: int, leaders: Leaders | None
+) -> Settled[Partition, int | None]:
     async def ask(node: int, group: Sequence[Partition]) -> Mapping[Partition, int | Again | None]:
         if node == NOWHERE:
             return dict.fromkeys(group)
         row = consumer.ListOffsetsRequest.ListOffsetsTopic
         request = consumer.ListOffsetsRequest(
             replica_id=-1,
-            isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
+            isolation_level=isolation,
             topics=[
                 row(
                     name=topic,
@@ -152,14 +168,14 @@ async def offsets(
             for part in topic.partitions
         }
 
-    leaders = Leaders(wire)
+    leaders = leaders or Leaders(wire)
     return await wire.settle(partitions, leaders.locate, ask, leaders.lost)
 
 
 async def producers(
-    wire: Wire, partitions: Iterable[Partition]
+    wire: Wire, partitions: Iterable[Partition], leaders: Leaders | None = None
 ) -> Settled[Partition, list[ProducerState] | None]:
-    """List what each partition's leader knows of its producers; None if it is not there."""
+    """List what each partition's leader knows of its producers; None where there is no partition."""
 
     async def ask(
         node: int, group: Sequence[Partition]
@@ -188,7 +204,7 @@ async def producers(
                 ]
         return answers
 
-    leaders = Leaders(wire)
+    leaders = leaders or Leaders(wire)
     return await wire.settle(partitions, leaders.locate, ask, leaders.lost)
 
 

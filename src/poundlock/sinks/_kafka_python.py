@@ -48,6 +48,7 @@ _PARTS = (
     (_Manager, "get_connection", ("timeout_ms",)),
     (_Manager, "bootstrap_async", ("timeout_ms",)),
     (_Manager, "call_soon", ()),
+    (_Manager, "wait_for", ()),
     (_Manager, "close", ()),
     (_Net, "start", ()),
     (_Net, "stop", ("timeout_ms",)),
@@ -86,7 +87,8 @@ def _takes(part: Any, arguments: tuple[str, ...]) -> bool:
 
 def error_name(code: int) -> str:
     """Spell an error code as Kafka's documentation does."""
-    return getattr(errors.for_code(code), "message", None) or f"error {code}"
+    known = errors.kafka_errors.get(code)
+    return known.message if known is not None else f"error {code}"
 
 
 def release_of(apis: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
@@ -127,17 +129,17 @@ class Link:
 
     async def send(self, request: Any, node: int | None, seconds: float) -> Any:
         """Send to a node, or to any; connects first if need be."""
-        return await self._manager.send(
-            request, node_id=node, request_timeout_ms=max(1, int(seconds * 1000))
-        )
+        answer = self._manager.send(request, node_id=node, request_timeout_ms=_ms(seconds))
+        # Its own limit begins when the connection stands, and a TLS handshake has none at all.
+        return await self._manager.wait_for(answer, _ms(seconds))
 
     async def knock(self, seconds: float) -> list[Exception]:
         """Try each bootstrap address until one opens; return why the others did not."""
         reasons = list[Exception]()
         for broker in self._manager.cluster.bootstrap_brokers():
-            connection = self._manager.get_connection(broker.node_id, timeout_ms=seconds * 1000)
             try:
-                await connection
+                connection = self._manager.get_connection(broker.node_id, timeout_ms=_ms(seconds))
+                await self._manager.wait_for(connection.init_future, _ms(seconds))
             except errors.KafkaError as error:
                 reasons.append(error)
             else:
@@ -146,11 +148,14 @@ class Link:
 
     async def bootstrap(self, seconds: float) -> None:
         """Learn the nodes of the cluster from its bootstrap addresses."""
-        await self._manager.bootstrap_async(timeout_ms=seconds * 1000)
+        learned = self._manager.bootstrap_async(timeout_ms=_ms(seconds))
+        await self._manager.wait_for(learned, _ms(seconds))
 
-    async def refresh(self) -> None:
-        """Learn the nodes of the cluster anew."""
-        await self._manager.cluster.refresh_metadata()
+    async def refresh(self, seconds: float) -> None:
+        """Try to learn the nodes of the cluster anew."""
+        learned = self.post(self._manager.cluster.refresh_metadata)
+        with contextlib.suppress(errors.KafkaError):
+            await self._manager.wait_for(learned, _ms(seconds))
 
     def close(self) -> None:
         async def close() -> None:
@@ -159,6 +164,10 @@ class Link:
         with contextlib.suppress(RuntimeError):  # its thread may be gone, and the sockets with it
             self.post(close)
         self._net.stop(timeout_ms=_STOP_MS)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))
 
 
 class _NoDumps(logging.Filter):

@@ -1,4 +1,4 @@
-"""Transactions as their coordinators see them: end, describe, list, and see through.
+"""Transactions as their coordinators see them: end, describe, list.
 
 `EndTxn` is always sent in version 5, never in another, for the answers of version 5 alone can be
 told apart, and mixing versions turns true answers into false ones: a repeat in version 4 of a commit
@@ -8,6 +8,7 @@ transaction of the same epoch.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from poundlock.errors import NotAuthorised, Unavailable
-from poundlock.sinks._kafka_partitions import ProducerState, Written, offsets, producers
 from poundlock.sinks._kafka_python import admin, error_name, errors, producer
 from poundlock.sinks._kafka_wire import Again, Kind, Settled, Wire, judge
 
 END_TXN_VERSION = 5
 _LOG_TOPIC = "__transaction_state"  # where coordinators keep their transactions
 _OPEN = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+
+_log = logging.getLogger(__name__)
 
 
 class Answer(Enum):
@@ -74,22 +76,6 @@ class OpenTxn:
     state: str
 
 
-class Progress(Enum):
-    """How far a transaction is that was told to commit."""
-
-    SETTLED = "settled"  # every partition has its marker
-    PENDING = (
-        "pending"  # markers are still to be written, or it cannot be seen now whether they are
-    )
-    TORN = "torn"  # the cluster goes against its own word: KAFKA-20734, or lost data
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    progress: Progress
-    why: str
-
-
 def meaning(code: int, transactional_id: str) -> Answer | Again:
     """Say what an error code of EndTxn means. Raises `NotAuthorised`."""
     error = errors.for_code(code)
@@ -128,13 +114,12 @@ async def end(wire: Wire, identities: Sequence[Identity], commit: bool) -> list[
     settled = await wire.settle(
         identities, locate, ask, lambda identity: _forget(wire, identity.transactional_id)
     )
-    return [_final(settled, identity) for identity in identities]
+    return [settled.answers.get(it) or _unanswered(it, settled.missing[it]) for it in identities]
 
 
-def _final(settled: Settled[Identity, Answer], identity: Identity) -> Answer:
-    if identity in settled.answers:
-        return settled.answers[identity]
-    busy = str(settled.missing[identity]) == errors.ConcurrentTransactionsError.message
+def _unanswered(identity: Identity, reason: Again) -> Answer:
+    _log.warning("no answer yet to the end of %s: %s", identity.transactional_id, reason)
+    busy = str(reason) == errors.ConcurrentTransactionsError.message
     return Answer.BUSY if busy else Answer.UNREACHABLE
 
 
@@ -168,95 +153,6 @@ def _described(row: Any) -> TxnDescription | Again | None:
             (topic.topic, partition) for topic in row.topics for partition in topic.partitions
         ),
     )
-
-
-async def settlements(
-    wire: Wire, handles: Sequence[tuple[Identity, Sequence[Written]]]
-) -> list[Settlement]:
-    """Say of each transaction whose commit was answered with DONE whether it reached every partition.
-
-    DONE means decided: the markers follow. And Kafka 4.3.0 and 4.3.1 call a transaction complete
-    though a partition without a leader never got its marker, so every partition is looked at. There a
-    last stable offset past our last record is proof. Where it is not past, somebody else's open
-    transaction may hold it back, so the partition is asked whether ours is the one.
-    """
-    described = await describe(wire, [identity.transactional_id for identity, _ in handles])
-    unfinished = {identity: _by_coordinator(described, identity) for identity, _ in handles}
-    complete = [handle for handle in handles if unfinished[handle[0]] is None]
-    parts = {(part.topic, part.partition) for _, written in complete for part in written}
-    stable = await offsets(wire, parts, committed=True)
-    behind = {
-        (part.topic, part.partition)
-        for _, written in complete
-        for part in written
-        if (stable.answers.get((part.topic, part.partition)) or 0) <= part.last_offset
-    }
-    try:
-        states = await producers(wire, behind & stable.answers.keys())
-    except NotAuthorised as error:  # READ on the topic is not needed for anything else
-        states = Settled(dict[Any, Any](), dict.fromkeys(behind, Again(str(error))))
-    return [
-        unfinished[identity] or _by_partitions(identity, written, stable, states)
-        for identity, written in handles
-    ]
-
-
-def _by_coordinator(
-    described: Settled[str, TxnDescription | None], identity: Identity
-) -> Settlement | None:
-    """Say how far a coordinator is with a commit that it took; None if it is through."""
-    id_ = identity.transactional_id
-    if id_ in described.missing:
-        why = f"its coordinator did not answer: {described.missing[id_]}"
-        return Settlement(Progress.PENDING, why)
-    now = described.answers[id_]
-    if now is None or now.producer_id != identity.producer_id or now.epoch > identity.epoch + 1:
-        # The id expired, or went on to its next use or (epochs end at 32767) its next producer id:
-        # none of which can be before the commit is complete.
-        return None
-    if now.state == "CompleteCommit":
-        return None
-    if now.epoch == identity.epoch + 1 and now.state in ("Empty", "Ongoing"):
-        return None  # its next use, by a client that keeps the epoch it was given
-    if now.epoch == identity.epoch + 1 and now.state == "PrepareCommit":
-        missing = ", ".join(f"{topic}-{number}" for topic, number in sorted(now.partitions))
-        return Settlement(Progress.PENDING, f"markers are to be written to {missing or 'nothing'}")
-    why = f"its coordinator took the commit, and now shows {now.state} at epoch {now.epoch}"
-    return Settlement(Progress.TORN, why)
-
-
-def _by_partitions(
-    identity: Identity,
-    written: Sequence[Written],
-    stable: Settled[tuple[str, int], int | None],
-    states: Settled[tuple[str, int], list[ProducerState] | None],
-) -> Settlement:
-    for part in written:
-        where = (part.topic, part.partition)
-        if where in stable.missing:
-            return Settlement(Progress.PENDING, f"{part}: {stable.missing[where]}")
-        end = stable.answers[where]
-        if end is None:
-            return Settlement(Progress.PENDING, f"{part}: the topic or partition is gone")
-        if end > part.last_offset:
-            continue
-        if where in states.missing:
-            why = f"the last stable offset is {end}; {states.missing[where]}"
-            return Settlement(Progress.PENDING, f"{part}: {why}")
-        open_since = next(
-            (
-                state.open_since
-                for state in states.answers[where] or ()
-                if state.producer_id == identity.producer_id
-            ),
-            None,
-        )
-        if open_since is not None and open_since <= part.last_offset:
-            return Settlement(
-                Progress.TORN,
-                f"{part}: producer {identity.producer_id} is open there since {open_since}",
-            )
-    return Settlement(Progress.SETTLED, "every partition has its marker")
 
 
 async def list_open(wire: Wire, prefix: str) -> list[OpenTxn]:
@@ -326,6 +222,11 @@ async def _coordinators(wire: Wire) -> _Coordinators:
             f"partitions {leaderless} of {_LOG_TOPIC} have no leader, so transactions may be hidden: "
             "bring the brokers that hold them back; the same step may be repeated"
         )
+    strangers = {part.leader_id for part in partitions} - {
+        broker.node_id for broker in metadata.brokers
+    }
+    if strangers:
+        raise Again(f"brokers {sorted(strangers)} lead a part of {_LOG_TOPIC} and are not listed")
     return _Coordinators(
         frozenset(broker.node_id for broker in metadata.brokers),
         frozenset((part.partition_index, part.leader_id, part.leader_epoch) for part in partitions),
@@ -333,7 +234,7 @@ async def _coordinators(wire: Wire) -> _Coordinators:
 
 
 async def _homes(wire: Wire, ids: Sequence[str]) -> Mapping[str, int | Again]:
-    return await wire.homes(Kind.TRANSACTION, "DESCRIBE on the TransactionalId", ids)
+    return await wire.homes(Kind.TRANSACTION, "DESCRIBE and WRITE on its TransactionalId", ids)
 
 
 def _forget(wire: Wire, transactional_id: str) -> None:

@@ -12,13 +12,13 @@ import ssl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from poundlock.errors import NotAuthorised, PoundlockError, Unavailable, UsageError
+from poundlock.errors import NotAuthorised, Unavailable, UsageError
 from poundlock.sinks import _kafka_settings
 from poundlock.sinks._kafka_python import IN_FLIGHT, Link, check_parts, error_name, errors, metadata
 
@@ -75,40 +75,47 @@ class Wire:
         self._seconds = seconds
         self._deadline = 0.0
         self._link: Link | None = None
+        self._connected = False
+        self._in_doubt = False  # an item got no answer: the addresses we know may be old
         self._homes: dict[tuple[Kind, str], int] = {}
 
-    def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """Run a coroutine on the link's thread and return its result, within the time limit."""
+    def run(self, work: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+        """Do asynchronous work on the link's thread and return its result, within the time limit.
+
+        All of it is done again after `Again`, so it must be safe to repeat.
+        """
         limit = self._seconds if seconds is None else min(seconds, self._seconds)
         self._deadline = time.monotonic() + limit
         done, outcome = threading.Event(), dict[str, Any]()
 
         async def job() -> None:
             try:
-                await self._connect()
-                outcome["value"] = await work
+                outcome["value"] = await self._persist(work)
             except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
                 outcome["error"] = error
             finally:
                 done.set()
 
-        if self._link is None:
-            self._link = Link(self._config)
-            self._connected = False
+        self._in_doubt, answered = False, False
         try:
+            if self._link is None:
+                self._link, self._connected = Link(self._config), False
             self._link.post(job)
             if not done.wait(limit + _GRACE_SECONDS):
-                raise Unavailable(
-                    f"Kafka at {self.servers} did not answer within {limit:g} s, nor did the time "
-                    "limits of its client work. The same step may be repeated"
-                )
+                raise Again(f"the client's own time limit of {limit:g} s did not work")
             if "error" in outcome:
-                raise self._named(outcome["error"])
+                raise outcome["error"]
+            answered = True
             return outcome["value"]
-        except PoundlockError:
-            # Start the next call afresh: kafka-python remembers addresses and refusals of nodes.
-            self.close()
-            raise
+        except (errors.KafkaError, Again) as error:
+            raise Unavailable(
+                f"Kafka at {self.servers} did not answer: {_spelled(error)}. Check that the brokers "
+                "are up and reachable from the driver; the same step may be repeated"
+            ) from error
+        finally:
+            if self._in_doubt or not answered:
+                # Connect afresh next time: kafka-python only ever goes by the addresses it knows.
+                self.close()
 
     def close(self) -> None:
         link, self._link = self._link, None
@@ -123,42 +130,45 @@ class Wire:
         """Seconds left to the running call."""
         return max(0.0, self._deadline - time.monotonic())
 
-    async def _connect(self) -> None:
-        if not self._connected:
-            assert self._link is not None
-            # The library tries on until its time is up, whatever the reason. Knock first, so that a
-            # wrong password is named at once and not tried a hundred times.
-            reasons = await self._link.knock(self.left)
-            for reason in reasons:
-                _raise_if_refused(reason)
+    async def _persist(self, work: Callable[[], Awaitable[T]]) -> T:
+        await self._connect()
+        assert self._link is not None
+        pause = _FIRST_PAUSE
+        while True:
             try:
-                await self._link.bootstrap(self.left)
-            except errors.KafkaTimeoutError as late:
-                raise (reasons or [late])[0] from late
-            self._connected = True
+                return await work()
+            except Again:
+                if self.left <= pause:
+                    raise
+            await self._link.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _named(self, error: BaseException) -> BaseException:
-        """Turn what kafka-python raised into an error of ours."""
-        if isinstance(error, errors.KafkaError | Again):
-            named = Unavailable(
-                f"Kafka at {self.servers} did not answer: {spelled(error)}. Check that the brokers "
-                "are up and reachable from the driver; the same step may be repeated"
-            )
-            named.__cause__ = error
-            return named
-        return error
+    async def _connect(self) -> None:
+        if self._connected:
+            return
+        assert self._link is not None
+        # The library tries on until its time is up, whatever the reason. Knock first, so that a wrong
+        # password is named at once and not tried a hundred times.
+        reasons = await self._link.knock(self.left)
+        for reason in reasons:
+            _raise_if_refused(reason)
+        try:
+            await self._link.bootstrap(self.left)
+        except errors.KafkaTimeoutError as late:
+            raise (reasons or [late])[0] from late
+        self._connected = True
 
     async def send(self, node: int | None, request: Any) -> Any:
         """Send one request and return its answer. Raises `Again` for what another try may cure."""
         assert self._link is not None
         try:
-            return await self._link.send(request, node, max(0.001, min(self.left, REQUEST_SECONDS)))
+            return await self._link.send(request, node, min(self.left, REQUEST_SECONDS))
         except errors.UnknownBrokerIdError as error:
-            await self._link.refresh()
+            await self._link.refresh(min(self.left, REQUEST_SECONDS))
             raise Again(f"broker {node} is not known") from error
         except errors.KafkaError as error:
             _raise_if_refused(error)
-            raise Again(spelled(error)) from error
+            raise Again(_spelled(error)) from error
 
     async def gather(self, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
         """Run coroutines at the same time; return their results in order."""
@@ -208,9 +218,9 @@ class Wire:
             if before - len(waiting) < asked or not asked:  # else only the cap on requests held us
                 await self._link.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
-        return Settled(
-            answers, {item: missing.get(item, Again("not asked in time")) for item in waiting}
-        )
+        missing = {item: missing.get(item, Again("not asked in time")) for item in waiting}
+        self._in_doubt |= any(again.stale for again in missing.values())
+        return Settled(answers, missing)
 
     # Where things live.
 
@@ -267,7 +277,7 @@ def judge(code: int, about: str, grant: str) -> Again | None:
     )
 
 
-def spelled(error: BaseException) -> str:
+def _spelled(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -62,8 +62,8 @@ async def witness(
     wire: Wire, written: Written, producer_id: int, *, scan_bytes: int = SCAN_BYTES
 ) -> Evidence:
     """Ask the record itself whether its transaction was committed."""
-    reader = _Reader(wire, written)
     try:
+        reader = _Reader(wire, written)
         marker = await _find_marker(reader, producer_id, scan_bytes)
         index = await _ask_index(reader, producer_id)
     except _NoEvidence as gone:
@@ -75,6 +75,11 @@ async def witness(
     found = marker or index
     assert found is not None
     return Evidence(found.outcome, f"{written}: {found.why}")
+
+
+async def witness_all(wire: Wire, written: Sequence[Written], producer_id: int) -> Evidence:
+    """Ask the last record in every partition whether their transaction was committed."""
+    return together([await witness(wire, part, producer_id) for part in written])
 
 
 def together(evidence: Sequence[Evidence]) -> Evidence:
@@ -103,7 +108,7 @@ async def outcome(wire: Wire, identity: Identity, written: Sequence[Written]) ->
     """
     now = (await describe(wire, [identity.transactional_id])).all("the state")
     said = _said(now[identity.transactional_id], identity)
-    seen = together([await witness(wire, part, identity.producer_id) for part in written])
+    seen = await witness_all(wire, written, identity.producer_id)
     if said.outcome is Outcome.UNKNOWN:
         return Evidence(seen.outcome, f"{said.why}; {seen.why}")
     if seen.outcome in (said.outcome, Outcome.OPEN, Outcome.UNKNOWN):
@@ -130,10 +135,12 @@ class _Reader:
         self._wire = wire
         self.written = written
         self._leaders = Leaders(wire)
+        if not written.topic_id:
+            raise _NoEvidence("its topic id was not recorded")
 
     async def fetch(self, offset: int, isolation: int, max_bytes: int) -> Any:
         """Fetch from `offset`; at least one whole batch, if there is one."""
-        partition = (self.written.topic, self.written.partition)
+        partition = self.written.place
 
         async def ask(node: int, _: Sequence[Partition]) -> Mapping[Partition, Any]:
             if node == NOWHERE:

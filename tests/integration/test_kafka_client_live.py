@@ -1,0 +1,663 @@
+"""The driver's Kafka client against a real broker.
+
+First the answer matrix: what EndTxn version 5 says of a transaction, whatever became of it, and what
+its own records prove.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # noqa: E402
+
+from poundlock.errors import Unavailable, UsageError  # noqa: E402
+from poundlock.servers import kafka  # noqa: E402
+from poundlock.sinks import _kafka_witness  # noqa: E402
+from poundlock.sinks._kafka_client import (  # noqa: E402
+    Answer,
+    Identity,
+    KafkaClient,
+    Outcome,
+    Progress,
+    Written,
+)
+
+SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[kafka.Cluster]:
+    # Timed-out transactions are aborted within a second and not ten.
+    swift = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+    with kafka.running(properties=swift) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(cluster: kafka.Cluster) -> Iterator[KafkaClient]:
+    with KafkaClient(cluster.client_settings()) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(cluster: kafka.Cluster) -> str:
+    return make_topic(cluster)
+
+
+def make_topic(cluster: kafka.Cluster, name: str | None = None) -> str:
+    name = name or f"t-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient(cluster.client_settings())  # must outlive its futures
+    admin.create_topics([NewTopic(name, 2)])[name].result(SECONDS)
+    return name
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + SECONDS
+    while not what():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.05)
+
+
+@dataclass
+class Open:
+    """A transaction that its producer left open, as a task would."""
+
+    identity: Identity
+    written: list[Written]
+    row: str  # the first it wrote
+    producer: object  # lives on, and could be a zombie
+
+    @property
+    def id(self) -> str:
+        return self.identity.transactional_id
+
+
+def leave_open(
+    cluster: kafka.Cluster,
+    topic: str,
+    *,
+    id_: str | None = None,
+    partitions: tuple[int, ...] = (0, 1),
+    rows: int = 3,
+    timeout_ms: int = 60_000,
+) -> Open:
+    """Write a transaction with librdkafka and leave it."""
+    eos: dict[str, int] = {}
+    last: dict[int, int] = {}
+
+    def delivered(error: object, message: object) -> None:
+        if error is None:
+            last[message.partition()] = max(message.offset(), last.get(message.partition(), -1))
+
+    token = uuid.uuid4().hex[:8]
+    id_ = id_ or f"x-{token}"
+    producer = confluent_kafka.Producer(
+        {
+            **cluster.client_settings(),
+            "transactional.id": id_,
+            "transaction.timeout.ms": timeout_ms,
+            "statistics.interval.ms": 10,
+            "stats_cb": lambda stats: eos.update(json.loads(stats)["eos"]),
+            "on_delivery": delivered,
+        }
+    )
+    producer.init_transactions(SECONDS)
+    producer.begin_transaction()
+    for row in range(rows):
+        for partition in partitions:
+            producer.produce(topic, value=f"{token}/{row}".encode(), partition=partition)
+    producer.flush(SECONDS)
+    eos.clear()
+    until = time.monotonic() + SECONDS
+    while eos.get("producer_id", -1) < 0:
+        assert time.monotonic() < until
+        producer.poll(0.05)
+    with KafkaClient(cluster.client_settings()) as client:
+        topic_id = client.topic_ids([topic])[topic]
+    assert topic_id is not None
+    written = [Written(topic, topic_id, part, offset) for part, offset in sorted(last.items())]
+    assert len(last) == (len(partitions) if rows else 0)
+    identity = Identity(id_, eos["producer_id"], eos["producer_epoch"])
+    return Open(identity, written, f"{token}/0", producer)
+
+
+def initialise(cluster: kafka.Cluster, id_: str) -> None:
+    """Take over a transactional id, as its next user does."""
+    producer = confluent_kafka.Producer({**cluster.client_settings(), "transactional.id": id_})
+    producer.init_transactions(SECONDS)
+
+
+def read_committed(cluster: kafka.Cluster, topic: str) -> list[str]:
+    """Read what a reader sees, up to the last stable offsets."""
+    consumer = confluent_kafka.Consumer(
+        {
+            **cluster.client_settings(),
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": "true",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    partitions = consumer.list_topics(topic).topics[topic].partitions
+    consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in partitions])
+    rows, ended = [], 0
+    while ended < len(partitions):
+        message = consumer.poll(SECONDS)
+        assert message is not None
+        if message.error():
+            ended += 1
+        else:
+            rows.append(message.value().decode())
+    consumer.close()
+    return rows
+
+
+def wait_for(client: KafkaClient, id_: str, state: str) -> None:
+    eventually(lambda: client.describe([id_])[id_].state == state)
+
+
+# The matrix. Each returns the transaction once that has happened to it.
+
+
+def still_open(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    return leave_open(cluster, topic)
+
+
+def committed(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = leave_open(cluster, topic)
+    assert client.end(*left.identity, commit=True) is Answer.DONE
+    wait_for(client, left.id, "CompleteCommit")
+    return left
+
+
+def timed_out(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = leave_open(cluster, topic, timeout_ms=1000)
+    wait_for(client, left.id, "CompleteAbort")
+    return left
+
+
+def aborted_by_us(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = leave_open(cluster, topic)
+    assert client.end(*left.identity, commit=False) is Answer.DONE
+    wait_for(client, left.id, "CompleteAbort")
+    return left
+
+
+def aborted_by_its_producer(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = leave_open(cluster, topic)
+    left.producer.abort_transaction(SECONDS)
+    wait_for(client, left.id, "CompleteAbort")
+    return left
+
+
+def committed_by_its_producer(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = leave_open(cluster, topic)
+    left.producer.commit_transaction(SECONDS)
+    wait_for(client, left.id, "CompleteCommit")
+    return left
+
+
+def committed_then_taken_over(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = committed(cluster, client, topic)
+    initialise(cluster, left.id)
+    return left
+
+
+def taken_over_while_open(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = leave_open(cluster, topic)
+    initialise(cluster, left.id)
+    return left
+
+
+def committed_then_next_aborted(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = committed(cluster, client, topic)
+    following = leave_open(cluster, topic, id_=left.id)
+    assert following.identity.producer_id == left.identity.producer_id
+    assert client.end(*following.identity, commit=False) is Answer.DONE
+    wait_for(client, left.id, "CompleteAbort")
+    return left
+
+
+def aborted_then_next_committed(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = aborted_by_us(cluster, client, topic)
+    following = leave_open(cluster, topic, id_=left.id)
+    assert following.identity.producer_id == left.identity.producer_id
+    assert client.end(*following.identity, commit=True) is Answer.DONE
+    wait_for(client, left.id, "CompleteCommit")
+    return left
+
+
+def committed_then_next_open(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+    left = committed(cluster, client, topic)
+    leave_open(cluster, topic, id_=left.id)
+    return left
+
+
+MATRIX = [
+    # what happened, the answer to COMMIT, what can be found out then
+    (still_open, Answer.DONE, Outcome.COMMITTED),
+    (committed, Answer.DONE, Outcome.COMMITTED),
+    (timed_out, Answer.CONTRADICTED, Outcome.ABORTED),
+    (aborted_by_us, Answer.CONTRADICTED, Outcome.ABORTED),
+    (aborted_by_its_producer, Answer.CONTRADICTED, Outcome.ABORTED),
+    (committed_by_its_producer, Answer.CONTRADICTED, Outcome.COMMITTED),
+    (committed_then_taken_over, Answer.FORGOTTEN, Outcome.COMMITTED),
+    (taken_over_while_open, Answer.FORGOTTEN, Outcome.ABORTED),
+    (committed_then_next_aborted, Answer.FORGOTTEN, Outcome.COMMITTED),
+    (aborted_then_next_committed, Answer.FORGOTTEN, Outcome.ABORTED),
+    (committed_then_next_open, Answer.FORGOTTEN, Outcome.COMMITTED),
+]
+
+
+def _row(value: object) -> str:
+    return getattr(value, "__name__", None) or value.name
+
+
+@pytest.mark.parametrize(("happened", "answer", "outcome"), MATRIX, ids=_row)
+def test_the_answer_matrix(cluster, client, topic, happened, answer, outcome):
+    left = happened(cluster, client, topic)
+    for _ in range(2):  # repeating changes nothing
+        assert client.end(*left.identity, commit=True) is answer
+        if answer is Answer.DONE:
+            eventually(
+                lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED
+            )
+        assert client.outcome(left.identity, left.written).outcome is outcome
+        assert client.witness_all(left.identity.producer_id, left.written).outcome is outcome
+    # The witness is right if readers go by it: also while somebody's next transaction is open.
+    seen = outcome is Outcome.COMMITTED
+    assert (left.row in read_committed(cluster, topic)) is seen
+
+
+def test_an_id_that_never_was(client: KafkaClient):
+    assert client.end("never-was", 1, 0, commit=True) is Answer.FORGOTTEN
+    assert client.describe(["never-was"]) == {"never-was": None}
+
+
+def test_nothing_was_ever_written(cluster, client, topic):
+    left = leave_open(cluster, topic, rows=0)
+    assert client.end(*left.identity, commit=True) is Answer.CONTRADICTED
+    assert client.outcome(left.identity, []).outcome is Outcome.UNKNOWN
+
+
+def test_every_end_raises_the_epoch_so_version_5_was_spoken(cluster, client, topic):
+    for commit in (True, False):
+        left = leave_open(cluster, topic)
+        client.end(*left.identity, commit=commit)
+        assert client.describe([left.id])[left.id].epoch == left.identity.epoch + 1
+
+
+def test_a_zombie_cannot_write_after_the_commit(cluster, client, topic):
+    left = leave_open(cluster, topic)
+    assert client.end(*left.identity, commit=True) is Answer.DONE
+    left.producer.produce(topic, value=b"zombie", partition=0)
+    with pytest.raises(confluent_kafka.KafkaException, match="_FENCED"):
+        left.producer.flush(SECONDS)
+    wait_for(client, left.id, "CompleteCommit")
+    assert "zombie" not in read_committed(cluster, topic)
+
+
+def test_many_ends_are_answered_each_for_itself_and_in_order(cluster, client, topic):
+    lefts = [leave_open(cluster, topic) for _ in range(6)]
+    client.end(*lefts[1].identity, commit=False)
+    initialise(cluster, lefts[4].id)
+    asked = [left.identity for left in lefts] + [Identity("never-was", 1, 0)]
+    answers = client.end_many(asked, commit=True)
+    assert answers == [
+        Answer.DONE,
+        Answer.CONTRADICTED,
+        Answer.DONE,
+        Answer.DONE,
+        Answer.FORGOTTEN,
+        Answer.DONE,
+        Answer.FORGOTTEN,
+    ]
+    assert client.end_many([], commit=True) == []
+
+
+# The witness.
+
+
+def test_an_open_transaction_is_no_outcome(cluster, client, topic):
+    left = leave_open(cluster, topic)
+    evidence = client.witness_all(left.identity.producer_id, left.written)
+    assert evidence.outcome is Outcome.OPEN
+    assert f"{topic}-0@" in evidence.why
+    assert client.outcome(left.identity, left.written).outcome is Outcome.OPEN
+
+
+def test_a_marker_counts_while_another_transaction_holds_readers_back(cluster, client, topic):
+    older = leave_open(cluster, topic)
+    left = leave_open(cluster, topic)
+    assert client.end(*left.identity, commit=True) is Answer.DONE
+    eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
+    where = {(part.topic, part.partition) for part in left.written}
+    stable = client.last_stable_offsets(where)
+    assert all(stable[part.topic, part.partition] <= part.last_offset for part in left.written)
+    assert client.witness_all(left.identity.producer_id, left.written).outcome is Outcome.COMMITTED
+    assert client.witness_all(older.identity.producer_id, older.written).outcome is Outcome.OPEN
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_index_decides_where_the_marker_is_too_far(cluster, client, topic, commit):
+    left = leave_open(cluster, topic)
+    client.end(*left.identity, commit=commit)
+    wait_for(client, left.id, "CompleteCommit" if commit else "CompleteAbort")
+    wire, part = client._wire, left.written[0]
+    ask = partial(_kafka_witness.witness, wire, part, left.identity.producer_id)
+    near, far = wire.run(ask), wire.run(partial(ask, scan_bytes=0))
+    assert near.outcome is far.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
+    assert "marker" in near.why
+    assert "index" in far.why
+
+
+def test_a_record_of_another_producer_is_no_witness(cluster, client, topic):
+    left = committed(cluster, client, topic)
+    evidence = client.witness_all(left.identity.producer_id + 1000, left.written)
+    assert evidence.outcome is Outcome.UNKNOWN
+    assert "not of producer" in evidence.why
+
+
+def test_an_offset_that_was_never_written_is_no_witness(cluster, client, topic):
+    left = committed(cluster, client, topic)
+    part = left.written[0]
+    for offset in (part.last_offset + 2, part.last_offset + 100):  # after the marker; far beyond
+        evidence = client.witness(
+            part.topic, part.topic_id, part.partition, offset, left.identity.producer_id
+        )
+        assert evidence.outcome is Outcome.UNKNOWN
+
+
+def test_a_marker_is_not_a_record(cluster, client, topic):
+    left = committed(cluster, client, topic)
+    part = left.written[0]
+    evidence = client.witness(
+        part.topic, part.topic_id, part.partition, part.last_offset + 1, left.identity.producer_id
+    )
+    assert evidence.outcome is Outcome.UNKNOWN
+
+
+def test_deleted_records_are_no_witness(cluster, client, topic):
+    left = committed(cluster, client, topic)
+    admin = AdminClient(cluster.client_settings())
+    parts = [
+        confluent_kafka.TopicPartition(part.topic, part.partition, part.last_offset + 1)
+        for part in left.written
+    ]
+    for future in admin.delete_records(parts[:1]).values():
+        future.result(SECONDS)
+    # One partition is gone, and the other proves the commit for both.
+    assert client.witness_all(left.identity.producer_id, left.written).outcome is Outcome.COMMITTED
+    for future in admin.delete_records(parts[1:]).values():
+        future.result(SECONDS)
+    evidence = client.witness_all(left.identity.producer_id, left.written)
+    assert evidence.outcome is Outcome.UNKNOWN
+    assert "no longer there" in evidence.why
+
+
+def test_a_topic_that_was_deleted_or_created_anew_is_no_witness(cluster, client, topic):
+    left = committed(cluster, client, topic)
+    admin = AdminClient(cluster.client_settings())
+    admin.delete_topics([topic])[topic].result(SECONDS)
+    eventually(lambda: client.topics([topic])[topic] is None)
+    evidence = client.witness_all(left.identity.producer_id, left.written)
+    assert evidence.outcome is Outcome.UNKNOWN
+    assert "no longer there" in evidence.why
+
+    make_topic(cluster, topic)
+    committed(cluster, client, topic)  # something of ours at the same offsets
+    evidence = client.witness_all(left.identity.producer_id, left.written)
+    assert evidence.outcome is Outcome.UNKNOWN
+    assert "created anew" in evidence.why
+
+
+# What is settled.
+
+
+def test_an_open_or_aborted_transaction_is_never_settled(cluster, client, topic):
+    left = leave_open(cluster, topic)
+    assert client.settled(left.identity, left.written).progress is not Progress.SETTLED
+    left = aborted_by_us(cluster, client, topic)
+    assert client.settled(left.identity, left.written).progress is not Progress.SETTLED
+
+
+def test_a_transaction_called_complete_but_open_in_a_partition_is_torn(cluster, client, topic):
+    # KAFKA-20734 by other means: ask for a partition that another open transaction stands for.
+    left = committed(cluster, client, topic)
+    still = leave_open(cluster, topic)
+    torn = Identity(left.id, still.identity.producer_id, still.identity.epoch)
+    settlement = client.settled(torn, still.written)
+    assert settlement.progress is Progress.TORN
+    assert "open there since" in settlement.why
+
+
+def test_a_lost_record_is_not_settled(cluster, client, topic):
+    left = committed(cluster, client, topic)
+    part = left.written[0]
+    beyond = Written(part.topic, part.topic_id, part.partition, part.last_offset + 100)
+    assert client.settled(left.identity, [beyond]).progress is not Progress.SETTLED
+
+
+def test_a_deleted_topic_is_lost_even_if_created_anew(cluster, client, topic):
+    left = committed(cluster, client, topic)
+    admin = AdminClient(cluster.client_settings())
+    admin.delete_topics([topic])[topic].result(SECONDS)
+    eventually(lambda: client.topics([topic])[topic] is None)
+    assert client.settled(left.identity, left.written).progress is Progress.LOST
+    make_topic(cluster, topic)
+    committed(cluster, client, topic)
+    assert client.settled(left.identity, left.written).progress is Progress.LOST
+
+
+# Finding what is open.
+
+
+def test_open_transactions_are_found_by_prefix_on_every_broker(cluster, client, topic):
+    space = uuid.uuid4().hex[:8]
+    mine = [leave_open(cluster, topic, id_=f"{space}.a.{n}") for n in range(3)]
+    leave_open(cluster, topic, id_=f"{space}.ab.0")
+    leave_open(cluster, topic, id_=f"{space}xa.0")  # a dot is not any letter
+    found = client.list_open(f"{space}.a.")
+    assert [(it.transactional_id, it.producer_id, it.state) for it in found] == [
+        (left.id, left.identity.producer_id, "Ongoing") for left in mine
+    ]
+    client.end(*mine[1].identity, commit=True)
+    wait_for(client, mine[1].id, "CompleteCommit")
+    assert [it.transactional_id for it in client.list_open(f"{space}.a.")] == [
+        mine[0].id,
+        mine[2].id,
+    ]
+    assert client.list_open("no-such-prefix") == []
+
+
+def test_a_stray_is_aborted_as_described(cluster, client, topic):
+    left = leave_open(cluster, topic)
+    now = client.describe([left.id])[left.id]
+    assert (now.state, now.timeout_ms) == ("Ongoing", 60_000)
+    assert now.partitions == {(topic, 0), (topic, 1)}
+    assert abs(now.started_at - time.time()) < SECONDS
+    assert client.end(left.id, now.producer_id, now.epoch, commit=False) is Answer.DONE
+    wait_for(client, left.id, "CompleteAbort")
+    assert read_committed(cluster, topic) == []
+
+
+# Topics, offsets, groups, facts.
+
+
+def test_topics_and_offsets(cluster, client, topic):
+    found = client.topics([topic, "no-such", "not a name"])
+    assert (found["no-such"], found["not a name"]) == (None, None)
+    assert (found[topic].partitions, found[topic].replication) == (2, 1)
+    assert client.partition_counts([topic]) == {topic: 2}
+    left = leave_open(cluster, topic, partitions=(0,), rows=3)
+    where = [(topic, 0), (topic, 1), (topic, 7), ("no-such", 0)]
+    assert client.high_watermarks(where) == dict(zip(where, (3, 0, None, None), strict=True))
+    assert client.last_stable_offsets(where) == dict(zip(where, (0, 0, None, None), strict=True))
+    (state,) = client.describe_producers([(topic, 0)])[topic, 0]
+    assert (state.producer_id, state.open_since) == (left.identity.producer_id, 0)
+
+
+def test_group_offsets_are_set_and_read_back(cluster, client, topic):
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    assert client.stable_group_offsets(group, [(topic, 0)]).offsets == {}
+    client.commit_group_offsets(group, {(topic, 0): 5, (topic, 1): 7})
+    found = client.stable_group_offsets(group, [(topic, 0), (topic, 1)])
+    assert found.offsets == {(topic, 0): 5, (topic, 1): 7}
+    assert not found.pending
+    client.commit_group_offsets(group, {})
+
+
+def test_group_offsets_in_an_open_transaction_are_pending(cluster, client, topic):
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    client.commit_group_offsets(group, {(topic, 0): 5, (topic, 1): 7})
+    left = leave_open(cluster, topic)
+    consumer = confluent_kafka.Consumer({**cluster.client_settings(), "group.id": group})
+    left.producer.send_offsets_to_transaction(
+        [confluent_kafka.TopicPartition(topic, 0, 9)], consumer.consumer_group_metadata(), SECONDS
+    )
+    where = [(topic, 0), (topic, 1)]
+    found = client.stable_group_offsets(group, where)
+    assert (found.offsets, found.pending) == ({(topic, 1): 7}, {(topic, 0)})
+    client.end(*left.identity, commit=True)
+    eventually(lambda: not client.stable_group_offsets(group, where).pending)
+    assert client.stable_group_offsets(group, where).offsets == {(topic, 0): 9, (topic, 1): 7}
+
+
+def test_a_group_with_live_members_is_not_touched(cluster, client, topic):
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    consumer = confluent_kafka.Consumer({**cluster.client_settings(), "group.id": group})
+    consumer.subscribe([topic])
+    eventually(lambda: consumer.poll(0.1) is None and bool(consumer.assignment()))
+    with pytest.raises(UsageError, match=f"{group}.*live members"):
+        client.commit_group_offsets(group, {(topic, 0): 5})
+    consumer.close()
+
+
+def test_facts_of_the_cluster(cluster, client, topic):
+    assert client.features()["transaction.version"] >= 2
+    assert client.max_version("EndTxn") >= 5
+    (broker,) = client.brokers().values()
+    assert broker.release >= (4, 0)
+    config = client.broker_config(["transaction.max.timeout.ms", "message.max.bytes", "no.such"])
+    assert config.values is not None
+    assert config.values["transaction.max.timeout.ms"] == ("900000",)
+    assert config.values["no.such"] == ()
+    admin = AdminClient(cluster.client_settings())
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    assert admin.describe_configs([resource])[resource].result(SECONDS)
+    topics = client.topic_config([topic], ["min.insync.replicas"])
+    assert topics[topic].values == {"min.insync.replicas": ("1",)}
+
+
+# Losses.
+
+
+def test_a_lost_broker_is_an_outage_and_its_return_is_noticed(tmp_path):
+    with kafka.running() as cluster, KafkaClient(cluster.client_settings(), time_limit=2) as client:
+        topic = make_topic(cluster)
+        left, other = leave_open(cluster, topic), leave_open(cluster, topic)
+        assert client.end(*other.identity, commit=True) is Answer.DONE
+        cluster.kill(1)
+        began = time.monotonic()
+        assert client.end(*left.identity, commit=True) is Answer.UNREACHABLE
+        with pytest.raises(Unavailable):
+            client.list_open("")
+        with pytest.raises(Unavailable):
+            client.describe([left.id])
+        assert time.monotonic() - began < 10
+        cluster.start(1)
+        eventually(lambda: client.end(*left.identity, commit=True) is Answer.DONE)
+        assert client.end(*other.identity, commit=True) is Answer.DONE
+        eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
+
+
+def test_a_silent_broker_ends_in_time(cluster, topic):
+    left = leave_open(cluster, topic)
+    with KafkaClient(cluster.client_settings(), time_limit=1) as client:
+        assert client.describe([left.id])[left.id] is not None
+        cluster.pause(1)
+        try:
+            began = time.monotonic()
+            assert client.end(*left.identity, commit=True) is Answer.UNREACHABLE
+            assert time.monotonic() - began < 5
+        finally:
+            cluster.resume(1)
+        eventually(lambda: client.end(*left.identity, commit=True) is Answer.DONE)
+
+
+def test_an_address_where_nobody_is(tmp_path):
+    with (
+        KafkaClient({"bootstrap.servers": "127.0.0.1:9"}, time_limit=1) as client,
+        pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"),
+    ):
+        client.describe(["x"])
+
+
+# Several brokers.
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[kafka.Cluster]:
+    with kafka.running(brokers=3) as running:
+        yield running
+
+
+def test_a_partition_without_a_leader_keeps_a_commit_pending(three: kafka.Cluster):
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient(three.client_settings())
+    spread = NewTopic(name, 2, replica_assignment=[[1], [3]])
+    admin.create_topics([spread])[name].result(SECONDS)
+    with KafkaClient(three.client_settings(), time_limit=SECONDS) as client:
+        eventually(lambda: len(client.topics([name])[name].leaders) == 2)
+        left = leave_open(three, name)
+        three.kill(3)
+        eventually(lambda: client.topics([name])[name].leaders.keys() == {0})
+        # The coordinator may have been on the broker that died: the client finds the next one.
+        assert client.end(*left.identity, commit=True) is Answer.DONE
+        settlement = client.settled(left.identity, left.written)
+        assert settlement.progress is Progress.PENDING
+        assert f"{name}-1" in settlement.why
+        with pytest.raises(Unavailable, match=f"{name}-1|no leader"):
+            KafkaClient(three.client_settings(), time_limit=2).last_stable_offsets([(name, 1)])
+        three.start(3)
+        eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
+        assert client.witness_all(left.identity.producer_id, left.written).outcome is (
+            Outcome.COMMITTED
+        )
+
+
+def test_a_broker_that_does_not_answer_hides_no_transaction(three: kafka.Cluster):
+    topic = make_topic(three)
+    space = uuid.uuid4().hex[:8]
+    lefts = [leave_open(three, topic, id_=f"{space}.{n}") for n in range(9)]
+    expected = [left.id for left in lefts]
+    with KafkaClient(three.client_settings(), time_limit=SECONDS) as client:
+        assert [it.transactional_id for it in client.list_open(space)] == expected
+        three.pause(2)
+        try:
+            hasty = KafkaClient(three.client_settings(), time_limit=2)
+            with hasty, pytest.raises(Unavailable):
+                hasty.list_open(space)
+        finally:
+            three.resume(2)
+        three.kill(2)
+
+        def all_found() -> bool:
+            try:
+                return [it.transactional_id for it in client.list_open(space)] == expected
+            except Unavailable:
+                return False
+
+        eventually(all_found)
+        assert set(client.end_many([left.identity for left in lefts], commit=False)) == {
+            Answer.DONE
+        }
+        three.start(2)

@@ -1,0 +1,321 @@
+"""The driver's Kafka client without a broker: settings, secrets, and the tables of answers."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+
+import pytest
+from kafka import errors
+
+from poundlock.errors import NotAuthorised, Unavailable, UsageError
+from poundlock.sinks import _kafka_python
+from poundlock.sinks._kafka_client import (
+    Answer,
+    Evidence,
+    Identity,
+    KafkaClient,
+    Outcome,
+    TxnDescription,
+)
+from poundlock.sinks._kafka_partitions import parse_id, spell_id
+from poundlock.sinks._kafka_settings import translate
+from poundlock.sinks._kafka_transactions import ANSWERS, END_TXN_VERSION, meaning
+from poundlock.sinks._kafka_wire import Again, _raise_if_refused, judge
+from poundlock.sinks._kafka_witness import _said, together
+
+SERVERS = {"bootstrap.servers": "a:9092, b:9093"}
+SECRET = "hunter2-very-secret"
+LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": SECRET}
+
+
+# Settings.
+
+
+def test_plain_settings_need_only_servers():
+    assert translate(SERVERS) == {
+        "bootstrap_servers": ["a:9092", "b:9093"],
+        "security_protocol": "PLAINTEXT",
+    }
+
+
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
+def test_sasl_is_translated_under_both_of_its_names(name: str):
+    config = translate(
+        {
+            **SERVERS,
+            "security.protocol": "sasl_plaintext",
+            name: "scram-sha-512",
+            "sasl.username": "me",
+            "sasl.password": SECRET,
+        }
+    )
+    assert config["security_protocol"] == "SASL_PLAINTEXT"
+    assert config["sasl_mechanism"] == "SCRAM-SHA-512"
+    assert (config["sasl_plain_username"], config["sasl_plain_password"]) == ("me", SECRET)
+
+
+def test_tls_verifies_certificate_and_host_name_unless_told_otherwise():
+    context = translate({**SERVERS, "security.protocol": "SSL"})["ssl_context"]
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+    nameless = {**SERVERS, "security.protocol": "ssl"}
+    nameless["ssl.endpoint.identification.algorithm"] = "none"
+    context = translate(nameless)["ssl_context"]
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert not context.check_hostname
+
+    trusting = {**SERVERS, "security.protocol": "SASL_SSL", **LOGIN}
+    trusting["enable.ssl.certificate.verification"] = "false"
+    assert translate(trusting)["ssl_context"].verify_mode is ssl.CERT_NONE
+
+
+def test_what_only_tunes_a_producer_is_passed_over():
+    tuned = {"linger.ms": "5", "compression.type": "zstd", "transaction.timeout.ms": "60000"}
+    assert translate({**SERVERS, **tuned}) == translate(SERVERS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sasl.oauthbearer.method",
+        "sasl.kerberos.keytab",
+        "ssl.keystore.location",
+        "ssl.key.pem",
+        "ssl.engine.location",
+        "ssl.curves.list",
+        "enable.sasl.oauthbearer.unsecure.jwt",
+        "security.something.new",
+        "https.ca.location",
+    ],
+)
+def test_a_guarding_setting_that_cannot_be_honoured_is_refused_by_name(name: str):
+    with pytest.raises(UsageError, match=name.replace(".", r"\.")) as caught:
+        translate({**SERVERS, name: SECRET})
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM"])
+def test_a_mechanism_that_cannot_be_spoken_is_refused_by_name(mechanism: str):
+    with pytest.raises(UsageError, match=mechanism):
+        translate({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, r"bootstrap\.servers is missing"),
+        ({"bootstrap.servers": "SSL://a:1"}, r"security\.protocol"),
+        ({**SERVERS, "security.protocol": "TLS"}, "SASL_SSL"),
+        ({**SERVERS, "security.protocol": "SASL_SSL"}, "GSSAPI"),
+        (
+            {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"},
+            r"sasl\.username and sasl\.password",
+        ),
+        (
+            {**SERVERS, "security.protocol": "SSL", "ssl.ca.location": "/no/such"},
+            r"ssl\.ca\.location.*FileNotFoundError",
+        ),
+        (
+            {**SERVERS, "security.protocol": "SSL", "ssl.key.location": "/no/such"},
+            r"ssl\.certificate\.location",
+        ),
+        (
+            {**SERVERS, "security.protocol": "SSL", "ssl.endpoint.identification.algorithm": "x"},
+            "https or none",
+        ),
+        (
+            {**SERVERS, "security.protocol": "SSL", "enable.ssl.certificate.verification": "x"},
+            "true or false",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_with_their_name(settings, said: str):
+    with pytest.raises(UsageError, match=said):
+        KafkaClient(settings)
+
+
+def test_no_secret_is_shown(caplog: pytest.LogCaptureFixture):
+    client = KafkaClient({**SERVERS, "security.protocol": "SASL_PLAINTEXT", **LOGIN})
+    assert SECRET not in repr(client)
+    assert repr(client) == "KafkaClient(a:9092,b:9093)"
+    _kafka_python._silence_wire_dumps()
+    with caplog.at_level(logging.DEBUG):
+        for name in ("kafka.protocol.parser", "kafka.net.connection"):
+            logging.getLogger(name).debug("Send: %r", SECRET)
+            logging.getLogger(name).info("still heard")
+    assert SECRET not in caplog.text
+    assert "still heard" in caplog.text
+
+
+def test_a_pem_in_place_of_a_path_is_not_quoted():
+    with pytest.raises(UsageError) as caught:
+        translate({**SERVERS, "security.protocol": "SSL", "ssl.ca.pem": SECRET})
+    assert SECRET not in str(caught.value)
+
+
+# kafka-python.
+
+
+def test_a_release_of_kafka_python_that_lost_a_part_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delattr(_kafka_python._Manager, "send")
+    with pytest.raises(UsageError, match=r"KafkaConnectionManager\.send\(node_id"):
+        KafkaClient(SERVERS)
+
+
+def test_a_release_of_kafka_python_with_other_arguments_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(_kafka_python._Manager, "send", lambda self, request, node_id: None)
+    with pytest.raises(UsageError, match="request_timeout_ms"):
+        KafkaClient(SERVERS)
+
+
+# EndTxn.
+
+
+def test_only_version_5_of_end_txn_is_ever_sent():
+    assert END_TXN_VERSION == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        (0, Answer.DONE),
+        (48, Answer.CONTRADICTED),  # INVALID_TXN_STATE
+        (90, Answer.FORGOTTEN),  # PRODUCER_FENCED
+        (47, Answer.FORGOTTEN),  # INVALID_PRODUCER_EPOCH
+        (49, Answer.FORGOTTEN),  # INVALID_PRODUCER_ID_MAPPING
+        (105, Answer.FORGOTTEN),  # TRANSACTIONAL_ID_NOT_FOUND
+    ],
+)
+def test_the_answers_that_decide(code: int, answer: Answer):
+    assert meaning(code, "id") is answer
+
+
+def test_nothing_but_no_error_means_done():
+    assert [error for error, answer in ANSWERS.items() if answer is Answer.DONE] == [errors.NoError]
+    done = [code for code in range(-1, 140) if _meaning(code) is Answer.DONE]
+    assert done == [0]
+
+
+def _meaning(code: int) -> object:
+    try:
+        return meaning(code, "id")
+    except NotAuthorised:
+        return NotAuthorised
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "stale"),
+    [
+        (51, "CONCURRENT_TRANSACTIONS", False),
+        (14, "COORDINATOR_LOAD_IN_PROGRESS", True),
+        (15, "COORDINATOR_NOT_AVAILABLE", True),
+        (16, "NOT_COORDINATOR", True),
+        (7, "REQUEST_TIMED_OUT", True),
+        (-1, "UNKNOWN", True),
+        (42, "INVALID_REQUEST", True),
+        (9999, "error 9999", True),  # a code from the future
+    ],
+)
+def test_the_answers_that_decide_nothing_are_asked_for_again(code: int, name: str, stale: bool):
+    again = meaning(code, "id")
+    assert isinstance(again, Again)
+    assert (str(again), again.stale) == (name, stale)
+
+
+@pytest.mark.parametrize("code", [53, 31])
+def test_a_missing_permission_is_raised_with_its_name(code: int):
+    with pytest.raises(NotAuthorised, match="WRITE on TransactionalId my-id"):
+        meaning(code, "my-id")
+
+
+@pytest.mark.parametrize("code", [5, 6, 14, 15, 16, 56, 74, 78])
+def test_what_may_pass_is_asked_for_again(code: int):
+    assert isinstance(judge(code, "it", "READ"), Again)
+
+
+def test_what_will_not_pass_is_raised():
+    assert judge(0, "it", "READ") is None
+    with pytest.raises(NotAuthorised, match=r"refused it .*grant READ on Topic t"):
+        judge(29, "it", "READ on Topic t")
+    with pytest.raises(Unavailable, match="INVALID_REQUEST"):
+        judge(42, "it", "READ")
+
+
+# The witness.
+
+YES = Evidence(Outcome.COMMITTED, "yes")
+NO = Evidence(Outcome.ABORTED, "no")
+OPEN = Evidence(Outcome.OPEN, "open")
+GONE = Evidence(Outcome.UNKNOWN, "gone")
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome"),
+    [
+        ([YES], Outcome.COMMITTED),
+        ([YES, YES], Outcome.COMMITTED),
+        ([YES, GONE], Outcome.COMMITTED),
+        ([NO, NO], Outcome.ABORTED),
+        ([NO, GONE], Outcome.UNKNOWN),
+        ([YES, NO], Outcome.UNKNOWN),
+        ([YES, NO, GONE], Outcome.UNKNOWN),
+        ([YES, OPEN], Outcome.UNKNOWN),
+        ([NO, OPEN], Outcome.UNKNOWN),
+        ([OPEN, OPEN], Outcome.OPEN),
+        ([OPEN, GONE], Outcome.UNKNOWN),
+        ([GONE], Outcome.UNKNOWN),
+        ([], Outcome.UNKNOWN),
+    ],
+)
+def test_partitions_bear_witness_together(parts: list[Evidence], outcome: Outcome):
+    evidence = together(parts)
+    assert evidence.outcome is outcome
+    assert all(part.why in evidence.why for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("state", "producer_id", "epoch", "outcome"),
+    [
+        ("Ongoing", 7, 3, Outcome.OPEN),
+        ("Ongoing", 7, 4, Outcome.UNKNOWN),  # the next one
+        ("PrepareCommit", 7, 4, Outcome.COMMITTED),
+        ("CompleteCommit", 7, 4, Outcome.COMMITTED),
+        ("CompleteCommit", 7, 3, Outcome.COMMITTED),  # by a version below 5
+        ("CompleteAbort", 7, 4, Outcome.ABORTED),
+        ("CompleteAbort", 7, 3, Outcome.ABORTED),
+        ("PrepareAbort", 7, 4, Outcome.ABORTED),
+        ("CompleteAbort", 7, 5, Outcome.UNKNOWN),  # may be a later one's
+        ("CompleteCommit", 8, 4, Outcome.UNKNOWN),  # another producer's
+        ("Empty", 7, 5, Outcome.UNKNOWN),
+        ("Empty", 7, 3, Outcome.UNKNOWN),
+        ("PrepareEpochFence", 7, 4, Outcome.UNKNOWN),
+        ("SomethingNew", 7, 4, Outcome.UNKNOWN),
+    ],
+)
+def test_a_description_is_read_as_the_outcome_of_this_transaction_only(
+    state: str, producer_id: int, epoch: int, outcome: Outcome
+):
+    now = TxnDescription(state, producer_id, epoch, 1, None, frozenset())
+    assert _said(now, Identity("id", 7, 3)).outcome is outcome
+
+
+def test_an_unknown_id_says_nothing():
+    assert _said(None, Identity("id", 7, 3)).outcome is Outcome.UNKNOWN
+
+
+def test_topic_ids_are_spelled_as_kafka_spells_them():
+    spelled = "w6uTz_0tRRebSn6VE0079Q"
+    assert spell_id(parse_id(spelled)) == spelled
+
+
+def test_a_login_that_was_refused_is_not_an_outage():
+    with pytest.raises(NotAuthorised, match=r"sasl\.username"):
+        _raise_if_refused(errors.SaslAuthenticationFailedError(SECRET))
+    _raise_if_refused(errors.KafkaConnectionError("reset"))
