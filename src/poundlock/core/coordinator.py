@@ -11,10 +11,11 @@ line leads back to these two, and they look at the log before anything else.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -149,31 +150,35 @@ class Coordinator:
 
     # Taking over.
 
-    def take_over(self, pipeline: str, *, query: str | None, owner: str) -> None:
+    def take_over(self, pipeline: str, *, query: Callable[[], str | None], owner: str) -> None:
         """Become the owner, finish what is decided, sweep the rest.
 
-        `query` is Spark's id of the checkpoint, None if there is no checkpoint yet. Decided branches
-        that were lost stay for `run`, which has the rows to repair them.
+        `query` reads Spark's id of the checkpoint, None if there is no checkpoint yet. Decided
+        branches that were lost stay for `run`, which has the rows to repair them.
         """
         self._append_generation(pipeline, query, owner)
         self.log.drop_unpublished()
         self._step(Step.TOOK_OVER, generation=self.generation.number)
-        for story in self.state.unfinished:
-            if not self._commit(story):
-                self._finish(story.decided.batch)
-        self.sweep()
+        with self._true_reason():
+            for story in self.state.unfinished:
+                if not self._commit(story):
+                    self._finish(story.decided.batch)
+            self.sweep()
 
-    def _append_generation(self, pipeline: str, query: str | None, owner: str) -> None:
+    def _append_generation(
+        self, pipeline: str, query: Callable[[], str | None], owner: str
+    ) -> None:
         for last_try in (False, False, False, True):
             state = self.log.load()
-            self._check_belonging(state, pipeline, query)
+            found = query()  # after the log: whatever checkpoint that knows must be there by now
+            self._check_belonging(state, pipeline, found)
             before = state.generation
             namespace = before.namespace if before else Namespace(pipeline, secrets.token_hex(8))
             number = before.number + 1 if before else 1
-            query = query or state.query
+            bound = found or state.query
             self._step(Step.TAKING_OVER, generation=number)
             try:
-                self.log.append(Generation(number, namespace, self.log.uri, query, owner))
+                self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
                 return
             except Fenced:
                 # The driver before us, still alive, appended at the same moment. It is ours to
@@ -222,6 +227,10 @@ class Coordinator:
         `offsets` is the hash of Spark's plan for the batch. When this returns, the batch is finished
         in every system and in the log.
         """
+        with self._true_reason():
+            return self._run(batch, offsets, job)
+
+    def _run(self, batch: int, offsets: str, job: Job) -> Stage:
         self._step(Step.ENTERED, batch=batch)
         self.log.ensure_owned()
         known = enter(self.state, batch, offsets)
@@ -241,6 +250,16 @@ class Coordinator:
         if len(self.state.batches) > 2 * self.settings.keep_batches:
             self.log.compact(self.settings.keep_batches)
         return known
+
+    @contextlib.contextmanager
+    def _true_reason(self) -> Generator[None]:
+        """Raise `Fenced` where a driver that was replaced stumbles over what its successor did."""
+        try:
+            yield
+        except (InDoubt, Parted, PromiseBroken):
+            with contextlib.suppress(Unavailable):
+                self.log.ensure_owned()
+            raise
 
     def _first_gate(self, batch: int, offsets: str, job: Job) -> None:
         """Write and prepare until every vote is yes, then decide."""
@@ -356,12 +375,15 @@ class Coordinator:
                             lost.add((receipt.sink, receipt.id))
                         case Action.COMMIT | Action.RETRY:
                             again.append(receipt)
+                        case _ if story.ruling is Ruling.ACCEPT_LOSS:
+                            lost.add((receipt.sink, receipt.id))
                         case _:
                             error = error or self._undecidable(batch, receipt)
                 self._step(Step.COMMITTED_ONE, batch=batch, sink=receipts[0].sink)
             waiting = again
             if waiting:
                 warned_at = self._be_patient(batch, waiting, warned_at)
+                self._clear_the_way()
                 self._sleep(delay)
                 delay = min(delay * 2, self.settings.retry_most_s)
         if error is not None:
@@ -451,10 +473,12 @@ class Coordinator:
                 Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
             )
             self._step(Step.REPAIRED, batch=batch, branches=len(chosen))
-            self.sweep()
             story = self.state.batches[batch]
             lost = self._commit(story)
         self._finish(batch)
+        self.sweep()  # what was replayed and not chosen
+        if story.ruling is Ruling.ACCEPT_LOSS:
+            self._drain(story, job)  # nothing was replayed, and Spark's state must still be made
 
     def _replay(
         self,
@@ -531,45 +555,58 @@ class Coordinator:
         self._step(Step.SWEEPING)
         self.log.ensure_owned()
         count = 0
-        for name, sink in self.sinks.items():
+        for sink in self.sinks.values():
             delay = self.settings.retry_first_s
             while True:
-                try:
-                    strays = to_sweep(self.state, sink.find(self.generation.namespace))
-                    states = sink.abort(strays) if strays else []
-                except Unavailable:
-                    states = [BranchState.UNREACHABLE]
-                    strays = []
-                else:
-                    count += len(strays)
-                impossible = [
-                    stray.id
-                    for stray, state in zip(strays, states, strict=False)
-                    if RECOVERY[Stage.NONE][state] is Action.STOP
-                ]
-                if impossible:
-                    raise Parted(
-                        f"{', '.join(impossible)} was committed though no decision names it: "
-                        "somebody else finished it. Compare the output with the input before going on",
-                        sink=name,
-                    )
-                if all(RECOVERY[Stage.NONE][state] is Action.NOTHING for state in states):
+                aborted, clean = self._sweep_once(sink)
+                count += aborted
+                if clean:
                     break
                 if self._stopping():
-                    raise Unavailable("strays could not be swept; the next start will", sink=name)
+                    raise Unavailable(
+                        "strays could not be swept; the next start will", sink=sink.name
+                    )
                 self._sleep(delay)
                 delay = min(delay * 2, self.settings.retry_most_s)
         self._swept_at = self._clock()
         self._step(Step.SWEPT, count=count)
         return count
 
+    def _sweep_once(self, sink: Participant) -> tuple[int, bool]:
+        """Abort the strays of one sink. Return how many there were, and whether all are gone."""
+        try:
+            strays = to_sweep(self.state, sink.find(self.generation.namespace))
+            states = sink.abort(strays) if strays else []
+        except Unavailable:
+            return 0, False
+        actions = [RECOVERY[Stage.NONE][state] for state in states]
+        impossible = [
+            stray.id for stray, action in zip(strays, actions, strict=True) if action is Action.STOP
+        ]
+        if impossible:
+            raise Parted(
+                f"{', '.join(impossible)} was committed though no decision names it: somebody else "
+                "finished it. Compare the output with the input before going on",
+                sink=sink.name,
+            )
+        return len(strays), all(action is Action.NOTHING for action in actions)
+
+    def _clear_the_way(self) -> None:
+        """Abort the strays that can be reached: an open one can hide what is committed after it.
+
+        Kafka shows nothing past its oldest open transaction. No task of ours is running when a
+        commit waits.
+        """
+        with contextlib.suppress(Unavailable):
+            self.log.ensure_owned()
+            for sink in self.sinks.values():
+                self._sweep_once(sink)
+
     def _abort_attempt(self, transaction: Transaction) -> None:
         """Abort what an attempt left. If that fails the next sweep will do it: abort is presumed."""
         try:
             self.sweep()
-        except Fenced:
-            raise
-        except PoundlockError as error:
+        except Unavailable as error:
             logger.warning("%s: its branches wait for the next sweep: %s", transaction, error)
 
     def _taken(self) -> dict[str, frozenset[str]]:

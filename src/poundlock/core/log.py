@@ -19,7 +19,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,8 @@ class TransactionLog(ABC):
     def load(self) -> LogState:
         """Read all records that count, and forget what this object believed before."""
         entries = self.entries()
-        self.state = LogState()
+        floors = [e.record.batch_floor for e in entries if isinstance(e.record, Compacted)]
+        self.state = LogState(batch_floor=max(floors, default=0))
         self._decided_at.clear()
         self._pending = None
         for entry in entries:
@@ -235,7 +236,7 @@ class TransactionLog(ABC):
         ) from error
 
     @contextlib.contextmanager
-    def _reachable(self) -> Iterator[None]:
+    def _reachable(self) -> Generator[None]:
         try:
             yield
         except OSError as error:
@@ -427,10 +428,11 @@ class FileLog(TransactionLog):
 
     def drop_unpublished(self) -> None:
         # A live writer whose file goes this way finds its link refused, and writes it again.
-        for name in self._disk.names(self._directory):
-            if name.endswith(".tmp"):
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(os.path.join(self._directory, name))
+        with self._reachable():
+            for name in self._disk.names(self._directory):
+                if name.endswith(".tmp"):
+                    with contextlib.suppress(FileNotFoundError):
+                        self._disk.unlink(os.path.join(self._directory, name))
 
 
 class MemoryLog(TransactionLog):

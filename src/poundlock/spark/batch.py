@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
-from poundlock.sources.kafka import KafkaSource
+from poundlock.sources.kafka import KafkaSource, OffsetMode
 from poundlock.spark.job import SparkJob
 from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
 
@@ -46,7 +46,7 @@ class Batches:
     def take_over(self) -> None:
         """Become the pipeline's owner and finish what is decided."""
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        self.coordinator.take_over(self.name, query=self.checkpoint.query(), owner=owner)
+        self.coordinator.take_over(self.name, query=self.checkpoint.query, owner=owner)
 
     def close(self) -> None:
         """Let go of the driver's connections."""
@@ -88,16 +88,17 @@ class Batches:
         self._hand_back(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
 
-    def _ends(self, plan: bytes) -> list[tuple[KafkaSource, Mapping[tuple[str, int], int]]]:
-        """Pair each source of ours with its end offsets in Spark's plan."""
+    def _ends(self, plan: bytes) -> Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]:
+        """Pair each group's source with the end offsets in Spark's plan."""
         if not any(self.sources):
             return []
-        pairs = zip(self.sources, source_offsets(plan), strict=True)
-        return [
-            (source, source.positions(offsets))
-            for source, offsets in pairs
-            if source is not None and offsets is not None
-        ]
+        ends = dict[object, tuple[KafkaSource, dict[tuple[str, int], int]]]()
+        for source, offsets in zip(self.sources, source_offsets(plan), strict=True):
+            if source is not None and offsets is not None:
+                _, joined = ends.setdefault(source.key, (source, {}))
+                for at, offset in source.positions(offsets).items():
+                    joined[at] = min(offset, joined.get(at, offset))  # read twice: as far as both
+        return list(ends.values())
 
     def _hand_back(
         self, batch: int, ends: Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]
@@ -106,5 +107,8 @@ class Batches:
         for source, offsets in ends:
             source.pend(batch, offsets)
             self.observe(Step.HANDING_BACK, {"batch": batch, "group": source.group})
+            if source.mode is OffsetMode.ON_BATCH:
+                # A driver that slept while another went on must not set the group back.
+                self.coordinator.log.ensure_owned()
             source.completed(batch, stopping=self.gate is not None and self.gate.must_stop())
             self.observe(Step.HANDED_BACK, {"batch": batch, "group": source.group})
