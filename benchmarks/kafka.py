@@ -1,0 +1,248 @@
+"""Poundlock's Kafka sink beside Spark's own, in one run: `make bench`.
+
+Sensor lines go from one topic, parsed and turned into JSON, to another: by Spark's own sink, which is
+at least once, and by ours, which is exactly once. The two alternate in one Spark session on one broker,
+so that whatever slows one slows the other. A first round warms the JITs and is not counted. A second part
+measures the memory of each process for one batch of a million rows and one of ten million.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+RESULTS = Path(__file__).parent / "results"
+PARTITIONS = 4
+
+
+def fill(servers: str, topic: str, rows: int) -> None:
+    """Write sensor lines `id,timestamp,temperature`, about 24 bytes each."""
+    from poundlock.sinks._librdkafka import ArrowProducer
+
+    with ArrowProducer({"bootstrap.servers": servers}, transactional_id=None) as producer:
+        for start in range(0, rows, 200_000):
+            numbers = np.arange(start, min(start + 200_000, rows))
+            ids = pa.array(numbers % 1000).cast(pa.string())
+            times = pa.array(1_700_000_000 + numbers).cast(pa.string())
+            degrees = pa.array(np.round(15 + (numbers % 300) / 10, 1)).cast(pa.string())
+            names = pc.binary_join_element_wise("s", ids, "")
+            lines = pc.binary_join_element_wise(names, times, degrees, ",")
+            producer.write(
+                topic,
+                keys=None,
+                values=lines.cast(pa.binary()),
+                partitions=pa.array((numbers % PARTITIONS).astype("i4")),
+            )
+        producer.flush(600)
+
+
+def create_topic(servers: str, topic: str) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": servers})  # must outlive the call's answer
+    admin.delete_topics([topic])[topic].result()
+
+
+def readings(spark: Any, servers: str, source: str, per_batch: int) -> Any:
+    import poundlock as lock
+
+    lines = lock.read_kafka(
+        spark, source, bootstrap_servers=servers, starting_offsets="earliest",
+        maxOffsetsPerTrigger=per_batch,
+    )  # fmt: skip
+    return lines.selectExpr("split(CAST(value AS STRING), ',') AS part").selectExpr(
+        "part[0] AS id", "CAST(part[1] AS BIGINT) AS ts", "CAST(part[2] AS DOUBLE) AS temperature"
+    )
+
+
+def run_once(
+    spark: Any, servers: str, source: str, side: str, rows: int, per_batch: int
+) -> dict[str, Any]:
+    """Send `rows` rows through one side; return seconds, by the wall and by batch."""
+    import poundlock as lock
+    from poundlock.sinks import Kafka
+
+    topic, checkpoint = f"out-{uuid.uuid4().hex[:12]}", tempfile.mkdtemp(prefix="poundlock-bench-")
+    create_topic(servers, topic)
+    frame = readings(spark, servers, source, per_batch)
+    started = time.monotonic()
+    if side == "poundlock":
+        sink = Kafka(topic, bootstrap_servers=servers, key="id", value="json")
+        query = lock.pipeline(frame, name="bench", checkpoint_location=checkpoint).to(sink)
+        running = query.start(availableNow=True)
+    else:
+        running = (
+            frame.selectExpr("id AS key", "to_json(struct(*)) AS value")
+            .writeStream.format("kafka")
+            .option("kafka.bootstrap.servers", servers)
+            .option("topic", topic)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+    running.awaitTermination()
+    seconds = time.monotonic() - started
+    batches = [
+        progress["durationMs"]["triggerExecution"] / 1000
+        for progress in map(json.loads, (item.json for item in running.recentProgress))
+        if progress["numInputRows"]
+    ]
+    written = count_rows(servers, topic)
+    if written != rows:
+        raise SystemExit(f"{side}: {rows} rows went in, {written} came out")
+    delete_topic(servers, topic)
+    shutil.rmtree(checkpoint)
+    return {"seconds": seconds, "rows_per_second": rows / seconds, "batch_seconds": batches}
+
+
+def count_rows(servers: str, topic: str) -> int:
+    """Count what a read_committed reader gets, so that no side is faster by leaving rows out."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "count",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "queued.max.messages.kbytes": 65536,
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    count, ended = 0, set[int]()
+    while len(ended) < PARTITIONS:
+        for message in consumer.consume(100_000, 1.0):
+            if message.error():
+                ended.add(message.partition())
+            else:
+                count += 1
+    consumer.close()
+    return count
+
+
+def session() -> Any:
+    import poundlock as lock
+
+    spark = lock.session("local[2]", conf={"spark.ui.enabled": "false"})
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def compare(servers: str, source: str, rows: int, per_batch: int, rounds: int) -> dict[str, Any]:
+    """Alternate the two sides; the first round warms up."""
+    spark, sides = session(), ("poundlock", "spark_sink")
+    history: list[dict[str, Any]] = []
+    for number in range(rounds + 1):
+        order = sides if number % 2 == 0 else sides[::-1]
+        taken = {side: run_once(spark, servers, source, side, rows, per_batch) for side in order}
+        history.append(taken)
+        speeds = {side: f"{taken[side]['rows_per_second']:,.0f}" for side in sides}
+        print(f"round {number}{' (warm-up)' if number == 0 else ''}: rows/s {speeds}", flush=True)
+    warm = history[1:]
+    medians = {
+        side: statistics.median(taken[side]["rows_per_second"] for taken in warm) for side in sides
+    }
+    return {
+        "rounds": history,
+        "medians": medians,
+        "ratio_vs_spark_sink": medians["poundlock"] / medians["spark_sink"],
+    }
+
+
+def child(side: str, servers: str, source: str, rows: int) -> None:
+    """Run one batch in this process alone, and print the peak memory of every process of ours."""
+    from benchmarks.memory import Watch
+
+    spark = session()
+    with Watch(os.getpid()) as watch:
+        run_once(spark, servers, source, side, rows, rows)
+    print(json.dumps(watch.peaks_mb))
+
+
+def memory(servers: str, sizes: tuple[int, int]) -> dict[str, Any]:
+    """Measure one small and one large batch, each in a fresh driver, over a topic that is as large."""
+    peaks: dict[str, Any] = {"poundlock": {}, "spark_sink": {}}
+    for rows in sizes:
+        source = f"lines-{rows}"
+        create_topic(servers, source)
+        fill(servers, source, rows)
+        for side in peaks:
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.kafka",
+                "--child",
+                side,
+                "--source",
+                source,
+            ]
+            command += ["--servers", servers, "--rows", str(rows)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            peaks[side][str(rows)] = json.loads(done.stdout.splitlines()[-1])
+            print(f"memory {side} {rows:,} rows: {peaks[side][str(rows)]}", flush=True)
+    return peaks
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rows", type=int, default=16_000_000)
+    arguments.add_argument("--per-batch", type=int, default=4_000_000)
+    arguments.add_argument("--rounds", type=int, default=4)
+    arguments.add_argument("--memory-rows", type=int, nargs=2, default=(1_000_000, 10_000_000))
+    arguments.add_argument("--no-memory", action="store_true")
+    arguments.add_argument("--child", choices=("poundlock", "spark_sink"))
+    arguments.add_argument("--servers")
+    arguments.add_argument("--source", default="lines")
+    options = arguments.parse_args()
+    if options.child:
+        child(options.child, options.servers, options.source, options.rows)
+        return
+    from benchmarks import plot
+    from poundlock.servers import kafka
+
+    with kafka.running() as broker:
+        servers = broker.bootstrap_servers
+        create_topic(servers, options.source)
+        print(f"writing {options.rows:,} sensor lines", flush=True)
+        fill(servers, options.source, options.rows)
+        results = compare(servers, options.source, options.rows, options.per_batch, options.rounds)
+        print(f"ratio to Spark's own sink: {results['ratio_vs_spark_sink']:.2f}", flush=True)
+        if not options.no_memory:
+            results["memory"] = memory(servers, tuple(options.memory_rows))
+    results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": _commit()}
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / "kafka.json"
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    plot.kafka(results, RESULTS / "kafka.svg")
+    print(f"written to {path} and kafka.svg beside it")
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

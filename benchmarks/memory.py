@@ -1,0 +1,72 @@
+"""Peak memory of a driver's processes, by the role that each plays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+_EVERY_S = 0.05
+
+
+class Watch:
+    """Samples a process and all its descendants; `peaks_mb` has the highest sum seen for each role."""
+
+    def __init__(self, root: int):
+        self._root = root
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.peaks_mb: dict[str, float] = {}
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY_S):
+            sums: dict[str, float] = {}
+            for pid in _family(self._root):
+                try:
+                    role = self._role(pid)
+                    sums[role] = sums.get(role, 0.0) + _resident_mb(pid)
+                except (FileNotFoundError, ProcessLookupError):
+                    continue  # it has just ended
+            for role, size in sums.items():
+                self.peaks_mb[role] = round(max(self.peaks_mb.get(role, 0.0), size), 1)
+
+    def _role(self, pid: int) -> str:
+        if pid == self._root:
+            return "driver"
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        return "jvm" if name == "java" else "python_workers"
+
+
+def _family(root: int) -> Iterator[int]:
+    yield root
+    for task in Path(f"/proc/{root}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in children:
+            yield from _family(int(child))
+
+
+def _resident_mb(pid: int) -> float:
+    """Memory of its own: pages shared with a parent that forked it are counted once, there."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(
+        int(line.split()[1]) / 1024
+        for line in rollup.splitlines()
+        if line.startswith(("Private_Clean", "Private_Dirty"))
+    )
