@@ -59,7 +59,8 @@ class Entry:
             "at": self.at,
             "record": record_to_json(self.record),
         }
-        return json.dumps({"body": body, "checksum": _checksum(body)}, indent=1).encode()
+        text = _canonical(body)
+        return f'{{"body":{text},"checksum":"{_checksum(text)}"}}\n'.encode()
 
     @classmethod
     def decode(cls, number: int, data: bytes, where: str) -> Entry:
@@ -67,7 +68,7 @@ class Entry:
         try:
             outer = json.loads(data)
             body = outer["body"]
-            if outer["checksum"] != _checksum(body):
+            if outer["checksum"] != _checksum(_canonical(body)):
                 raise ValueError("its checksum is wrong")
             if body["format"] > FORMAT:
                 raise ValueError(f"it has format {body['format']}, this release reads {FORMAT}")
@@ -81,8 +82,11 @@ class Entry:
             ) from error
 
 
-def _checksum(body: object) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+def _canonical(body: object) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+
+def _checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -170,6 +174,8 @@ class TransactionLog(ABC):
         nothing may be done that is wrong in either case.
         """
         self.settle()
+        # What could not be read again must not be written: try it on a copy of the state first.
+        replace(self.state, batches=dict(self.state.batches)).apply(record)
         self._pending = Entry(self._next, uuid.uuid4().hex, self._clock(), record)
         self.settle()
 
