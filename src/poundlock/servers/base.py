@@ -22,16 +22,16 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from poundlock.errors import Unavailable, UsageError
+from poundlock.servers.process import Process, spawn, stop_all
 
-START_TIMEOUT = 90.0
+START_TIMEOUT = 120.0
 
 
 class Server(Protocol):
@@ -75,96 +75,17 @@ class Server(Protocol):
         ...
 
 
-def directory() -> Path:
-    """Where servers live unless told otherwise."""
-    chosen = os.environ.get("POUNDLOCK_SERVERS_DIR")
-    return Path(chosen) if chosen else Path.home() / ".local" / "state" / "poundlock" / "servers"
-
-
-# --- processes ---
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process that we started. Its pid alone is not enough: the system gives pids out again."""
-
-    pid: int
-    started: int  # clock ticks between boot and start
-    boot: str  # ticks and pids begin anew at every boot
-
-    @property
-    def alive(self) -> bool:
-        if child := _children.get(self.pid):
-            child.poll()  # buries it if it has died, so that it does not stay behind as a zombie
-        return self.boot == _boot() and self.started == _start_time(self.pid)
-
-    def send(self, number: signal.Signals) -> None:
-        if self.alive:
-            # It may die between the question and the signal; a new owner of the pid so soon may not.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it ended within this time."""
-        deadline = time.monotonic() + seconds
-        while self.alive:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
-
-
-def stop_all(processes: Sequence[Process], seconds: float) -> None:
-    """Ask them all to end; those that still live after `seconds` are made to."""
-    deadline = time.monotonic() + seconds
-    if seconds > 0:
-        for process in processes:
-            process.send(signal.SIGTERM)
-            process.send(signal.SIGCONT)  # a paused process would never see the request
-    for process in processes:
-        if not process.wait(deadline - time.monotonic()):
-            process.send(signal.SIGKILL)
-    for process in processes:
-        process.wait(10)
-
-
-# Processes started by this very program: their parent must collect their exit status.
-_children: dict[int, subprocess.Popen[bytes]] = {}
-
-
-def spawn(command: Sequence[str], cwd: Path, log: Path) -> Process:
-    with open(log, "ab") as output:
-        child = subprocess.Popen(
-            command,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    _children[child.pid] = child
-    return Process(child.pid, _start_time(child.pid) or 0, _boot())
-
-
-def _start_time(pid: int) -> int | None:
-    """When the process with this pid started; None if there is none, or only its remains."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The second field is the program's name in brackets, which may itself hold blanks and brackets.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def home_of(name: str, directory: Path | str | None = None) -> Path:
+    """Where the server of this name lives that outlives the program."""
+    chosen = directory or os.environ.get("POUNDLOCK_SERVERS_DIR")
+    root = Path(chosen) if chosen else Path.home() / ".local" / "state" / "poundlock" / "servers"
+    return root.absolute() / name
 
 
 # --- ports ---
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, besides: Container[int] = ()) -> list[int]:
     """Ports on the loopback that nobody uses, below those that the system lends to clients.
 
     A client that keeps trying to reach a dead server on a port of the lent range is lent that very
@@ -176,7 +97,7 @@ def free_ports(count: int) -> list[int]:
     for port in random.sample(range(low, high), high - low):
         if len(found) == count:
             return found
-        if port_is_free(port):
+        if port not in besides and port_is_free(port):
             found.append(port)
     raise Unavailable(f"There are no {count} free ports between {low} and {high} on 127.0.0.1.")
 
@@ -273,9 +194,9 @@ class Instance:
             state = self.state
             if state.options not in ({}, self.server.options):
                 raise UsageError(
-                    f"The data of {state.server} in {self.home} was made for {state.options}, not "
-                    f"for {self.server.options}. Ask for the same, choose another directory, or "
-                    "delete the data with: poundlock servers down --wipe"
+                    f"The data of {state.server} in {self.home} was made for {_text(state.options)}"
+                    f", not for {_text(self.server.options)}. Ask for the same, choose another "
+                    "directory, or delete the data with: poundlock servers down --wipe"
                 )
             running = state.running()
             if not running:
@@ -288,7 +209,7 @@ class Instance:
             for node in started:
                 self._spawn(state, node)
         try:
-            self.wait_ready(timeout=timeout)
+            self.wait_ready(self.server.nodes, timeout=timeout)
         except BaseException:
             # What we started must not linger half-way; what ran before us is not ours to end.
             with locked(self.home):
@@ -335,6 +256,10 @@ class Instance:
         while True:
             state = self.state
             wanted = list(state.processes if nodes is None else nodes)
+            if not wanted:
+                raise UsageError(
+                    f"No node of {self.server.name} was started: there is none to ask."
+                )
             dead = [node for node in wanted if node not in state.running()]
             if dead:
                 raise Unavailable(self._failure(dead, "ended before it was ready"))
@@ -357,7 +282,7 @@ class Instance:
         names = self.server.port_names
         kept = {name: port for name, port in state.ports.items() if port_is_free(port)}
         new = [name for name in names if name not in kept]
-        return kept | dict(zip(new, free_ports(len(new)), strict=True))
+        return kept | dict(zip(new, free_ports(len(new), kept.values()), strict=True))
 
     def _spawn(self, state: State, node: str) -> None:
         command = self.server.command(self.home, node)
@@ -378,11 +303,31 @@ class Instance:
         return process
 
     def _failure(self, nodes: Sequence[str], reason: str) -> str:
-        tail = "\n".join(_tail(self.log(nodes[0]))) if nodes else ""
-        return (
-            f"{self.server.name} (node {', '.join(nodes)}) {reason}. "
-            f"The end of {self.log(nodes[0]) if nodes else self.home}:\n{tail}"
-        )
+        log = self.log(nodes[0])
+        return f"{self.server.name} (node {', '.join(nodes)}) {reason}. The end of {log}:\n{_tail(log)}"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is in a home, as data that can be printed."""
+
+    created: bool
+    running: bool  # all that was started still runs
+    url: str
+    directory: str
+    nodes: dict[str, dict[str, Any]]  # of those that run: pid and log
+
+
+def status(home: Path) -> Status:
+    state = State.load(home)
+    if state is None:
+        return Status(created=False, running=False, url="", directory=str(home), nodes={})
+    nodes = {
+        node: {"pid": state.processes[node].pid, "log": str(home / f"{node}.log")}
+        for node in state.running()
+    }
+    running = bool(nodes) and len(nodes) == len(state.processes)
+    return Status(True, running, state.url, str(home), nodes)
 
 
 def down(home: Path, *, wipe: bool = False) -> list[str]:
@@ -408,13 +353,25 @@ def _stop(home: Path, nodes: Sequence[str], *, force: bool = False) -> None:
     state = State.load(home)
     if state is None:
         return
-    ending = [state.processes.pop(node) for node in nodes if node in state.processes]
-    stop_all(ending, 0 if force else state.stop_timeout)
+    ending = {node: state.processes[node] for node in nodes if node in state.processes}
+    stop_all(list(ending.values()), 0 if force else state.stop_timeout)
+    left = {node: process.pid for node, process in ending.items() if process.alive}
+    for node in ending.keys() - left.keys():
+        del state.processes[node]
     state.save(home)
+    if left:
+        raise Unavailable(f"{state.server} did not end, not even by SIGKILL: node and pid {left}")
 
 
-def _tail(log: Path, lines: int = 20) -> list[str]:
+def _text(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _tail(log: Path, lines: int = 20) -> str:
     try:
-        return log.read_text(errors="replace").splitlines()[-lines:]
+        with open(log, "rb") as stream:
+            stream.seek(max(0, log.stat().st_size - 64_000))
+            text = stream.read().decode(errors="replace")
     except FileNotFoundError:
-        return []
+        return "(there is none)"
+    return "\n".join(text.splitlines()[-lines:])

@@ -37,7 +37,10 @@ NAME = "kafka"
 _COORDINATORS = 12
 
 # A test broker lives shortly: the first compiler stage is enough, and one thread to collect garbage.
-_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_JVM = (
+    *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
+    "-XX:+ExitOnOutOfMemoryError",  # rather dead than half alive
+)
 _LOGGING = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
@@ -90,8 +93,9 @@ class KafkaServer:
         for node in self.nodes:
             settings = self._properties(home, ports, node) | secure | dict(self.properties)
             _write_properties(_config(home, node), settings)
-        if not all((_data(home, node) / "meta.properties").exists() for node in self.nodes):
+        if not (home / "formatted").exists():
             self._format(home)
+            (home / "formatted").touch()
 
     def command(self, home: Path, node: str) -> list[str]:
         heap = (f"-Xms{self.heap_mb // 2}m", f"-Xmx{self.heap_mb}m")
@@ -274,6 +278,7 @@ def running(
     server = KafkaServer(brokers, properties or {}, _security(security, users), heap_mb)
     home = Path(directory or tempfile.mkdtemp(prefix="poundlock-kafka-"))
     cluster = Cluster(server, home)
+    base.down(home)  # what a program that was killed has left there
     try:
         cluster.up()
         yield cluster
@@ -281,6 +286,29 @@ def running(
         base.down(home, wipe=directory is None)
         if directory is None:
             shutil.rmtree(home, ignore_errors=True)
+
+
+def up(directory: Path | str | None = None, *, brokers: int | None = None) -> Cluster:
+    """Start the cluster that outlives the program, or find it running.
+
+    It lives in `directory`/kafka; see `base.home_of`. Not given, `brokers` is as before, or 1.
+    """
+    home = base.home_of(NAME, directory)
+    state = base.State.load(home)
+    before = state.options.get("brokers", 1) if state else 1
+    cluster = Cluster(KafkaServer(brokers or before), home)
+    cluster.up()
+    return cluster
+
+
+def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
+    """End what `up` started; with `wipe`, delete the data too."""
+    base.down(base.home_of(NAME, directory), wipe=wipe)
+
+
+def status(directory: Path | str | None = None) -> base.Status:
+    """Address, pids and logs of what `up` started."""
+    return base.status(base.home_of(NAME, directory))
 
 
 def _security(protocol: str | None, users: Mapping[str, str] | None) -> Security | None:

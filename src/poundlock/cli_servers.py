@@ -1,0 +1,123 @@
+"""`poundlock servers`: real local servers from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from poundlock.errors import PoundlockError
+from poundlock.servers import NAMES, base, module
+
+_names = click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAMES]...")
+_directory = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the servers keep their data. Default: POUNDLOCK_SERVERS_DIR, or "
+    "~/.local/state/poundlock/servers",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+@click.group()
+def servers() -> None:
+    """Real local servers, without Docker or root. Known: kafka."""
+
+
+@servers.command()
+@_names
+@_directory
+@_json
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, 9),
+    help="How many Kafka brokers. Default: as before, or 1.",
+)
+def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: int | None) -> None:
+    """Start servers, and print their addresses.
+
+    They go on running when the command has ended, and keep address and data over `down` and `up`.
+    Without NAMES: all.
+    """
+    options = {"kafka": {"brokers": brokers}}
+    for name in names or NAMES:
+        click.echo(f"Starting {name} ...", err=True)
+        with _errors():
+            module(name).up(directory, **options.get(name, {}))
+    if as_json:
+        _print_json(names, directory)
+    else:
+        for name in names or NAMES:
+            click.echo(f"{name}  {base.status(base.home_of(name, directory)).url}")
+
+
+@servers.command()
+@_names
+@_directory
+@click.option("--wipe", is_flag=True, help="Delete their data as well.")
+def down(names: tuple[str, ...], directory: Path | None, wipe: bool) -> None:
+    """End servers that `up` has started. Without NAMES: all."""
+    for name in names or NAMES:
+        home = base.home_of(name, directory)
+        with _errors():
+            if not base.status(home).created:
+                click.echo(f"{name}  there is none in {home}")
+                continue
+            ended = base.down(home, wipe=wipe)
+        kept = "data deleted" if wipe else f"data kept in {home}"
+        click.echo(f"{name}  {'ended' if ended else 'was not running'}, {kept}")
+
+
+@servers.command()
+@_names
+@_directory
+@_json
+def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
+    """Show addresses, processes and logs. Without NAMES: all."""
+    if as_json:
+        _print_json(names, directory)
+        return
+    for name in names or NAMES:
+        with _errors():
+            it = base.status(base.home_of(name, directory))
+        _print_status(name, it)
+
+
+def _print_status(name: str, it: base.Status) -> None:
+    # Imported here: the command line must start quickly.
+    from rich.console import Console
+    from rich.markup import escape
+
+    # Without wrapping: addresses and paths are there to be copied.
+    console = Console(highlight=False, soft_wrap=True)
+    word = "[green]up[/]" if it.running else "[red]down[/]"
+    if it.nodes and not it.running:
+        word = "[yellow]in part[/]"
+    address = it.url if it.created else "never started"
+    console.print(f"{name}  {word}  {escape(address)}")
+    for node, process in it.nodes.items():
+        console.print(f"  node {node}  pid {process['pid']}  {escape(process['log'])}")
+    if it.created:
+        console.print(f"  data  {escape(it.directory)}")
+
+
+def _print_json(names: tuple[str, ...], directory: Path | None) -> None:
+    with _errors():
+        found = {
+            name: asdict(base.status(base.home_of(name, directory))) for name in names or NAMES
+        }
+    click.echo(json.dumps(found, indent=2))
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Ours say what to do next: no stack trace."""
+    try:
+        yield
+    except PoundlockError as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,89 @@
+"""Processes that outlive the program which started them, and are never mistaken for others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that we started. Its pid alone is not enough: the system gives pids out again."""
+
+    pid: int
+    started: int  # clock ticks between boot and start
+    boot: str  # ticks and pids begin anew at every boot
+
+    @property
+    def alive(self) -> bool:
+        if child := _children.get(self.pid):
+            child.poll()  # buries it if it has died, so that it does not stay behind as a zombie
+        return self.boot == _boot() and self.started == _start_time(self.pid)
+
+    def send(self, number: signal.Signals) -> None:
+        if self.alive:
+            # It may die between the question and the signal; a new owner of the pid so soon may not.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within this time."""
+        deadline = time.monotonic() + seconds
+        while self.alive:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+def stop_all(processes: Sequence[Process], seconds: float) -> None:
+    """Ask them all to end; those that still live after `seconds` are made to."""
+    deadline = time.monotonic() + seconds
+    if seconds > 0:
+        for process in processes:
+            process.send(signal.SIGTERM)
+            process.send(signal.SIGCONT)  # a paused process would never see the request
+    for process in processes:
+        if not process.wait(deadline - time.monotonic()):
+            process.send(signal.SIGKILL)
+    for process in processes:
+        process.wait(10)
+
+
+# Processes started by this very program: their parent must collect their exit status.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def spawn(command: Sequence[str], cwd: Path, log: Path) -> Process:
+    with open(log, "ab") as output:
+        child = subprocess.Popen(
+            command,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    return Process(child.pid, _start_time(child.pid) or 0, _boot())
+
+
+def _start_time(pid: int) -> int | None:
+    """When the process with this pid started; None if there is none, or only its remains."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the program's name in brackets, which may itself hold blanks and brackets.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

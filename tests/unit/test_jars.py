@@ -1,0 +1,212 @@
+"""The lock, and how jars enter the cache. Ivy is replaced: nothing here uses the network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from poundlock import jars
+from poundlock.errors import Unavailable, UsageError
+
+CONTENT = {"g:one:1": b"first", "g:two:2-rc.1": b"second"}
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+class Repository:
+    """Stands in for Ivy: puts what it has where Ivy would."""
+
+    def __init__(self, content: dict[str, bytes]):
+        self.content = dict(content)
+        self.asked: list[list[str]] = []
+
+    def __call__(self, wanted, downloads: Path, *, transitive, on_jar) -> Path:
+        self.asked.append([jar.coordinate for jar in wanted])
+        arrived = downloads / "arrived"
+        for jar in wanted:
+            if jar.coordinate in self.content:
+                (arrived / jar.file).parent.mkdir(parents=True, exist_ok=True)
+                (arrived / jar.file).write_bytes(self.content[jar.coordinate])
+                on_jar()
+        return arrived
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Repository:
+    """An empty cache, a lock with one set named `set`, and a repository that has all of it."""
+    lock = tmp_path / "jars.lock"
+    lines = [f"{coordinate} {sha256(content)}" for coordinate, content in CONTENT.items()]
+    lock.write_text("[set]\n" + "\n".join(lines) + "\n")
+    repository = Repository(CONTENT)
+    monkeypatch.setattr(jars, "LOCK", lock)
+    monkeypatch.setattr(jars, "_ivy", repository)
+    monkeypatch.setenv("POUNDLOCK_CACHE", str(tmp_path / "cache"))
+    return repository
+
+
+def in_cache() -> list[str]:
+    return sorted(path.name for path in jars.cache().rglob("*") if path.is_file())
+
+
+# --- the lock ---
+
+
+def test_the_lock_is_read_by_sets():
+    text = f"# comment\n\n[a]\ng:x:1 {'0' * 64}\n[b]\n g:y:2-1 {'1' * 64}  # why\n[empty]\n"
+    assert jars.read_lock(text) == {
+        "a": [jars.Jar("g", "x", "1", "0" * 64)],
+        "b": [jars.Jar("g", "y", "2-1", "1" * 64)],
+        "empty": [],
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "g:x:1",  # no hash
+        f"g:x:1 {'0' * 63}",  # a hash cut short
+        f"g:x {'0' * 64}",  # no version
+        f"g:x:1 {'0' * 64} more",
+    ],
+)
+def test_a_bad_line_of_the_lock_is_refused(line):
+    with pytest.raises(UsageError, match="group:artifact:version"):
+        jars.read_lock(f"[a]\n{line}\n")
+
+
+def test_a_jar_before_any_set_is_refused():
+    with pytest.raises(UsageError, match="Line 1 of"):
+        jars.read_lock(f"g:x:1 {'0' * 64}\n")
+
+
+def test_the_shipped_lock_has_every_set_and_nothing_that_was_left_out():
+    sets = jars.read_lock(jars.LOCK.read_text())
+    assert sets.keys() == jars.ROOTS.keys()
+    for name, roots in jars.ROOTS.items():
+        coordinates = [jar.coordinate for jar in sets[name]]
+        assert len(coordinates) == len(set(coordinates))
+        assert {*roots.resolved, *roots.alone} <= set(coordinates)
+        assert not {it.rpartition(":")[0] for it in coordinates} & set(roots.unneeded)
+
+
+def test_an_unknown_set_is_refused_with_the_known_ones(repository):
+    with pytest.raises(UsageError, match="no set of jars named 'sets'; there are: set"):
+        jars.paths("sets")
+
+
+# --- the cache ---
+
+
+def test_what_is_missing_is_fetched_and_the_second_time_nothing(repository):
+    assert not jars.present("set")
+    files = jars.paths("set")
+    assert [file.read_bytes() for file in files] == [b"first", b"second"]
+    assert [file.name for file in files] == ["one-1.jar", "two-2-rc.1.jar"]
+    assert jars.present("set")
+    assert jars.paths("set") == files
+    assert len(repository.asked) == 1
+    assert in_cache() == [".lock", "one-1.jar", "two-2-rc.1.jar"]  # and nothing left over
+
+
+def test_a_jar_that_was_changed_in_the_cache_is_noticed_and_fetched_again(repository):
+    _, second = jars.paths("set")
+    second.write_bytes(b"secand")
+    assert [jar.coordinate for jar in jars.missing("set")] == ["g:two:2-rc.1"]
+    assert jars.paths("set")[1].read_bytes() == b"second"
+    assert repository.asked[1] == ["g:two:2-rc.1"]
+
+
+@pytest.mark.parametrize("false", [b"evil", b"", None])
+def test_a_false_jar_never_enters_the_cache(repository, false):
+    repository.content["g:two:2-rc.1"] = false
+    if false is None:
+        del repository.content["g:two:2-rc.1"]
+    with pytest.raises(Unavailable, match=r"g:two:2-rc\.1 arrived with SHA-256") as caught:
+        jars.paths("set")
+    assert sha256(b"second") in str(caught.value)
+    assert in_cache() == [".lock", "one-1.jar"]  # the good one is kept, the other dropped
+
+
+def test_the_content_is_proven_before_the_name_appears(tmp_path):
+    """A reader sees a jar whole or not at all: the last step is a rename."""
+    jar = jars.Jar("g", "one", "1", sha256(b"first"))
+    (tmp_path / "arrived/g/one").mkdir(parents=True)
+    (tmp_path / "arrived" / jar.file).write_bytes(b"first")
+    inode = (tmp_path / "arrived" / jar.file).stat().st_ino
+    jars.publish([jar], tmp_path / "arrived", tmp_path / "cache")
+    assert (tmp_path / "cache" / jar.file).stat().st_ino == inode
+
+
+def test_two_that_fetch_at_once_fetch_once(repository, monkeypatch):
+    meet = threading.Barrier(2)
+    missing, seen = jars.missing, threading.local()
+
+    def both_find_it_missing(name):
+        found = missing(name)
+        if not hasattr(seen, "it"):
+            seen.it = True
+            meet.wait(timeout=10)
+        return found
+
+    monkeypatch.setattr(jars, "missing", both_find_it_missing)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(jars.paths("set"))) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(results) == 2
+    assert len(repository.asked) == 1
+
+
+# --- Ivy itself, played by a script ---
+
+
+@pytest.fixture
+def ivy(tmp_path, monkeypatch):
+    """A Java that notes how it was called, prints what is in `says`, and fails."""
+    home = tmp_path / "jdk"
+    (home / "bin").mkdir(parents=True)
+    (home / "release").write_text('JAVA_VERSION="17.0.1"\n')
+    script = home / "bin" / "java"
+    script.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\ncat {tmp_path}/says\nexit 1\n')
+    script.chmod(0o755)
+    (tmp_path / "says").write_text("")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("POUNDLOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("POUNDLOCK_IVY_SETTINGS", raising=False)
+    return tmp_path
+
+
+def test_a_failed_fetch_tells_the_cause_and_keeps_what_arrived(ivy):
+    (ivy / "says").write_text(":: resolving\n\t:: g#x;1: not found\nfoo\n")
+    with pytest.raises(Unavailable, match=r"g#x;1: not found(.|\n)*POUNDLOCK_IVY_SETTINGS"):
+        jars.paths("spark-kafka")
+    assert (jars.cache() / ".ivy").is_dir()
+
+
+def test_our_settings_name_no_host_and_ask_for_no_transitive_jars(ivy):
+    with pytest.raises(Unavailable):
+        jars.paths("spark-kafka")
+    settings = (jars.cache() / ".ivy" / "ivysettings.xml").read_text()
+    module = (jars.cache() / ".ivy" / "ivy.xml").read_text()
+    assert "://" not in settings + module
+    assert module.count("<dependency ") == module.count('transitive="false"') == 4
+
+
+def test_settings_of_the_user_take_the_place_of_ours(ivy, monkeypatch):
+    monkeypatch.setenv("POUNDLOCK_IVY_SETTINGS", "/mine/ivysettings.xml")
+    with pytest.raises(Unavailable):
+        jars.paths("spark-kafka")
+    assert "-settings /mine/ivysettings.xml" in (ivy / "called").read_text()
+
+
+def test_the_cache_is_under_home_unless_told(monkeypatch):
+    monkeypatch.delenv("POUNDLOCK_CACHE", raising=False)
+    assert jars.cache() == Path(os.path.expanduser("~/.cache/poundlock/jars"))

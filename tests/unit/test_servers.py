@@ -1,0 +1,355 @@
+"""The mechanism under all local servers, driven by a tiny server of our own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from poundlock.errors import Unavailable, UsageError
+from poundlock.servers import base, process
+
+# Answers on its port with its node's name; `mode` makes it misbehave.
+PROGRAM = """
+import signal, socket, sys
+port, node, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+print("node", node, "starts", flush=True)
+if mode == "crash":
+    sys.exit("the disk is full")
+if mode == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.bind(("127.0.0.1", port))
+listener.listen()
+while True:
+    client, _ = listener.accept()
+    client.sendall(node.encode())
+    client.close()
+"""
+
+
+@dataclasses.dataclass
+class Tiny:
+    """As little of a server as can be."""
+
+    nodes: tuple[str, ...] = ("a",)
+    mode: str = "good"
+    stop_timeout: float = 10.0
+    options: dict = dataclasses.field(default_factory=lambda: {"size": 1})
+    prepared: int = 0
+
+    name = "tiny"
+
+    @property
+    def port_names(self):
+        return self.nodes
+
+    def prepare(self, home, ports):
+        self.prepared += 1
+        (home / "ports").write_text(json.dumps(ports))
+        (home / "data").mkdir(exist_ok=True)
+
+    def command(self, home, node):
+        port = json.loads((home / "ports").read_text())[node]
+        return [sys.executable, "-c", PROGRAM, str(port), node, self.mode]
+
+    def probe(self, home, ports, nodes):
+        for node in nodes:
+            with socket.create_connection(("127.0.0.1", ports[node]), timeout=5) as connection:
+                assert connection.recv(10) == node.encode()
+
+    def url(self, ports):
+        return ",".join(f"tiny://127.0.0.1:{port}" for port in ports.values())
+
+
+@pytest.fixture
+def home(tmp_path) -> Iterator[Path]:
+    yield tmp_path / "home"
+    base.down(tmp_path / "home")
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen]:
+    """A process that has nothing to do with any server."""
+    with subprocess.Popen(["sleep", "600"]) as it:
+        yield it
+        it.kill()
+
+
+def pids(home: Path) -> dict[str, int]:
+    return {node: it["pid"] for node, it in base.status(home).nodes.items()}
+
+
+def record(home: Path, **changes: object) -> None:
+    """Change what is recorded of the only process."""
+    state = base.State.load(home)
+    assert state
+    ((node, it),) = state.processes.items()
+    state.processes[node] = dataclasses.replace(it, **changes)
+    state.save(home)
+
+
+# --- up and down ---
+
+
+def test_up_starts_and_down_ends(home):
+    instance = base.Instance(Tiny(nodes=("a", "b")), home)
+    instance.up()
+    status = base.status(home)
+    assert status.running
+    assert sorted(status.nodes) == ["a", "b"]
+    assert status.url.count("tiny://127.0.0.1:") == 2
+    assert base.down(home) == ["a", "b"]
+    assert base.status(home).nodes == {}
+    assert (home / "data").is_dir()
+
+
+def test_a_second_up_finds_the_server_running(home):
+    server = Tiny()
+    base.Instance(server, home).up()
+    before = pids(home)
+    base.Instance(server, home).up()
+    assert pids(home) == before
+    assert server.prepared == 1
+
+
+def test_up_starts_only_what_has_died(home):
+    instance = base.Instance(Tiny(nodes=("a", "b")), home)
+    instance.up()
+    before = pids(home)
+    os.kill(before["b"], signal.SIGKILL)
+    assert wait_until(lambda: not base.status(home).running)
+    instance.up()
+    after = pids(home)
+    assert after["a"] == before["a"]
+    assert after["b"] != before["b"]
+
+
+def test_two_ups_at_once_start_one_server(home):
+    """In two processes, for a lock between threads alone would not do."""
+    program = textwrap.dedent(f"""
+        import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from pathlib import Path
+        from test_servers import Tiny, base
+        base.Instance(Tiny(), Path({str(home)!r})).up()
+        print(base.status(Path({str(home)!r})).nodes["a"]["pid"])
+    """)
+    both = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [it.communicate(timeout=60)[0].strip() for it in both]
+    # They outlive the programs that started them, too.
+    assert said == [str(pids(home)["a"])] * 2
+    log = (home / "a.log").read_text()
+    assert log.count("starts") == 1
+
+
+def test_address_and_data_stay(home):
+    instance = base.Instance(Tiny(), home)
+    instance.up()
+    url = instance.url
+    (home / "data" / "row").write_text("1")
+    base.down(home)
+    instance.up()
+    assert instance.url == url
+    assert (home / "data" / "row").read_text() == "1"
+
+
+def test_a_port_taken_in_between_is_replaced(home):
+    instance = base.Instance(Tiny(nodes=("a", "b")), home)
+    instance.up()
+    before = instance.state.ports
+    base.down(home)
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind(("127.0.0.1", before["a"]))
+        thief.listen()
+        instance.up()
+        after = instance.state.ports
+    assert after["a"] != before["a"]
+    assert after["b"] == before["b"]
+
+
+def test_ports_lie_below_those_that_clients_are_lent():
+    lent = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = base.free_ports(5)
+    assert len(set(ports)) == 5
+    assert all(1024 < port < lent for port in ports)
+
+
+def test_wipe_deletes_all_of_the_home_and_nothing_else(home):
+    instance = base.Instance(Tiny(), home)
+    instance.up()
+    (home.parent / "neighbour").write_text("")
+    (home / "link").symlink_to(home.parent, target_is_directory=True)
+    base.down(home, wipe=True)
+    assert [entry.name for entry in home.iterdir()] == ["lock"]
+    assert (home.parent / "neighbour").exists()
+    assert not base.status(home).created
+
+
+def test_other_options_than_the_data_was_made_for_are_refused(home):
+    base.Instance(Tiny(), home).up()
+    base.down(home)
+    with pytest.raises(UsageError, match=r"made for size=1, not for size=2.*--wipe"):
+        base.Instance(Tiny(options={"size": 2}), home).up()
+
+
+def test_a_failed_start_shows_the_log_and_leaves_nothing(home):
+    with pytest.raises(Unavailable, match=r"node a\) ended before(.|\n)*the disk is full"):
+        base.Instance(Tiny(mode="crash"), home).up()
+    assert base.status(home).nodes == {}
+
+
+def test_a_server_that_never_answers_is_given_up(home):
+    class Mute(Tiny):
+        def probe(self, home, ports, nodes):
+            raise ConnectionError("no answer")
+
+    with pytest.raises(Unavailable, match=r"did not answer within 0 seconds .*no answer"):
+        base.Instance(Mute(), home).up(timeout=0.3)
+    assert base.status(home).nodes == {}
+
+
+def test_a_state_that_cannot_be_read_is_not_guessed_at(home):
+    base.Instance(Tiny(), home).up()
+    good = (home / "state.json").read_text()
+    (home / "state.json").write_text(good[:-20])
+    with pytest.raises(UsageError, match=r"state\.json cannot be understood"):
+        base.down(home)
+    (home / "state.json").write_text(good)
+
+
+def test_only_the_owner_may_read_the_state(home):
+    base.Instance(Tiny(), home).up()
+    assert (home / "state.json").stat().st_mode & 0o777 == 0o600
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+# --- processes are never mistaken for others ---
+
+
+@pytest.mark.parametrize("changes", [{"started": 1}, {"boot": "another"}])
+def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(home, stranger, changes):
+    base.Instance(Tiny(), home).up()
+    ours = pids(home)["a"]
+    # As if our process had died long ago and the system had given its pid to the stranger.
+    real = process._start_time(stranger.pid)
+    record(home, **({"pid": stranger.pid, "started": real} | changes))
+    assert not base.status(home).running
+    base.down(home)
+    assert stranger.poll() is None
+    os.kill(ours, signal.SIGKILL)
+
+
+def test_a_dead_child_that_nobody_has_buried_is_not_alive():
+    child = subprocess.Popen(["true"])
+    started = process._start_time(child.pid) or 0
+    zombie = process.Process(child.pid, started, process._boot())
+    assert wait_until(lambda: not zombie.alive)
+    child.wait()
+
+
+def test_down_ends_by_record_and_not_by_name(home, tmp_path):
+    """Two servers with the same program: the other one lives."""
+    other = tmp_path / "other"
+    base.Instance(Tiny(), home).up()
+    base.Instance(Tiny(), other).up()
+    base.down(home)
+    assert base.status(other).running
+    base.down(other)
+
+
+def test_one_that_does_not_listen_is_killed_after_its_time(home):
+    base.Instance(Tiny(mode="deaf", stop_timeout=0.3), home).up()
+    began = time.monotonic()
+    base.down(home)
+    assert base.status(home).nodes == {}
+    assert 0.3 <= time.monotonic() - began < 8
+
+
+# --- one node at a time ---
+
+
+def test_kill_and_start_one_node(home):
+    instance = base.Instance(Tiny(nodes=("a", "b")), home)
+    instance.up()
+    before = pids(home)
+    instance.kill("a")
+    assert instance.running() == ["b"]
+    instance.start("a")
+    assert sorted(instance.running()) == ["a", "b"]
+    assert pids(home)["b"] == before["b"]
+    instance.stop("b")
+    assert instance.running() == ["a"]
+
+
+def test_a_paused_node_lives_and_is_silent_until_it_is_resumed(home):
+    instance = base.Instance(Tiny(), home)
+    instance.up()
+    instance.pause("a")
+    with (
+        socket.create_connection(("127.0.0.1", instance.state.ports["a"]), timeout=0.5) as client,
+        pytest.raises(TimeoutError),
+    ):
+        client.recv(10)
+    assert instance.running() == ["a"]
+    instance.resume("a")
+    instance.wait_ready(timeout=10)
+
+
+def test_a_paused_node_can_be_ended(home):
+    instance = base.Instance(Tiny(), home)
+    instance.up()
+    instance.pause("a")
+    began = time.monotonic()
+    base.down(home)
+    assert base.status(home).nodes == {}
+    assert time.monotonic() - began < 8  # by its own will: it was woken to hear the request
+
+
+def test_a_node_killed_while_it_starts_is_reported(home):
+    class Slow(Tiny):
+        def probe(self, home, ports, nodes):
+            raise ConnectionError("not yet")
+
+    instance = base.Instance(Slow(), home)
+    killer = threading.Timer(1, lambda: instance.kill("a"))
+    killer.start()
+    with pytest.raises(Unavailable, match="ended before it was ready"):
+        instance.up(timeout=30)
+    killer.join()
+
+
+def test_what_is_not_there_is_named(home):
+    instance = base.Instance(Tiny(), home)
+    instance.up()
+    with pytest.raises(UsageError, match="no node 'z'; it has: a"):
+        instance.kill("z")
+    instance.stop("a")
+    with pytest.raises(UsageError, match="No node of tiny was started"):
+        instance.wait_ready()
+    with pytest.raises(UsageError, match="Node a of tiny is not running"):
+        instance.pause("a")
+
+
+def wait_until(condition, seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
