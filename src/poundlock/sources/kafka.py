@@ -67,6 +67,11 @@ class KafkaSource:
     def transactional(self) -> bool:
         return self.mode is OffsetMode.TRANSACTIONAL
 
+    @property
+    def key(self) -> tuple[str, str, OffsetMode]:
+        """Sources with the same key share one group, and hand their offsets back together."""
+        return self.settings["bootstrap.servers"], self.group, self.mode
+
     def participant(self) -> GroupOffsetsParticipant:
         """Return the participant that commits the offsets inside the decision."""
         if self._participant is None:
@@ -154,13 +159,12 @@ class GroupOffsetsParticipant(KafkaBranches):
         found = self.client.stable_group_offsets(self.group, wanted)
         if found.pending:
             return Evidence(Outcome.OPEN, "a transaction is about to change the group's offsets")
-        behind = [at for at, offset in wanted.items() if found.offsets.get(at, -1) < offset]
-        # Only this pipeline moves the group, and only forwards: at or past our offsets is committed.
-        if not behind:
-            return Evidence(Outcome.COMMITTED, "the group's offsets have reached the branch's")
-        if len(behind) == len(wanted):
+        # Only this pipeline moves the group, only forwards, and all of a batch's offsets at once: all
+        # at or past ours is committed, and any before ours is not. Were it wrong about the last (for a
+        # person has set the group back), the repair would only set it forward again.
+        if any(found.offsets.get(at, -1) < offset for at, offset in wanted.items()):
             return Evidence(Outcome.ABORTED, "no transaction is open and the offsets are older")
-        return Evidence(Outcome.UNKNOWN, "the group's offsets were changed by somebody else")
+        return Evidence(Outcome.COMMITTED, "the group's offsets have reached the branch's")
 
 
 class GroupOffsetsBranch:
@@ -279,7 +283,11 @@ def _offset_mode(offsets: str | OffsetMode) -> OffsetMode:
             "offsets='kafka_periodic' is refused: Spark's consumers may not commit by themselves. "
             "Use 'on_batch', which is also more exact"
         )
-    return OffsetMode(offsets)
+    try:
+        return OffsetMode(offsets)
+    except ValueError:
+        modes = ", ".join(f"'{mode.value}'" for mode in OffsetMode)
+        raise UsageError(f"offsets={offsets!r} is not known: choose one of {modes}") from None
 
 
 def _java_security(settings: Mapping[str, str]) -> dict[str, str]:

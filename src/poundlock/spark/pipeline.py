@@ -17,7 +17,7 @@ from poundlock.core.model import checked_name
 from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import Step
 from poundlock.errors import UsageError
-from poundlock.sources.kafka import KafkaSource, OffsetMode, source_of
+from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark.batch import Batches
 from poundlock.spark.plan import Plan, read_plan
 from poundlock.spark.query import Query
@@ -153,9 +153,14 @@ class Pipeline:
     def _batches(self, spark: SparkSession, plan: Plan, query: Query) -> Batches:
         sources = [source_of(source.options) for source in plan.sources]
         sinks = {route.sink.name: route.sink for route in self.routes}
-        for source in sources:
-            if source is not None and source.mode is OffsetMode.TRANSACTIONAL:
-                sinks[source.name] = source.participant()
+        groups = {source.key: source for source in sources if source and source.transactional}
+        for source in groups.values():
+            if source.name in sinks:
+                raise UsageError(
+                    f"the offsets of consumer group {source.group!r} are a branch by the name of "
+                    f"{source.name!r}, which another part of the pipeline has too: rename one of them"
+                )
+            sinks[source.name] = source.participant()
 
         def observe(step: Step, facts: Mapping[str, object]) -> None:
             for observer in self.observers:
@@ -227,14 +232,24 @@ def foreach_batch(
     checked_name("pipeline name", name)
     if not sinks:
         raise UsageError("foreach_batch needs at least one sink")
-    built: list[Batches] = []
+    running: tuple[str, str, Batches] | None = None  # Spark's ids of the query and of its run
 
     def run(frame: DataFrame, batch: int) -> None:
-        routes = [Route(sink) for sink in sinks]
-        if not built:
-            built.append(_adopted(frame.sparkSession, name, sinks, log_location, settings))
-            built[0].take_over()
-        built[0](routed(frame, routes), batch)
+        nonlocal running
+        spark = frame.sparkSession
+        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        this_run = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+        if running is not None and running[0] != query:
+            # Its batches have the same numbers as the other's, whose log would call them finished.
+            raise UsageError(
+                f"one function of foreach_batch serves one query, and this one serves {running[0]}: "
+                "call poundlock.foreach_batch once more for the other"
+            )
+        if running is None or running[1] != this_run:
+            batches = _adopted(spark, name, sinks, log_location, settings)
+            batches.take_over()
+            running = (query, this_run, batches)
+        running[2](routed(frame, [Route(sink) for sink in sinks]), batch)
 
     return run
 
@@ -248,8 +263,10 @@ def _adopted(
 ) -> Batches:
     """Bind to the query that is calling us, found through Spark's own objects."""
     query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    manager: Any = spark._jsparkSession.streams()
-    root = manager.get(query_id).streamingQuery().resolvedCheckpointRoot()
+    # A batch's frame has a session of its own, which does not know the query; all sessions share this.
+    running: Any = spark._jsparkSession.sharedState().activeStreamingQueries()
+    jvm: Any = spark._jvm
+    root = running.get(jvm.java.util.UUID.fromString(query_id)).resolvedCheckpointRoot()
     for sink in sinks:
         for warning in sink.preflight():
             logger.warning("sink %s: %s", sink.name, warning)
