@@ -528,6 +528,32 @@ def test_a_topic_that_may_be_described_but_not_written(cluster, topic, producers
         producer.flush(SECONDS)
 
 
+def test_tls_and_passwords():
+    with kafka.running(security="SASL_SSL", users={"writer": "s3cret-right"}) as cluster:
+        admin = AdminClient(cluster.admin_settings())
+        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(SECONDS)
+        for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+            settings = cluster.client_settings("writer", mechanism=mechanism)
+            with ArrowProducer(settings, transactional_id=new()) as producer:
+                producer.begin(SECONDS)
+                producer.write("t", keys=None, values=pa.array([b"v"]))
+                producer.flush(SECONDS)
+                assert list(producer.acknowledged) == [("t", 0)]
+        wrong = settings | {"sasl.password": "s3cret-wrong"}
+        start = time.monotonic()
+        with ArrowProducer(wrong, transactional_id=new()) as producer:
+            with pytest.raises(errors.NotAuthorised, match=r"sasl\.password") as caught:
+                producer.begin(60)
+            assert time.monotonic() - start < 20  # and not after a minute
+            assert "s3cret" not in str(caught.value) + repr(producer)
+        plain = {"bootstrap.servers": cluster.bootstrap_servers}
+        with (
+            ArrowProducer(plain, transactional_id=new()) as producer,
+            pytest.raises(errors.Unavailable, match=r"security\.protocol"),
+        ):
+            producer.begin(2)
+
+
 # Last, for it is hard on the broker.
 
 

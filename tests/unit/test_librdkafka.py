@@ -314,7 +314,9 @@ def test_a_producer_id_that_changes_is_a_problem():
 def test_trouble_is_not_a_problem():
     ledger = Ledger()
     ledger.note(Trouble(Failure(codes()["_TRANSPORT"], "refused")))
-    assert ledger.problem is None and ledger.trouble is not None
+    ledger.note(Trouble(Failure(codes()["_ALL_BROKERS_DOWN"], "1/1 brokers are down")))
+    assert ledger.problem is None
+    assert ledger.trouble is not None and ledger.trouble.text == "refused"
 
 
 # A producer without a broker.

@@ -256,7 +256,7 @@ class ArrowProducer:
 
         Asking first finds missing topics and permissions before anything is sent. It is needed
         besides: given partition numbers of a topic that it does not know yet, `rd_kafka_produce_batch`
-        adds partition -1 to the transaction, which kills it.
+        can add partition -1 to the transaction, which kills it (seen with librdkafka 2.16).
         """
         known = self._handle.topics.get(name)
         if known is not None:

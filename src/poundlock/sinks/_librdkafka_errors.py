@@ -101,7 +101,8 @@ _RULES: tuple[tuple[str, type[PoundlockError], str], ...] = (
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE "
         "NOT_COORDINATOR CONCURRENT_TRANSACTIONS KAFKA_STORAGE_ERROR THROTTLING_QUOTA_EXCEEDED",
         Unavailable,
-        "check that the brokers are up and can be reached from the executors; the batch is run again",
+        "check that the brokers are up, can be reached from the executors, and speak the sink's "
+        "security.protocol on that port; the batch is run again",
     ),
 )
 _BY_NAME = {name: (kind, advice) for names, kind, advice in _RULES for name in names.split()}

@@ -91,7 +91,9 @@ class Ledger:
                 case Problem():
                     self._note_problem(report)
                 case Trouble(failure):
-                    self.trouble = failure
+                    # That all are down is no news to somebody who knows why one is.
+                    if self.trouble is None or failure.name != "_ALL_BROKERS_DOWN":
+                        self.trouble = failure
             self.changed.notify_all()
 
     def _note_delivered(self, report: Delivered) -> None:
