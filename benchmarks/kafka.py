@@ -2,8 +2,8 @@
 
 Sensor lines go from one topic, parsed and turned into JSON, to another: by Spark's own sink, which is
 at least once, and by ours, which is exactly once. The two alternate in one Spark session on one broker,
-so that whatever slows one slows the other. A first round warms the JITs and is not counted. A second part
-measures the memory of each process for one batch of a million rows and one of ten million.
+so that whatever slows one slows the other. A first round warms the JITs and is not counted. A second
+part measures the memory of each process for one batch of a million rows and one of ten million.
 """
 
 from __future__ import annotations
