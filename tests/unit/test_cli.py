@@ -1,0 +1,165 @@
+"""The command line: quick to start, clear when called wrongly, JSON everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from poundlock.cli import _COMMANDS, poundlock
+from poundlock.core.log import FileLog
+from poundlock.core.model import Decided, Fingerprint, Finished, Generation, Namespace, Receipt
+
+NAMESPACE = Namespace("sensors", "0123456789abcdef")
+ID = "poundlock.sensors.0123456789abcdef.1.out.7"
+
+
+def call(*arguments: str, expect: int = 0, text: str | None = None) -> str:
+    result = CliRunner().invoke(poundlock, arguments, input=text)
+    assert result.exit_code == expect or (expect and result.exception), result.output
+    return result.output
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> FileLog:
+    """A log with one batch finished and one decided, whose driver died then."""
+    log = FileLog(tmp_path / "checkpoint" / "poundlock")
+    log.append(Generation(1, NAMESPACE, log.uri, "query", "host:1"))
+    for batch in (0, 1):
+        id_ = ID if batch else "poundlock.sensors.0123456789abcdef.1.out.6"
+        handle = {"producer_id": batch, "epoch": 0, "written": [["readings", 0, 9]]}
+        receipt = Receipt("out", id_, 0, Fingerprint(10, 99), handle, 1000.0, None)
+        log.append(Decided(batch, 1, 1, f"hash{batch}", (receipt,), {"out": Fingerprint(10, 99)}))
+        if batch == 0:
+            log.append(Finished(0))
+    return log
+
+
+def test_start_imports_neither_spark_nor_kafka() -> None:
+    code = (
+        "import sys; from poundlock.cli import poundlock; from click.testing import CliRunner;"
+        "r = CliRunner().invoke(poundlock, ['--help']); assert r.exit_code == 0, r.output;"
+        "heavy = {'pyspark', 'kafka', 'confluent_kafka', 'rich', 'pyarrow'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", sorted(_COMMANDS))
+def test_every_command_has_help(command: str) -> None:
+    assert "Usage:" in call(command, "--help")
+
+
+def test_guarantee_table_as_json() -> None:
+    table = json.loads(call("guarantee", "--table", "--json"))
+    assert table["transactional"] == {
+        "not_replayable": "at_most_once",
+        "replayable": "exactly_once",
+    }
+    assert table["any"]["replayable"] == "at_least_once"
+
+
+def test_list_shows_only_what_is_in_doubt(log: FileLog, tmp_path: Path) -> None:
+    lines = json.loads(call("txn", "list", "--log", str(tmp_path / "checkpoint"), "--json"))
+    assert [(line["id"], line["batch"], line["decision"]) for line in lines] == [(ID, 1, "commit")]
+    assert lines[0]["generation"] == 1
+    assert lines[0]["owner"] == "host:1"
+    assert lines[0]["age_s"] > 0
+
+
+def test_show_tells_the_story_of_a_branch(log: FileLog) -> None:
+    known = json.loads(call("txn", "show", ID, "--log", log.uri, "--json"))
+    assert known["log"][0]["kind"] == "Decided"
+    assert known["log"][0]["stage"] == "decided"
+
+
+def test_a_ruling_is_asked_for_and_leaves_its_trace(log: FileLog) -> None:
+    arguments = ("txn", "commit", "--log", log.uri, "--batch", "1", "--accept-loss")
+    call(*arguments, expect=1, text="n\n")
+    assert FileLog(log.uri.removeprefix("file://")).load().batches[1].ruling is None
+    call(*arguments, text="y\n")
+    after = FileLog(log.uri.removeprefix("file://"))
+    assert after.load().batches[1].ruling.value == "accept_loss"  # pyright: ignore
+    assert after.audits()[0]["action"] == "rule"
+
+
+def test_what_the_log_decided_may_not_be_aborted(log: FileLog) -> None:
+    servers = ("--bootstrap-servers", "127.0.0.1:1")
+    result = CliRunner().invoke(
+        poundlock, ["txn", "abort", ID, "--log", log.uri, "--yes", *servers]
+    )
+    assert "may not be aborted" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("id_", "reason"),
+    [
+        ("poundlock.sensors.0123456789abcdef.1.out.6", "finished already"),
+        ("poundlock.sensors.0123456789abcdef.1.out.9", "has not decided"),
+        ("poundlock.sensors.0123456789abcdef.1.out", "has not decided"),
+    ],
+)
+def test_only_what_the_log_decided_may_be_committed(log: FileLog, id_: str, reason: str) -> None:
+    servers = ("--bootstrap-servers", "127.0.0.1:1")
+    result = CliRunner().invoke(
+        poundlock, ["txn", "commit", id_, "--log", log.uri, "--yes", *servers]
+    )
+    assert reason in str(result.exception)
+
+
+def test_a_moved_log_is_adopted_once(log: FileLog, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    Path(log.uri.removeprefix("file://")).rename(moved)
+    call("txn", "adopt", "--log", str(moved), "--yes")
+    assert FileLog(moved).load().generation.uri == moved.as_uri()  # pyright: ignore
+    again = CliRunner().invoke(poundlock, ["txn", "adopt", "--log", str(moved), "--yes"])
+    assert "was not moved" in str(again.exception)
+
+
+def test_nowhere_to_look_is_said(tmp_path: Path) -> None:
+    result = CliRunner().invoke(poundlock, ["txn", "list"])
+    assert "--log" in str(result.exception)
+    result = CliRunner().invoke(poundlock, ["txn", "list", "--log", str(tmp_path / "none")])
+    assert "there is no log" in str(result.exception)
+
+
+def test_main_turns_our_errors_into_one_line_and_a_status(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from poundlock.cli import main; main()", "txn", "list"]
+    done = subprocess.run(
+        [*command, "--log", str(tmp_path / "none")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("poundlock: UsageError: there is no log")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_secret_is_read_from_where_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from poundlock.errors import UsageError
+    from poundlock.secret import resolve_all
+
+    monkeypatch.setenv("KAFKA_PASSWORD", "from the environment")
+    (tmp_path / "secret").write_text("from a file\n")
+    settings = {"a": "env:KAFKA_PASSWORD", "b": f"file:{tmp_path}/secret", "c": "plain"}
+    assert list(resolve_all(settings).values()) == ["from the environment", "from a file", "plain"]
+    with pytest.raises(UsageError, match="NOT_SET is not set"):
+        resolve_all({"sasl.password": "env:NOT_SET"})
+
+
+def test_doctor_finds_this_machine_fit() -> None:
+    findings = json.loads(call("doctor", "--json"))
+    assert {finding["what"] for finding in findings} >= {"Python", "Java", "pyspark"}
+    assert all(finding["good"] for finding in findings), findings
+
+
+def test_doctor_names_the_cure_for_a_wrong_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/false")
+    findings = json.loads(call("doctor", "--json", expect=1))
+    bad = [finding for finding in findings if not finding["good"]]
+    assert [finding["what"] for finding in bad] == ["PYSPARK_PYTHON"]
+    assert sys.executable in bad[0]["cure"]
