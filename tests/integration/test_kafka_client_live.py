@@ -103,6 +103,7 @@ def leave_open(
         {
             **cluster.client_settings(),
             "transactional.id": id_,
+            "log_level": 0,  # brokers die here, and producers would say so
             "transaction.timeout.ms": timeout_ms,
             "statistics.interval.ms": 10,
             "stats_cb": lambda stats: eos.update(json.loads(stats)["eos"]),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
+import struct
+import time
+from types import SimpleNamespace
 
 import pytest
-from kafka import errors
+from kafka.record.util import calc_crc32c
 
+from kafka import errors
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
 from poundlock.sinks import _kafka_python
 from poundlock.sinks._kafka_client import (
@@ -17,12 +22,13 @@ from poundlock.sinks._kafka_client import (
     KafkaClient,
     Outcome,
     TxnDescription,
+    Written,
 )
 from poundlock.sinks._kafka_partitions import parse_id, spell_id
 from poundlock.sinks._kafka_settings import translate
-from poundlock.sinks._kafka_transactions import ANSWERS, END_TXN_VERSION, meaning
-from poundlock.sinks._kafka_wire import Again, _raise_if_refused, judge
-from poundlock.sinks._kafka_witness import _said, together
+from poundlock.sinks._kafka_transactions import ANSWERS, END_TXN_VERSION, end, list_open, meaning
+from poundlock.sinks._kafka_wire import Again, Wire, _raise_if_refused, judge
+from poundlock.sinks._kafka_witness import _said, together, witness
 
 SERVERS = {"bootstrap.servers": "a:9092, b:9093"}
 SECRET = "hunter2-very-secret"
@@ -319,3 +325,246 @@ def test_a_login_that_was_refused_is_not_an_outage():
     with pytest.raises(NotAuthorised, match=r"sasl\.username"):
         _raise_if_refused(errors.SaslAuthenticationFailedError(SECRET))
     _raise_if_refused(errors.KafkaConnectionError("reset"))
+
+
+# Asking, with brokers that are told what to answer.
+
+
+class Script:
+    """Stands in for the connections: a function from node and request to the answer."""
+
+    def __init__(self, answer):
+        self._answer = answer
+        self.asked: list[tuple[int | None, str]] = []
+
+    async def send(self, request, node, seconds):
+        self.asked.append((node, type(request).__name__))
+        answer = self._answer(node, request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def post(self, work):
+        return work()
+
+    async def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+def wired(answer, seconds: float = 0.2) -> tuple[Wire, Script]:
+    wire, script = Wire(SERVERS, seconds), Script(answer)
+    wire._link = script
+    wire._deadline = time.monotonic() + seconds
+    return wire, script
+
+
+def metadata(leaders: dict[int, int], brokers: tuple[int, ...] = (1, 2)) -> SimpleNamespace:
+    partitions = [
+        SimpleNamespace(partition_index=number, leader_id=leader, leader_epoch=leader)
+        for number, leader in leaders.items()
+    ]
+    return SimpleNamespace(
+        brokers=[SimpleNamespace(node_id=node) for node in brokers],
+        topics=[SimpleNamespace(partitions=partitions)],
+    )
+
+
+def listing(*ids: str, code: int = 0) -> SimpleNamespace:
+    rows = [
+        SimpleNamespace(transactional_id=i, producer_id=1, transaction_state="Ongoing") for i in ids
+    ]
+    return SimpleNamespace(error_code=code, transaction_states=rows)
+
+
+def coordinators(request, node: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        coordinators=[
+            SimpleNamespace(key=key, node_id=node, error_code=0) for key in request.coordinator_keys
+        ]
+    )
+
+
+def test_listing_asks_every_broker_and_filters_by_itself():
+    def answer(node, request):
+        if node is None:
+            return metadata({0: 1, 1: 2})
+        return listing("a.1", "ab.1") if node == 1 else listing("a.2")
+
+    wire, script = wired(answer)
+    found = asyncio.run(list_open(wire, "a."))
+    assert [it.transactional_id for it in found] == ["a.1", "a.2"]
+    assert {node for node, name in script.asked if name == "ListTransactionsRequest"} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "bad", [listing(code=14), listing(code=15), errors.KafkaConnectionError("reset")]
+)
+def test_a_broker_that_cannot_list_makes_the_listing_unavailable(bad):
+    def answer(node, request):
+        if node is None:
+            return metadata({0: 1, 1: 2})
+        return listing("a.1") if node == 1 else bad
+
+    with pytest.raises(Unavailable, match="open transactions of 2"):
+        asyncio.run(list_open(wired(answer)[0], "a."))
+
+
+def test_coordinators_without_a_leader_make_the_listing_unavailable():
+    with pytest.raises(Unavailable, match=r"partitions \[1\] of __transaction_state"):
+        asyncio.run(list_open(wired(lambda node, request: metadata({0: 1, 1: -1}))[0], "a."))
+
+
+def test_coordinators_that_move_meanwhile_are_asked_again():
+    views = iter([metadata({0: 1}), metadata({0: 2}), metadata({0: 2}), metadata({0: 2})])
+    lists = iter([listing(), listing(), listing(), listing("a.1")])  # 1, 2, then 1, 2 again
+
+    def answer(node, request):
+        return next(views) if node is None else next(lists)
+
+    assert len(asyncio.run(list_open(wired(answer)[0], "a."))) == 1
+
+
+def test_an_end_follows_its_coordinator():
+    homes = iter([1, 2])
+
+    def answer(node, request):
+        if node is None:
+            return coordinators(request, next(homes))
+        assert (request._min_version, request._max_version) == (5, 5)
+        return SimpleNamespace(error_code=16 if node == 1 else 0)  # NOT_COORDINATOR
+
+    wire, script = wired(answer)
+    assert asyncio.run(end(wire, [Identity("id", 7, 3)], commit=True)) == [Answer.DONE]
+    assert [node for node, name in script.asked if name == "EndTxnRequest"] == [1, 2]
+
+
+def test_a_coordinator_is_looked_up_once_for_many_and_kept():
+    def answer(node, request):
+        return coordinators(request, 1) if node is None else SimpleNamespace(error_code=0)
+
+    wire, script = wired(answer, seconds=5)
+    many = [Identity(f"id-{n}", n, 0) for n in range(450)]
+    for _ in range(2):
+        assert asyncio.run(end(wire, many, commit=True)) == [Answer.DONE] * 450
+    names = [name for _, name in script.asked]
+    assert (names.count("FindCoordinatorRequest"), names.count("EndTxnRequest")) == (1, 900)
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"), [(51, Answer.BUSY), (14, Answer.UNREACHABLE), (-1, Answer.UNREACHABLE)]
+)
+def test_an_end_without_a_decision_says_so_when_time_is_up(code: int, answer: Answer):
+    def script(node, request):
+        return coordinators(request, 1) if node is None else SimpleNamespace(error_code=code)
+
+    assert asyncio.run(end(wired(script)[0], [Identity("id", 7, 3)], commit=True)) == [answer]
+
+
+def test_a_broker_too_old_for_version_5_is_refused():
+    def answer(node, request):
+        if node is None:
+            return coordinators(request, 1)
+        return errors.IncompatibleBrokerVersion("No version of EndTxn")
+
+    with pytest.raises(UsageError, match=r"transaction\.version 2"):
+        asyncio.run(end(wired(answer)[0], [Identity("id", 7, 3)], commit=True))
+
+
+# The witness, with partitions that are made up.
+
+TOPIC_ID = "w6uTz_0tRRebSn6VE0079Q"
+COMMIT, ABORT = 1, 0
+
+
+def batch(
+    offset: int, producer_id: int, epoch: int, *, marker: int | None = None, rows: int = 1
+) -> bytes:
+    """Lay out one batch as a broker stores it; rows are not looked at, markers are."""
+    attributes, body = 0x10, b"rows"
+    if marker is not None:
+        key = struct.pack(">hh", 0, marker)
+        record = bytes([0, 0, 0, 2 * len(key)]) + key + bytes([0, 0])  # varints, small and even
+        attributes, body = 0x30, bytes([2 * len(record)]) + record
+    fields = (max(rows, 1) - 1, 0, 0, producer_id, epoch, -1, rows)
+    checked = struct.pack(">hiqqqhii", attributes, *fields) + body
+    rest = struct.pack(">ibI", 0, 2, calc_crc32c(checked)) + checked
+    return struct.pack(">qi", offset, len(rest)) + rest
+
+
+def ask_record(
+    *batches: bytes, offset: int = 10, stable: int = 100, aborted: tuple[int, ...] = ()
+) -> Evidence:
+    """Ask the record at `offset` of producer 7; each fetch brings one of the batches."""
+    topic = SimpleNamespace(
+        error_code=0,
+        name="t",
+        topic_id=parse_id(TOPIC_ID),
+        partitions=[SimpleNamespace(partition_index=0, leader_id=1, replica_nodes=[1])],
+    )
+    at = {struct.unpack_from(">q", it)[0]: it for it in batches}
+
+    def answer(node, request):
+        if node is None:
+            return SimpleNamespace(topics=[topic])
+        wanted = request.topics[0].partitions[0].fetch_offset
+        found = [it for start, it in sorted(at.items()) if start >= wanted]
+        part = SimpleNamespace(
+            error_code=0,
+            records=found[0] if found else b"",
+            high_watermark=100,
+            last_stable_offset=stable,
+            aborted_transactions=[
+                SimpleNamespace(producer_id=7, first_offset=first) for first in aborted
+            ],
+        )
+        return SimpleNamespace(error_code=0, responses=[SimpleNamespace(partitions=[part])])
+
+    wire, _ = wired(answer, seconds=2)
+    return asyncio.run(witness(wire, Written("t", TOPIC_ID, 0, offset), 7))
+
+
+OURS = batch(10, 7, 3)
+
+
+def test_the_first_marker_of_our_producer_decides():
+    other = batch(11, 8, 0, marker=ABORT)
+    ours, next_one = batch(12, 7, 4, marker=COMMIT), batch(14, 7, 5, marker=ABORT)
+    assert ask_record(OURS, other, ours, next_one, aborted=(13,)).outcome is Outcome.COMMITTED
+    ours = batch(12, 7, 4, marker=ABORT)
+    assert ask_record(OURS, other, ours, next_one, aborted=(10, 13)).outcome is Outcome.ABORTED
+
+
+def test_marker_and_index_must_agree():
+    marker = batch(12, 7, 4, marker=COMMIT)
+    evidence = ask_record(OURS, marker, aborted=(10,))
+    assert evidence.outcome is Outcome.UNKNOWN
+    assert "says committed" in evidence.why
+    assert "says aborted" in evidence.why
+
+
+def test_no_marker_and_readers_held_back_is_open():
+    assert ask_record(OURS, batch(11, 8, 0), stable=10).outcome is Outcome.OPEN
+
+
+@pytest.mark.parametrize(
+    ("batches", "why"),
+    [
+        ([batch(10, 7, 3, rows=0), batch(12, 7, 4, marker=COMMIT)], "compacted away"),
+        ([batch(11, 7, 3), batch(12, 7, 4, marker=COMMIT)], "no longer there"),
+        ([OURS, batch(12, 7, 5), batch(14, 7, 6, marker=COMMIT)], "marker is missing"),
+        ([batch(10, 8, 3), batch(12, 7, 4, marker=COMMIT)], "not of producer 7"),
+        ([OURS, batch(12, 7, 4, marker=COMMIT)[:-1] + b"?"], "damaged"),
+        ([OURS, batch(12, 7, 4, marker=5)], "no end marker"),
+        ([], "no record"),
+    ],
+)
+def test_what_proves_nothing_is_unknown(batches: list[bytes], why: str):
+    evidence = ask_record(*batches)
+    assert evidence.outcome is Outcome.UNKNOWN
+    assert why in evidence.why
+
+
+def test_a_record_whose_topic_id_was_not_recorded_is_no_witness():
+    wire, _ = wired(lambda node, request: None)
+    evidence = asyncio.run(witness(wire, Written("t", "", 0, 10), 7))
+    assert evidence.outcome is Outcome.UNKNOWN

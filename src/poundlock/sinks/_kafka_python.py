@@ -41,6 +41,10 @@ _Net = _module("net.selector").NetworkSelector
 
 IN_FLIGHT = 200  # requests to one node at a time
 _STOP_MS = 5000
+_LOGINS, _LOGIN_PAUSE = (
+    3,
+    0.2,
+)  # tries and seconds, before a login that was cut off counts as refused
 
 # What is used of each class: its methods, and their arguments that are passed by name.
 _PARTS = (
@@ -101,12 +105,21 @@ def api_key(api: str) -> int:
     return _keys.ApiKey[api].value
 
 
+class LoginCut(errors.KafkaConnectionError):
+    """The broker closed the connection during the login.
+
+    A broker that refuses a login says why and closes, but when both arrive together kafka-python 3.0
+    drops what was said. A broker that died is not there at the next try; one that refuses is.
+    """
+
+
 class Link:
     """Connections to the nodes of one cluster, and the thread that serves them."""
 
     def __init__(self, config: Mapping[str, Any]):
         check_parts()
         _silence_wire_dumps()
+        self._logs_in = config["security_protocol"].startswith("SASL")
         config = {
             **config,
             # Above this the library refuses to send at all, so leave room beyond our own limit.
@@ -134,17 +147,32 @@ class Link:
         return await self._manager.wait_for(answer, _ms(seconds))
 
     async def knock(self, seconds: float) -> list[Exception]:
-        """Try each bootstrap address until one opens; return why the others did not."""
+        """Try each bootstrap address until one opens; return why none did."""
         reasons = list[Exception]()
         for broker in self._manager.cluster.bootstrap_brokers():
-            try:
-                connection = self._manager.get_connection(broker.node_id, timeout_ms=_ms(seconds))
-                await self._manager.wait_for(connection.init_future, _ms(seconds))
-            except errors.KafkaError as error:
-                reasons.append(error)
-            else:
-                break
+            for _ in range(_LOGINS):
+                reason = await self._try(broker.node_id, seconds)
+                if reason is None:
+                    return []
+                reasons.append(reason)
+                if not isinstance(reason, LoginCut):
+                    break
+                await self.sleep(_LOGIN_PAUSE)
         return reasons
+
+    async def _try(self, node: Any, seconds: float) -> Exception | None:
+        connection: Any = None
+        try:
+            connection = self._manager.get_connection(node, timeout_ms=_ms(seconds))
+            await self._manager.wait_for(connection.init_future, _ms(seconds))
+        except errors.KafkaConnectionError as error:
+            # The versions are asked for before the login, so it was cut off after that.
+            if self._logs_in and connection is not None and connection.broker_version is not None:
+                return LoginCut(str(error))
+            return error
+        except errors.KafkaError as error:
+            return error
+        return None
 
     async def bootstrap(self, seconds: float) -> None:
         """Learn the nodes of the cluster from its bootstrap addresses."""

@@ -20,15 +20,24 @@ from typing import Any, Generic, TypeVar
 
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
 from poundlock.sinks import _kafka_settings
-from poundlock.sinks._kafka_python import IN_FLIGHT, Link, check_parts, error_name, errors, metadata
+from poundlock.sinks._kafka_python import (
+    IN_FLIGHT,
+    Link,
+    LoginCut,
+    check_parts,
+    error_name,
+    errors,
+    metadata,
+)
 
 Item = TypeVar("Item", bound=Hashable)
 T = TypeVar("T")
 
-REQUEST_SECONDS = 10.0  # for one request, so that a hung broker leaves time to find its successor
+_SHARE = 3  # of a call's time for one request: a hung broker leaves time to find its successor
 _GRACE_SECONDS = 5.0  # beyond a call's limit, before its thread is given up
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between rounds
 _KEYS = 500  # in one FindCoordinator
+_CHECK_LOGIN = "check sasl.mechanism, sasl.username and sasl.password"
 
 
 class Kind(IntEnum):
@@ -130,6 +139,10 @@ class Wire:
         """Seconds left to the running call."""
         return max(0.0, self._deadline - time.monotonic())
 
+    @property
+    def _patience(self) -> float:
+        return min(self.left, self._seconds / _SHARE)
+
     async def _persist(self, work: Callable[[], Awaitable[T]]) -> T:
         await self._connect()
         assert self._link is not None
@@ -152,6 +165,8 @@ class Wire:
         reasons = await self._link.knock(self.left)
         for reason in reasons:
             _raise_if_refused(reason)
+        if reasons and all(isinstance(reason, LoginCut) for reason in reasons):
+            raise NotAuthorised(f"Kafka cut off the driver's login each time: {_CHECK_LOGIN}")
         try:
             await self._link.bootstrap(self.left)
         except errors.KafkaTimeoutError as late:
@@ -162,9 +177,9 @@ class Wire:
         """Send one request and return its answer. Raises `Again` for what another try may cure."""
         assert self._link is not None
         try:
-            return await self._link.send(request, node, min(self.left, REQUEST_SECONDS))
+            return await self._link.send(request, node, self._patience)
         except errors.UnknownBrokerIdError as error:
-            await self._link.refresh(min(self.left, REQUEST_SECONDS))
+            await self._link.refresh(self._patience)
             raise Again(f"broker {node} is not known") from error
         except errors.KafkaError as error:
             _raise_if_refused(error)
@@ -278,7 +293,7 @@ def judge(code: int, about: str, grant: str) -> Again | None:
 
 
 def _spelled(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return str(error) or type(error).__name__
 
 
 def _raise_if_refused(error: Exception) -> None:
@@ -290,8 +305,7 @@ def _raise_if_refused(error: Exception) -> None:
     )
     if isinstance(error, refusals):
         raise NotAuthorised(
-            f"Kafka refused the driver's login ({type(error).__name__}): check sasl.mechanism, "
-            "sasl.username and sasl.password"
+            f"Kafka refused the driver's login ({type(error).__name__}): {_CHECK_LOGIN}"
         ) from error
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         raise UsageError(
