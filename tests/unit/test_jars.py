@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ class Repository:
 
     def __call__(self, wanted, downloads: Path, *, transitive, on_jar) -> Path:
         self.asked.append([jar.coordinate for jar in wanted])
+        time.sleep(0.3)  # long enough for a second one to come in
         arrived = downloads / "arrived"
         for jar in wanted:
             if jar.coordinate in self.content:
@@ -141,6 +143,15 @@ def test_the_content_is_proven_before_the_name_appears(tmp_path):
     inode = (tmp_path / "arrived" / jar.file).stat().st_ino
     jars.publish([jar], tmp_path / "arrived", tmp_path / "cache")
     assert (tmp_path / "cache" / jar.file).stat().st_ino == inode
+
+
+def test_a_false_jar_is_dropped_where_it_arrived(tmp_path):
+    jar = jars.Jar("g", "one", "1", sha256(b"first"))
+    (tmp_path / "arrived/g/one").mkdir(parents=True)
+    (tmp_path / "arrived" / jar.file).write_bytes(b"evil")
+    with pytest.raises(Unavailable):
+        jars.publish([jar], tmp_path / "arrived", tmp_path / "cache")
+    assert not (tmp_path / "arrived" / jar.file).exists()
 
 
 def test_two_that_fetch_at_once_fetch_once(repository, monkeypatch):

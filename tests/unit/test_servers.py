@@ -27,8 +27,8 @@ port, node, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 print("node", node, "starts", flush=True)
 if mode == "crash":
     sys.exit("the disk is full")
-if mode == "deaf":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+# A handler, as real servers have one: without, SIGTERM would end even a paused process.
+signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else lambda *_: sys.exit())
 listener = socket.socket()
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 listener.bind(("127.0.0.1", port))
@@ -48,6 +48,7 @@ class Tiny:
     mode: str = "good"
     stop_timeout: float = 10.0
     options: dict = dataclasses.field(default_factory=lambda: {"size": 1})
+    prepare_seconds: float = 0
     prepared: int = 0
 
     name = "tiny"
@@ -58,6 +59,7 @@ class Tiny:
 
     def prepare(self, home, ports):
         self.prepared += 1
+        time.sleep(self.prepare_seconds)
         (home / "ports").write_text(json.dumps(ports))
         (home / "data").mkdir(exist_ok=True)
 
@@ -143,7 +145,7 @@ def test_two_ups_at_once_start_one_server(home):
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         from pathlib import Path
         from test_servers import Tiny, base
-        base.Instance(Tiny(), Path({str(home)!r})).up()
+        base.Instance(Tiny(prepare_seconds=2), Path({str(home)!r})).up()
         print(base.status(Path({str(home)!r})).nodes["a"]["pid"])
     """)
     both = [
@@ -151,8 +153,10 @@ def test_two_ups_at_once_start_one_server(home):
         for _ in range(2)
     ]
     said = [it.communicate(timeout=60)[0].strip() for it in both]
-    # They outlive the programs that started them, too.
-    assert said == [str(pids(home)["a"])] * 2
+    # It outlives the programs that started it, and their terminals.
+    pid = pids(home)["a"]
+    assert said == [str(pid)] * 2
+    assert os.getsid(pid) == pid
     log = (home / "a.log").read_text()
     assert log.count("starts") == 1
 

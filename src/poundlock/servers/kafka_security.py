@@ -133,9 +133,17 @@ def _make_certificates(home: Path) -> None:
 def _keytool(home: Path, *arguments: str) -> None:
     store = ("-keystore", str(home / "broker.p12"), "-storetype", "PKCS12")
     password = (home / "broker.password").read_text()
+    quick = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
     done = subprocess.run(
-        # By the environment: arguments can be read by every user of the machine.
-        [str(java.tool("keytool")), *arguments, *store, "-storepass:env", "POUNDLOCK_STORE"],
+        # The password by the environment: every user of the machine can read arguments.
+        [
+            str(java.tool("keytool")),
+            *quick,
+            *arguments,
+            *store,
+            "-storepass:env",
+            "POUNDLOCK_STORE",
+        ],
         env=os.environ | {"POUNDLOCK_STORE": password},
         capture_output=True,
         text=True,

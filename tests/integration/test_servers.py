@@ -1,0 +1,184 @@
+"""Local servers in earnest: real brokers, real clients."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from poundlock.cli_servers import servers
+from poundlock.errors import UsageError
+from poundlock.servers import base, kafka
+
+QUIET = {"log_level": "0"}
+
+
+def write(settings: dict[str, str], topic: str, values: list[str]) -> None:
+    """In one transaction."""
+    producer = Producer({**settings, **QUIET, "transactional.id": f"test-{topic}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value.encode(), partition=0)
+    producer.commit_transaction(30)
+
+
+def read(settings: dict[str, str], topic: str, count: int) -> list[str]:
+    consumer = Consumer({**settings, **QUIET, "group.id": "test", "auto.offset.reset": "earliest"})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: list[str] = []
+    while len(found) < count:
+        messages = consumer.consume(count, timeout=30)
+        assert messages, f"only {found} came"
+        for message in messages:
+            assert message.error() is None
+            found.append(message.value().decode())
+    consumer.close()
+    return found
+
+
+def test_a_cluster_keeps_address_and_data_from_up_to_up(tmp_path):
+    """As a user has it, by the command line."""
+    run = CliRunner()
+    there = ["--dir", str(tmp_path)]
+    try:
+        up = run.invoke(servers, ["up", "kafka", *there])
+        assert up.exit_code == 0, up.output
+        address = kafka.status(tmp_path).url
+        assert f"kafka  {address}" in up.stdout
+        settings = {"bootstrap.servers": address}
+        write(settings, "kept", ["a", "b"])
+
+        shown = json.loads(run.invoke(servers, ["status", "--json", *there]).stdout)
+        assert shown["kafka"]["running"]
+        assert run.invoke(servers, ["down", *there]).exit_code == 0
+        assert "down" in run.invoke(servers, ["status", *there]).stdout
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address.split(":"), timeout=1)
+
+        assert run.invoke(servers, ["up", *there]).stdout.split() == ["kafka", address]
+        assert read(settings, "kept", 2) == ["a", "b"]
+
+        other = run.invoke(servers, ["up", "kafka", "--brokers", "3", *there])
+        assert other.exit_code == 1
+        assert "made for brokers=1" in other.output
+    finally:
+        run.invoke(servers, ["down", "--wipe", *there])
+    assert [path.name for path in (tmp_path / "kafka").iterdir()] == ["lock"]
+
+
+def test_a_killed_broker_comes_back_with_its_data(tmp_path):
+    with kafka.running(tmp_path) as cluster:
+        write(cluster.client_settings(), "kept", ["a", "b"])
+        cluster.kill(1)
+        assert cluster.running() == []
+        cluster.start(1)
+        assert read(cluster.client_settings(), "kept", 2) == ["a", "b"]
+    assert not base.status(tmp_path).nodes
+
+
+def test_brokers_listen_on_the_loopback_only(kafka_server):
+    ports = base.State.load(kafka_server.directory).ports
+    listening = {
+        int(line.split()[1].split(":")[1], 16): line.split()[1].split(":")[0]
+        for file in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(file).read_text().splitlines()[1:]
+        if line.split()[3] == "0A"
+    }
+    # 127.0.0.1 as the kernel writes it, in IPv4 and as IPv4 in IPv6.
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
+    assert {listening[port] for port in ports.values()} <= loopback
+
+
+def test_transactions_have_version_two(kafka_server):
+    """Poundlock needs it, and Kafka has it by default."""
+    from kafka.admin import KafkaAdminClient
+
+    admin = KafkaAdminClient(bootstrap_servers=kafka_server.bootstrap_servers)
+    features = admin.describe_features()
+    admin.close()
+    assert features["transaction.version"]["finalized"] == (2, 2)
+
+
+def test_three_brokers_go_on_without_one(tmp_path):
+    with kafka.running(tmp_path, brokers=3) as cluster:
+        settings = cluster.client_settings()
+        assert settings["bootstrap.servers"].count(",") == 2
+        admin = AdminClient({**settings, **QUIET})
+        admin.create_topics([NewTopic("kept", 1, 3)])["kept"].result(30)
+        cluster.kill(2)
+        write(settings, "kept", ["a"])
+        cluster.start(2)
+        cluster.pause(1)
+        cluster.resume(1)
+        cluster.stop(3)
+        assert sorted(cluster.running()) == [1, 2]
+        assert read(settings, "kept", 1) == ["a"]
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory):
+    users = {"alice": 'pass"word\\1', "bob": "builder"}
+    # With an authorizer, alice and bob may do nothing until they are allowed to.
+    rights = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+    home = tmp_path_factory.mktemp("secure")
+    with kafka.running(home, security="SASL_SSL", users=users, properties=rights) as cluster:
+        write(cluster.admin_settings(), "secret", ["a"])
+        yield cluster
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("user", ["alice", "bob"])
+def test_the_right_password_is_let_in(secure, user, mechanism):
+    settings = secure.client_settings(user, mechanism=mechanism)
+    assert AdminClient({**settings, **QUIET}).list_topics(timeout=30).brokers
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_the_wrong_password_is_not(secure, mechanism):
+    settings = secure.client_settings("bob", mechanism=mechanism) | {"sasl.password": "wrong"}
+    assert KafkaError._AUTHENTICATION in codes(settings)
+
+
+def test_nor_is_a_server_trusted_that_shows_another_certificate(secure):
+    settings = secure.client_settings()
+    del settings["ssl.ca.location"]
+    assert KafkaError._SSL in codes(settings)
+
+
+def test_a_user_has_no_rights_that_were_not_given(secure):
+    producer = Producer({**secure.client_settings(), **QUIET, "transactional.id": "mine"})
+    with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        producer.init_transactions(30)
+
+
+def test_files_with_secrets_are_for_their_owner_alone(secure):
+    secrets = {'pass"word', "builder", (secure.directory / "broker.password").read_text()}
+    for file in secure.directory.iterdir():
+        if file.is_file() and any(it.encode() in file.read_bytes() for it in secrets):
+            assert file.stat().st_mode & 0o777 == 0o600, file
+    assert (secure.directory / "broker.p12").stat().st_mode & 0o777 == 0o600
+    assert not (secure.directory / "format.arguments").exists()
+
+
+def test_users_need_security(tmp_path):
+    with (
+        pytest.raises(UsageError, match="users= needs security='SASL_SSL'"),
+        kafka.running(tmp_path, users={"alice": "secret"}),
+    ):
+        pass
+
+
+def codes(settings: dict[str, str]) -> set[int]:
+    """The errors that a client meets with these settings."""
+    met: set[int] = set()
+    client = Producer({**settings, **QUIET, "error_cb": lambda error: met.add(error.code())})
+    with pytest.raises(KafkaException):
+        client.list_topics(timeout=5)
+    client.poll(1)
+    return met
