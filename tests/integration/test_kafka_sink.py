@@ -1,0 +1,386 @@
+"""The Kafka sink in a pipeline: bad input, semantics, columns, and the ways to start and stop.
+
+Every refusal is followed by its cure, and then every row must be there exactly once: a refused batch
+loses nothing and leaves nothing open.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+import oracle
+import poundlock as lock
+from poundlock import sinks
+from poundlock.core.protocol import Step
+from poundlock.errors import BadRow, UsageError
+from trial import Steps, copying, die, finish, read
+
+ROWS = [f"row-{number}" for number in range(40)]
+
+
+@pytest.fixture
+def source(kafka: oracle.Kafka) -> str:
+    """A topic of two partitions with all rows."""
+    topic = kafka.create(partitions=2)
+    kafka.produce(topic, ROWS)
+    return topic
+
+
+@pytest.fixture
+def target(kafka: oracle.Kafka) -> str:
+    return kafka.create(partitions=2)
+
+
+# Refused before anything starts.
+
+
+def test_missing_topic(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, tmp_path: Path
+) -> None:
+    target = f"{source}-later"
+    pipeline = copying(spark, kafka, source, target, tmp_path / "c")
+    with pytest.raises(UsageError, match=f"topic '{target}' does not exist") as refused:
+        pipeline.start(availableNow=True)
+    assert "Create it" in str(refused.value)
+    assert not (tmp_path / "c").exists(), "nothing may be touched"
+
+    kafka.create(target)
+    finish(pipeline)
+    kafka.assert_exact(target, ROWS)
+    kafka.assert_settled(target)
+
+
+@pytest.mark.parametrize(
+    ("select", "sink", "complaint"),
+    [
+        (["1.5D AS value"], {}, "column 'value' has type double, but the value needs string"),
+        (["key"], {}, "there is no column 'value' for the value"),
+        (["value"], {"key": "id"}, "there is no column 'id' for the key"),
+        (["value", "array(1) AS id"], {"key": "id"}, "column 'id' has type array<int>"),
+        (["value", "'x' AS p"], {"partition": "p"}, "column 'p' has type string, but the partit"),
+        (["value", "map('a', 'b') AS h"], {"headers": "h"}, "the headers needs array<struct<key"),
+        (["value", "true AS at"], {"timestamp": "at"}, "the timestamp needs timestamp, or bigint"),
+    ],
+)
+def test_frame_that_does_not_fit(
+    spark: SparkSession,
+    kafka: oracle.Kafka,
+    source: str,
+    target: str,
+    tmp_path: Path,
+    select: list[str],
+    sink: dict[str, Any],
+    complaint: str,
+) -> None:
+    pipeline = copying(spark, kafka, source, target, tmp_path / "c", select=select, sink=sink)
+    with pytest.raises(UsageError) as refused:
+        pipeline.start(availableNow=True)
+    assert complaint in str(refused.value)
+    assert f"sink {target}" in str(refused.value)
+    assert not (tmp_path / "c").exists(), "nothing may be touched"
+
+
+def test_time_out_above_the_brokers_limit(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    sink = {"transaction_timeout": 24 * 3600}
+    pipeline = copying(spark, kafka, source, target, tmp_path / "c", sink=sink)
+    with pytest.raises(
+        UsageError, match=r"86400000 ms, but the brokers allow 900000 ms"
+    ) as refused:
+        pipeline.start(availableNow=True)
+    assert "transaction.max.timeout.ms" in str(refused.value)
+    assert not (tmp_path / "c").exists(), "nothing may be touched"
+
+
+@pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "1 second"}])
+def test_refused_triggers(
+    spark: SparkSession,
+    kafka: oracle.Kafka,
+    source: str,
+    target: str,
+    tmp_path: Path,
+    trigger: dict[str, str],
+) -> None:
+    with pytest.raises(UsageError, match="is refused"):
+        copying(spark, kafka, source, target, tmp_path / "c").start(**trigger)
+
+
+# Refused in the batch: aborted whole, and made good after the cure.
+
+
+def test_row_larger_than_the_topic_takes(
+    spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path
+) -> None:
+    """One row in one partition is too large: no row of the batch may appear, in either sink."""
+    rows = [*ROWS, "x" * 5000]
+    source, other = kafka.create(partitions=2), kafka.create()
+    kafka.produce(source, rows)
+    # The topic's limit is that of a batch of rows, so keep batches of small rows below it.
+    target = kafka.create(partitions=2, config={"max.message.bytes": "4000"})
+    pipeline = copying(
+        *(spark, kafka, source, target, tmp_path),
+        sink={"settings": {"batch.size": "1000", "compression.type": "none"}},
+    ).to(sinks.Kafka(other, bootstrap_servers=kafka.servers))
+    with pytest.raises(BadRow, match="MSG_SIZE_TOO_LARGE") as refused:
+        finish(pipeline)
+    assert "max.message.bytes" in str(refused.value)
+    for topic in (target, other):
+        assert kafka.values(topic) == Counter()
+    kafka.assert_settled(target, other)
+
+    kafka.configure(target, "max.message.bytes", "1000000")
+    finish(pipeline)
+    for topic in (target, other):
+        kafka.assert_exact(topic, rows)
+    kafka.assert_settled(target, other)
+
+
+def test_row_larger_than_the_producer_takes(
+    spark: SparkSession, kafka: oracle.Kafka, target: str, tmp_path: Path
+) -> None:
+    rows = [*ROWS, "x" * 5000]
+    source = kafka.create(partitions=2)
+    kafka.produce(source, rows)
+    sink = {"settings": {"message.max.bytes": "4000"}}
+    with pytest.raises(BadRow, match=r"5000 bytes .* exceeds message.max.bytes=4000"):
+        finish(copying(spark, kafka, source, target, tmp_path, sink=sink))
+    assert kafka.values(target) == Counter()
+    kafka.assert_settled(target)
+
+    finish(copying(spark, kafka, source, target, tmp_path))
+    kafka.assert_exact(target, rows)
+
+
+def test_rows_without_a_topic(spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path) -> None:
+    even, odd = kafka.create(), kafka.create()
+    source = kafka.create(partitions=2)
+    kafka.produce(source, [*(f"{n},{(even, odd)[n % 2]}" for n in range(20)), "lost,"])
+    select = [
+        "split(CAST(value AS STRING), ',')[0] AS value",
+        "nullif(split(CAST(value AS STRING), ',')[1], '') AS topic",
+    ]
+
+    def pipeline(**route: Any) -> lock.Pipeline:
+        frame = read(spark, kafka, source, select)
+        return lock.pipeline(frame, name="by-topic", checkpoint_location=str(tmp_path)).to(
+            sinks.Kafka(bootstrap_servers=kafka.servers, name="out"), **route
+        )
+
+    with pytest.raises(BadRow, match="1 rows have no topic") as refused:
+        finish(pipeline())
+    assert "where=" in str(refused.value)
+    for topic in (even, odd):
+        assert kafka.values(topic) == Counter()
+    kafka.assert_settled(even, odd)
+
+    finish(pipeline(where="topic IS NOT NULL"))
+    kafka.assert_exact(even, [str(number) for number in range(0, 20, 2)])
+    kafka.assert_exact(odd, [str(number) for number in range(1, 20, 2)])
+    kafka.assert_settled(even, odd)
+
+
+def test_row_that_names_an_impossible_topic(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    def pipeline(odd_one: str) -> lock.Pipeline:
+        named = f"IF(CAST(value AS STRING) = '{ROWS[7]}', '{odd_one}', '{target}') AS topic"
+        frame = read(spark, kafka, source, ["value", named])
+        return lock.pipeline(frame, name="by-topic", checkpoint_location=str(tmp_path)).to(
+            sinks.Kafka(bootstrap_servers=kafka.servers, name="out")
+        )
+
+    with pytest.raises(UsageError, match="'no topic!'"):
+        finish(pipeline("no topic!"))
+    assert kafka.values(target) == Counter()
+    kafka.assert_settled(target)
+
+    finish(pipeline(kafka.create(f"{target}-2")))
+    kafka.assert_exact(f"{target}-2", [ROWS[7]])
+    kafka.assert_exact(target, [row for row in ROWS if row != ROWS[7]])
+    kafka.assert_settled(target, f"{target}-2")
+
+
+# Semantics below exactly-once write straight through.
+
+
+@pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+def test_straight_through(
+    spark: SparkSession,
+    kafka: oracle.Kafka,
+    source: str,
+    target: str,
+    tmp_path: Path,
+    semantic: str,
+) -> None:
+    pipeline = copying(spark, kafka, source, target, tmp_path, sink={"semantic": semantic})
+    assert pipeline.guarantee().guarantee is lock.Guarantee.AT_LEAST_ONCE
+    die(pipeline, Step.PREPARED)
+    assert kafka.values(target, committed=False) == Counter(ROWS), "visible before the decision"
+    finish(pipeline)
+    twice = Counter(dict.fromkeys(ROWS, 2))
+    assert kafka.values(target) == twice, "the batch that died is written again"
+
+
+def test_straight_through_beside_exactly_once(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    loose = kafka.create()
+    pipeline = copying(spark, kafka, source, target, tmp_path).to(
+        sinks.Kafka(loose, bootstrap_servers=kafka.servers, semantic="at_least_once")
+    )
+    die(pipeline, Step.DECIDED)
+    finish(pipeline)
+    kafka.assert_exact(target, ROWS)
+    kafka.assert_exact(loose, ROWS)  # decided before it died, so not written again
+    kafka.assert_settled(target, loose)
+
+
+# Columns.
+
+
+def test_columns(spark: SparkSession, kafka: oracle.Kafka, source: str, tmp_path: Path) -> None:
+    """Key, value, headers, partition and timestamp, under Spark's own names for them."""
+    target = kafka.create(partitions=3)
+    number = "CAST(substring(CAST(value AS STRING), 5) AS INT)"
+    select = [
+        f"CAST({number} AS STRING) AS key",
+        f"IF({number} % 5 = 0, NULL, value) AS value",
+        f"{number} % 3 AS partition",
+        f"timestamp_millis(1700000000000 + {number}) AS timestamp",
+        f"IF({number} % 2 = 0, array(named_struct('key', 'from', 'value', CAST('\u00e4' AS BINARY)), "
+        "named_struct('key', 'none', 'value', CAST(NULL AS BINARY))), NULL) AS headers",
+    ]
+    finish(copying(spark, kafka, source, target, tmp_path, select=select))
+    rows = kafka.rows(target)
+    assert len(rows) == len(ROWS)
+    for row in rows:
+        number = int(row.key)
+        assert row.value == (None if number % 5 == 0 else ROWS[number].encode())
+        assert row.partition == number % 3
+        assert row.timestamp_ms == 1700000000000 + number
+        here = (("from", "\u00e4".encode()), ("none", None))
+        assert row.headers == (here if number % 2 == 0 else ())
+    assert len({row.key for row in rows}) == len(ROWS)
+    kafka.assert_settled(target)
+
+
+def test_partition_that_the_topic_does_not_have(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    select = ["value", f"IF(CAST(value AS STRING) = '{ROWS[3]}', 7, 0) AS partition"]
+    with pytest.raises(BadRow, match="partition"):
+        finish(copying(spark, kafka, source, target, tmp_path, select=select))
+    assert kafka.values(target) == Counter()
+    kafka.assert_settled(target)
+
+    finish(copying(spark, kafka, source, target, tmp_path))
+    kafka.assert_exact(target, ROWS)
+
+
+# Starting and stopping.
+
+
+def test_stop_lets_the_batch_in_hand_finish(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    steps = Steps(hold_at=Step.DECIDED)
+    pipeline = copying(spark, kafka, source, target, tmp_path, maxOffsetsPerTrigger=10)
+    query = pipeline.observe(steps).start(processingTime="0 seconds")
+    assert steps.held.wait(oracle.SECONDS)
+    stopping = threading.Thread(target=query.stop)
+    stopping.start()
+    oracle.eventually(lambda: query._asked.is_set())
+    steps.let_go()
+    stopping.join(oracle.SECONDS)
+    assert not query.isActive
+    assert query.exception() is None
+    commits = {file.name for file in (tmp_path / "commits").iterdir() if file.name.isdigit()}
+    assert commits == {"0"}, "the batch in hand, and none after it"
+    assert len(kafka.rows(target)) == 10
+    kafka.assert_settled(target)
+
+    finish(pipeline)
+    kafka.assert_exact(target, ROWS)
+    kafka.assert_settled(target)
+
+
+def test_stop_when_there_is_nothing_to_do(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    query = copying(spark, kafka, source, target, tmp_path).start(processingTime="0 seconds")
+    query.processAllAvailable()
+    query.stop()
+    assert not query.isActive
+    assert query.exception() is None
+    kafka.assert_exact(target, ROWS)
+
+
+def test_rows_that_keep_coming(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    query = copying(spark, kafka, source, target, tmp_path).start(processingTime="100 milliseconds")
+    query.processAllAvailable()
+    kafka.assert_exact(target, ROWS)
+    more = [f"more-{number}" for number in range(10)]
+    kafka.produce(source, more)
+    query.processAllAvailable()
+    query.stop()
+    kafka.assert_exact(target, [*ROWS, *more])
+    kafka.assert_settled(target)
+
+
+def test_foreach_batch(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    """For code that has a `writeStream` already: the same promise, across restarts."""
+    frame = read(spark, kafka, source, ["value"], maxOffsetsPerTrigger=15)
+
+    def query(function: Any, checkpoint: Path) -> Any:
+        writer = frame.writeStream.foreachBatch(function).trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(checkpoint)).start()
+
+    def function() -> Any:
+        sink = sinks.Kafka(target, bootstrap_servers=kafka.servers)
+        return lock.foreach_batch(sink, name="sensors")
+
+    first = function()
+    query(first, tmp_path / "a").awaitTermination()
+    kafka.assert_exact(target, ROWS)
+    # Spark runs the last batch again if it did not get to note that it was over.
+    last = max((tmp_path / "a" / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink()
+    query(function(), tmp_path / "a").awaitTermination()
+    kafka.assert_exact(target, ROWS)
+    kafka.produce(source, ["more"])
+    query(first, tmp_path / "a").awaitTermination()  # one function, one query, run again
+    kafka.assert_exact(target, [*ROWS, "more"])
+    kafka.assert_settled(target)
+
+
+def test_foreach_batch_is_for_one_query(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    """A second query must not find its batches in the log of the first, and pass them over."""
+    function = lock.foreach_batch(
+        sinks.Kafka(target, bootstrap_servers=kafka.servers), name="sensors"
+    )
+    frame = read(spark, kafka, source, ["value"])
+
+    def run(checkpoint: Path) -> None:
+        writer = frame.writeStream.foreachBatch(function).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
+
+    run(tmp_path / "a")
+    kafka.assert_exact(target, ROWS)
+    with pytest.raises(StreamingQueryException, match="foreach_batch"):
+        run(tmp_path / "b")
+    kafka.assert_exact(target, ROWS)
