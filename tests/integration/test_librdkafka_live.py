@@ -48,35 +48,35 @@ Producers = Callable[..., ArrowProducer]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[kafka.Cluster]:
-    with kafka.running(properties=GUARDED) as running:
-        yield running
+def kafka_server() -> Iterator[kafka.Cluster]:
+    """In place of the shared one: it is guarded, and suffers."""
+    with kafka.running(properties=GUARDED) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def admin(cluster: kafka.Cluster) -> Iterator[KafkaAdminClient]:
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+def admin(kafka_server: kafka.Cluster) -> Iterator[KafkaAdminClient]:
+    admin = KafkaAdminClient(bootstrap_servers=kafka_server.bootstrap_servers)
     yield admin
     admin.close()
 
 
 @pytest.fixture
-def topic(cluster: kafka.Cluster) -> str:
-    return make_topic(cluster)
+def target(topic: Callable[..., str]) -> str:
+    return topic(partitions=3)
 
 
 @pytest.fixture
-def producers(cluster: kafka.Cluster) -> Iterator[Producers]:
+def producers(kafka_server: kafka.Cluster) -> Iterator[Producers]:
     """Makes producers that have begun; what is left of them is dropped after the test."""
     made: list[ArrowProducer] = []
 
-    def make(id: str | None = None, begin: bool = True, **settings: str) -> ArrowProducer:
-        settings = {name.replace("_", "."): value for name, value in settings.items()}
-        producer = ArrowProducer(cluster.client_settings() | settings, transactional_id=id or new())
-        made.append(producer)
-        if begin:
-            producer.begin(SECONDS)
-        return producer
+    def make(id: str | None = None, **more: str) -> ArrowProducer:
+        more = {name.replace("_", "."): value for name, value in more.items()}
+        settings = kafka_server.client_settings() | more
+        made.append(ArrowProducer(settings, transactional_id=id or new()))
+        made[-1].begin(SECONDS)
+        return made[-1]
 
     yield make
     for producer in made:
@@ -87,19 +87,10 @@ def new(prefix: str = "p") -> str:
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
 
 
-def make_topic(cluster: kafka.Cluster, partitions: int = 3, **config: str) -> str:
-    name = new("t")
-    config = {name.replace("_", "."): value for name, value in config.items()}
-    topic = NewTopic(name, partitions, 1, config=config)
-    admin = AdminClient(cluster.client_settings())  # must outlive the answer
-    admin.create_topics([topic])[name].result(SECONDS)
-    return name
-
-
-def read(cluster: kafka.Cluster, topic: str, *, committed: bool = True) -> list:
+def read(kafka_server: kafka.Cluster, topic: str, *, committed: bool = True) -> list:
     """Return all messages of a topic, partition by partition."""
     consumer = Consumer(
-        cluster.client_settings()
+        kafka_server.client_settings()
         | {
             "group.id": new("reader"),
             "isolation.level": "read_committed" if committed else "read_uncommitted",
@@ -167,19 +158,19 @@ def resident_mb() -> float:
 # What arrives.
 
 
-def test_rows_stay_unseen_until_somebody_else_commits(cluster, admin, topic, producers):
+def test_rows_stay_unseen_until_somebody_else_commits(kafka_server, admin, target, producers):
     keys = [b"a", None, b"", "ü".encode(), b"a"]
     values = [b"1", b"2", None, b"", b"\x00\xff"]
     producer = producers("commit-me")
-    producer.write(topic, keys=pa.array(keys), values=pa.array(values))
+    producer.write(target, keys=pa.array(keys), values=pa.array(values))
     identity = finish(producer)
 
     described = state(admin, "commit-me")
     assert described.state == "Ongoing"
     assert (described.producer_id, described.producer_epoch) == identity
-    assert read(cluster, topic) == []
+    assert read(kafka_server, target) == []
     end(admin, "commit-me", identity)
-    rows = read(cluster, topic)
+    rows = read(kafka_server, target)
     assert sorted(((m.key(), m.value()) for m in rows), key=repr) == sorted(
         zip(keys, values, strict=True), key=repr
     )
@@ -191,46 +182,46 @@ def test_rows_stay_unseen_until_somebody_else_commits(cluster, admin, topic, pro
     [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()],
     ids=str,
 )
-def test_slices_of_every_type_with_nulls(cluster, topic, producers, kind):
+def test_slices_of_every_type_with_nulls(kafka_server, target, producers, kind):
     texts = [f"row {i}" if i % 7 else (None if i % 2 else "") for i in range(1000)]
     column = pa.array([t and (t.encode() if "binary" in str(kind) else t) for t in texts], kind)
     producer = producers()
-    producer.write(topic, keys=column.slice(100, 500), values=column.slice(101, 500))
+    producer.write(target, keys=column.slice(100, 500), values=column.slice(101, 500))
     producer.flush(SECONDS)
     as_bytes = [t if t is None else t.encode() for t in texts]
     sent = list(itertools.pairwise(as_bytes[100:601]))
-    got = [(m.key(), m.value()) for m in read(cluster, topic, committed=False)]
+    got = [(m.key(), m.value()) for m in read(kafka_server, target, committed=False)]
     assert sorted(got, key=repr) == sorted(sent, key=repr)
 
 
-def test_keys_go_where_java_puts_them(cluster, producers):
-    topic = make_topic(cluster, partitions=7)
+def test_keys_go_where_java_puts_them(kafka_server, topic, producers):
+    target = topic(partitions=7)
     keys = [b"", *(f"key-{i}".encode() for i in range(500))]
     producer = producers()
-    producer.write(topic, keys=pa.array(keys), values=pa.array(keys))
+    producer.write(target, keys=pa.array(keys), values=pa.array(keys))
     producer.flush(SECONDS)
-    for message in read(cluster, topic, committed=False):
+    for message in read(kafka_server, target, committed=False):
         assert message.partition() == (murmur2(message.key()) & 0x7FFFFFFF) % 7
 
 
-def test_offsets_and_partitions(cluster, topic, producers):
+def test_offsets_and_partitions(kafka_server, target, producers):
     count = 25_000  # more than one call into the library, and more than one request
     numbers = [i % 3 if i % 5 else None for i in range(count)]
     values = [str(i).encode() for i in range(count)]
     producer = producers()
     producer.write(
-        topic,
+        target,
         keys=pa.array(values),
         values=pa.array(values),
         partitions=pa.array(numbers, pa.int32()),
     )
     producer.flush(SECONDS)
     offsets, rows = defaultdict(list), defaultdict(list)
-    for message in read(cluster, topic, committed=False):
+    for message in read(kafka_server, target, committed=False):
         wanted = numbers[int(message.value())]
         by_key = (murmur2(message.key()) & 0x7FFFFFFF) % 3
         assert message.partition() == (by_key if wanted is None else wanted)
-        offsets[topic, message.partition()].append(message.offset())
+        offsets[target, message.partition()].append(message.offset())
         rows[message.partition()].append(int(message.value()))
     assert producer.acknowledged == {
         place: (found[0], found[-1]) for place, found in offsets.items()
@@ -239,18 +230,22 @@ def test_offsets_and_partitions(cluster, topic, producers):
     assert sum(map(len, rows.values())) == count
 
 
-def test_a_second_topic_and_a_second_write(cluster, topic, producers):
-    other = make_topic(cluster, partitions=1)
+def test_a_second_topic_and_a_second_write(kafka_server, topic, target, producers):
+    other = topic(partitions=1)
     producer = producers()
     for i in range(3):
-        producer.write(topic, keys=None, values=pa.array([b"%d" % i]))
+        producer.write(target, keys=None, values=pa.array([b"%d" % i]))
         producer.write(other, keys=None, values=pa.array([b"%d" % i] * 2))
     producer.flush(SECONDS)
-    assert sorted(m.value() for m in read(cluster, topic, committed=False)) == [b"0", b"1", b"2"]
+    assert sorted(m.value() for m in read(kafka_server, target, committed=False)) == [
+        b"0",
+        b"1",
+        b"2",
+    ]
     assert producer.acknowledged[other, 0] == (0, 5)
 
 
-def test_headers_and_timestamps(cluster, topic, producers):
+def test_headers_and_timestamps(kafka_server, target, producers):
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     headers = [
         [("a", b"1"), ("a", b"2"), ("b", None), ("", b"")],
@@ -264,7 +259,7 @@ def test_headers_and_timestamps(cluster, topic, producers):
     start_ms = time.time() * 1000
     # As slices, to see that offsets are followed in the nested columns, too.
     producer.write(
-        topic,
+        target,
         keys=pa.array([b"0", None, b"2", b""]),
         values=pa.array([b"v0", b"v1", None, b""]),
         partitions=pa.array([0, 0, 0, None], pa.int32()),
@@ -272,12 +267,11 @@ def test_headers_and_timestamps(cluster, topic, producers):
         timestamps=pa.array([7, *times], pa.int64()).slice(1),
     )
     producer.write(
-        topic, keys=None, values=pa.array([b"bare"]), headers=pa.nulls(1, kind), timestamps=None
+        target, keys=None, values=pa.array([b"bare"]), headers=pa.nulls(1, kind), timestamps=None
     )
     producer.flush(SECONDS)
-    got = {
-        m.value() if m.value() != b"" else "empty": m for m in read(cluster, topic, committed=False)
-    }
+    rows = read(kafka_server, target, committed=False)
+    got = {row.value() if row.value() != b"" else "empty": row for row in rows}
     assert set(got) == {b"v0", b"v1", None, "empty", b"bare"}
     for i, name in enumerate([b"v0", b"v1", None, "empty"]):
         message = got[name]
@@ -290,19 +284,19 @@ def test_headers_and_timestamps(cluster, topic, producers):
     assert [got[name].partition() for name in (b"v0", b"v1", None)] == [0, 0, 0]
 
 
-def test_a_header_without_a_key_ends_the_branch(topic, producers):
+def test_a_header_without_a_key_ends_the_branch(target, producers):
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     producer = producers()
     headers = pa.array([[{"key": None, "value": b"x"}]], kind)
     with pytest.raises(errors.BadRow, match="header without a key"):
-        producer.write(topic, keys=None, values=pa.array([b"v"]), headers=headers)
+        producer.write(target, keys=None, values=pa.array([b"v"]), headers=headers)
     with pytest.raises(errors.BadRow, match="header without a key"):
         producer.flush(SECONDS)
 
 
 @pytest.mark.parametrize("limit", ["messages", "kbytes"])
 @pytest.mark.parametrize("road", ["fast", "slow"])
-def test_order_is_kept_when_the_queue_is_always_full(cluster, topic, producers, limit, road):
+def test_order_is_kept_when_the_queue_is_always_full(kafka_server, target, producers, limit, road):
     count, keys = 5000, 10
     small = {"queue_buffering_max_messages": "7"}
     if limit == "kbytes":
@@ -310,14 +304,14 @@ def test_order_is_kept_when_the_queue_is_always_full(cluster, topic, producers, 
     producer = producers(linger_ms="0", **small)
     values = pa.array([f"{i:06d}".encode() for i in range(count)])
     producer.write(
-        topic,
+        target,
         keys=pa.array([f"k{i % keys}".encode() for i in range(count)]),
         values=values,
         timestamps=pa.array([1000] * count) if road == "slow" else None,
     )
     producer.flush(SECONDS)
     by_key = defaultdict(list)
-    for message in read(cluster, topic, committed=False):
+    for message in read(kafka_server, target, committed=False):
         by_key[message.key()].append(int(message.value()))
     assert by_key == {f"k{k}".encode(): list(range(k, count, keys)) for k in range(keys)}
 
@@ -330,23 +324,23 @@ def test_nothing_written_is_no_error(admin, producers):
     assert state(admin, "empty").state == "Empty"
 
 
-def test_without_a_transaction_rows_are_seen_at_once(cluster, topic):
-    with ArrowProducer(cluster.client_settings(), transactional_id=None) as producer:
+def test_without_a_transaction_rows_are_seen_at_once(kafka_server, target):
+    with ArrowProducer(kafka_server.client_settings(), transactional_id=None) as producer:
         producer.begin(SECONDS)
-        producer.write(topic, keys=None, values=pa.array([b"v"]))
+        producer.write(target, keys=None, values=pa.array([b"v"]))
         producer.flush(SECONDS)
-        assert [m.value() for m in read(cluster, topic)] == [b"v"]
+        assert [m.value() for m in read(kafka_server, target)] == [b"v"]
         with pytest.raises(errors.UsageError, match="no transaction"):
             producer.identity()
 
 
-def test_offsets_of_a_group_are_committed_with_the_rows(cluster, admin, topic, producers):
+def test_offsets_of_a_group_are_committed_with_the_rows(kafka_server, admin, target, producers):
     producer = producers("with-offsets")
-    producer.write(topic, keys=None, values=pa.array([b"v"]))
-    producer.send_offsets("a-group", {(topic, 0): 17, (topic, 2): 4})
+    producer.write(target, keys=None, values=pa.array([b"v"]))
+    producer.send_offsets("a-group", {(target, 0): 17, (target, 2): 4})
     identity = finish(producer)
-    consumer = Consumer(cluster.client_settings() | {"group.id": "a-group"})
-    places = [TopicPartition(topic, number) for number in range(3)]
+    consumer = Consumer(kafka_server.client_settings() | {"group.id": "a-group"})
+    places = [TopicPartition(target, number) for number in range(3)]
     end(admin, "with-offsets", identity)
     until = time.monotonic() + SECONDS
     while (found := [p.offset for p in consumer.committed(places, SECONDS)]) != [17, -1001, 4]:
@@ -358,23 +352,23 @@ def test_offsets_of_a_group_are_committed_with_the_rows(cluster, admin, topic, p
 # Leaving.
 
 
-def test_abort_ends_the_transaction(cluster, admin, topic, producers):
+def test_abort_ends_the_transaction(kafka_server, admin, target, producers):
     producer = producers("abort-me")
-    producer.write(topic, keys=None, values=pa.array([b"v"]))
+    producer.write(target, keys=None, values=pa.array([b"v"]))
     producer.flush(SECONDS)
     assert state(admin, "abort-me").state == "Ongoing"
     producer.abort(SECONDS)
     assert state(admin, "abort-me").state in ("PrepareAbort", "CompleteAbort")
-    assert len(read(cluster, topic, committed=False)) == 1
+    assert len(read(kafka_server, target, committed=False)) == 1
 
 
-def test_drop_does_not_wait_for_a_silent_broker(cluster, topic, producers):
+def test_drop_does_not_wait_for_a_silent_broker(kafka_server, target, producers):
     producer = producers()
-    producer.write(topic, keys=None, values=pa.array([b"before"]))
+    producer.write(target, keys=None, values=pa.array([b"before"]))
     producer.flush(SECONDS)
-    cluster.pause(1)
+    kafka_server.pause(1)
     try:
-        producer.write(topic, keys=None, values=pa.array([b"v"] * 1000))
+        producer.write(target, keys=None, values=pa.array([b"v"] * 1000))
         start = time.monotonic()
         with pytest.raises(errors.Unavailable, match="1000 of 1001 rows are outstanding"):
             producer.flush(0.5)
@@ -384,31 +378,31 @@ def test_drop_does_not_wait_for_a_silent_broker(cluster, topic, producers):
         producer.abort(0.5)
         assert time.monotonic() - start < 4
     finally:
-        cluster.resume(1)
-        cluster.wait_ready()
+        kafka_server.resume(1)
+        kafka_server.wait_ready()
 
 
-def test_a_stalled_queue_is_unavailable(cluster, topic):
-    settings = cluster.client_settings() | {"queue.buffering.max.messages": "10"}
+def test_a_stalled_queue_is_unavailable(kafka_server, target):
+    settings = kafka_server.client_settings() | {"queue.buffering.max.messages": "10"}
     with ArrowProducer(settings, transactional_id=new(), stall_timeout_s=1) as producer:
         producer.begin(SECONDS)
-        producer.write(topic, keys=None, values=pa.array([b"before"]))
-        cluster.pause(1)
+        producer.write(target, keys=None, values=pa.array([b"before"]))
+        kafka_server.pause(1)
         try:
             with pytest.raises(errors.Unavailable, match="no row was acknowledged for 1 s"):
-                producer.write(topic, keys=None, values=pa.array([b"v"] * 100))
+                producer.write(target, keys=None, values=pa.array([b"v"] * 100))
         finally:
-            cluster.resume(1)
-            cluster.wait_ready()
+            kafka_server.resume(1)
+            kafka_server.wait_ready()
 
 
-def test_memory_comes_back_and_does_not_grow_with_the_batch(topic, producers):
+def test_memory_comes_back_and_does_not_grow_with_the_batch(target, producers):
     values = pa.array([b"x" * 1000] * 10_000)
 
     def use(rows: int, times: int) -> float:
         producer = producers()
         for _ in range(times):
-            producer.write(topic, keys=None, values=values.slice(0, rows))
+            producer.write(target, keys=None, values=values.slice(0, rows))
         top = resident_mb()
         producer.abort(SECONDS)
         return top
@@ -425,44 +419,44 @@ def test_memory_comes_back_and_does_not_grow_with_the_batch(topic, producers):
 # Errors by name.
 
 
-def test_a_fenced_producer_learns_it(topic, producers):
+def test_a_fenced_producer_learns_it(target, producers):
     old = producers("twice")
-    old.write(topic, keys=None, values=pa.array([b"old"]))
+    old.write(target, keys=None, values=pa.array([b"old"]))
     old.flush(SECONDS)
     producers("twice")
-    old.write(topic, keys=None, values=pa.array([b"late"]))
+    old.write(target, keys=None, values=pa.array([b"late"]))
     for _ in range(2):
         with pytest.raises(errors.ProducerFenced, match="same transactional id"):
             old.flush(SECONDS)
     with pytest.raises(errors.ProducerFenced):
-        old.write(topic, keys=None, values=pa.array([b"later"]))
+        old.write(target, keys=None, values=pa.array([b"later"]))
 
 
 @pytest.mark.parametrize("road", ["fast", "slow"])
-def test_a_row_that_is_too_large(cluster, topic, producers, road):
+def test_a_row_that_is_too_large(target, producers, road):
     producer = producers()
     values = pa.array([b"small", b"x" * 1_000_000, b"small"])
     times = pa.array([1, 1, 1]) if road == "slow" else None
-    with pytest.raises(errors.BadRow, match=rf"'{topic}' has 1000000 bytes.*=1000000: raise"):
-        producer.write(topic, keys=None, values=values, timestamps=times)
+    with pytest.raises(errors.BadRow, match=rf"'{target}' has 1000000 bytes.*=1000000: raise"):
+        producer.write(target, keys=None, values=values, timestamps=times)
     with pytest.raises(errors.BadRow, match="1000000 bytes"):
         producer.flush(SECONDS)
 
 
-def test_a_batch_that_the_topic_finds_too_large(cluster, producers):
-    topic = make_topic(cluster, max_message_bytes="5000")
+def test_a_batch_that_the_topic_finds_too_large(topic, producers):
+    target = topic(**{"max.message.bytes": "5000"})
     producer = producers()
-    producer.write(topic, keys=None, values=pa.array([b"x" * 2000] * 100))
+    producer.write(target, keys=None, values=pa.array([b"x" * 2000] * 100))
     with pytest.raises(errors.BadRow) as caught:
         producer.flush(SECONDS)
-    for part in (f"max.message.bytes of topic '{topic}'", "2000 bytes", "batch.size"):
+    for part in (f"max.message.bytes of topic '{target}'", "2000 bytes", "batch.size"):
         assert part in str(caught.value)
 
 
-def test_a_compacted_topic_wants_keys(cluster, producers):
-    topic = make_topic(cluster, cleanup_policy="compact")
+def test_a_compacted_topic_wants_keys(topic, producers):
+    target = topic(**{"cleanup.policy": "compact"})
     producer = producers()
-    producer.write(topic, keys=None, values=pa.array([b"v"] * 3))
+    producer.write(target, keys=None, values=pa.array([b"v"] * 3))
     with pytest.raises(errors.BadRow, match="needs a key"):
         producer.flush(SECONDS)
 
@@ -485,10 +479,10 @@ def test_a_transaction_timeout_above_the_brokers_limit(producers):
 
 
 def allow(
-    cluster: kafka.Cluster, user: str, operation: AclOperation, kind: ResourceType, name: str
+    kafka_server: kafka.Cluster, user: str, operation: AclOperation, kind: ResourceType, name: str
 ) -> None:
     """Let `user` do this, and with that keep everybody else out."""
-    admin = AdminClient(cluster.client_settings())
+    admin = AdminClient(kafka_server.client_settings())
     where = (kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*")
     rule = AclBinding(*where, operation, AclPermissionType.ALLOW)
     admin.create_acls([rule])[rule].result(SECONDS)
@@ -499,41 +493,41 @@ def allow(
         time.sleep(0.05)
 
 
-def test_missing_permissions_are_named(cluster, topic, producers):
+def test_missing_permissions_are_named(kafka_server, topic, target, producers):
     others = ("somebody-else", AclOperation.ALL)
-    closed = make_topic(cluster)
-    allow(cluster, *others, ResourceType.TOPIC, closed)
+    closed = topic()
+    allow(kafka_server, *others, ResourceType.TOPIC, closed)
     with pytest.raises(errors.NotAuthorised, match=f"Write and Describe on topic '{closed}'"):
         producers().write(closed, keys=None, values=pa.array([b"v"]))
 
-    allow(cluster, *others, ResourceType.TRANSACTIONAL_ID, "not-yours")
+    allow(kafka_server, *others, ResourceType.TRANSACTIONAL_ID, "not-yours")
     with pytest.raises(errors.NotAuthorised, match="Describe on transactional id 'not-yours'"):
         producers("not-yours")
 
-    allow(cluster, *others, ResourceType.GROUP, "their-group")
+    allow(kafka_server, *others, ResourceType.GROUP, "their-group")
     producer = producers()
-    producer.write(topic, keys=None, values=pa.array([b"v"]))
+    producer.write(target, keys=None, values=pa.array([b"v"]))
     with pytest.raises(errors.NotAuthorised, match="Read on consumer group 'their-group'"):
-        producer.send_offsets("their-group", {(topic, 0): 1})
+        producer.send_offsets("their-group", {(target, 0): 1})
     with pytest.raises(errors.NotAuthorised):
         producer.flush(SECONDS)
 
 
-def test_a_topic_that_may_be_described_but_not_written(cluster, topic, producers):
+def test_a_topic_that_may_be_described_but_not_written(kafka_server, target, producers):
     """The rows are handed over, and the transaction fails behind our back."""
-    allow(cluster, "ANONYMOUS", AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
+    allow(kafka_server, "ANONYMOUS", AclOperation.DESCRIBE, ResourceType.TOPIC, target)
     producer = producers()
-    producer.write(topic, keys=None, values=pa.array([b"v"] * 10))
-    with pytest.raises(errors.NotAuthorised, match=f"Write and Describe on topic '{topic}'"):
+    producer.write(target, keys=None, values=pa.array([b"v"] * 10))
+    with pytest.raises(errors.NotAuthorised, match=f"Write and Describe on topic '{target}'"):
         producer.flush(SECONDS)
 
 
 def test_tls_and_passwords():
-    with kafka.running(security="SASL_SSL", users={"writer": "s3cret-right"}) as cluster:
-        admin = AdminClient(cluster.admin_settings())
+    with kafka.running(security="SASL_SSL", users={"writer": "s3cret-right"}) as kafka_server:
+        admin = AdminClient(kafka_server.admin_settings())
         admin.create_topics([NewTopic("t", 1, 1)])["t"].result(SECONDS)
         for mechanism in ("PLAIN", "SCRAM-SHA-512"):
-            settings = cluster.client_settings("writer", mechanism=mechanism)
+            settings = kafka_server.client_settings("writer", mechanism=mechanism)
             with ArrowProducer(settings, transactional_id=new()) as producer:
                 producer.begin(SECONDS)
                 producer.write("t", keys=None, values=pa.array([b"v"]))
@@ -546,7 +540,7 @@ def test_tls_and_passwords():
                 producer.begin(60)
             assert time.monotonic() - start < 20  # and not after a minute
             assert "s3cret" not in str(caught.value) + repr(producer)
-        plain = {"bootstrap.servers": cluster.bootstrap_servers}
+        plain = {"bootstrap.servers": kafka_server.bootstrap_servers}
         with (
             ArrowProducer(plain, transactional_id=new()) as producer,
             pytest.raises(errors.Unavailable, match=r"security\.protocol"),
@@ -557,21 +551,21 @@ def test_tls_and_passwords():
 # Last, for it is hard on the broker.
 
 
-def test_every_row_once_though_the_broker_is_killed_in_between(cluster, topic, producers):
+def test_every_row_once_though_the_broker_is_killed_in_between(kafka_server, target, producers):
     batches, size = 20, 2000
-    restart = threading.Thread(target=lambda: (cluster.kill(1), cluster.start(1)))
+    restart = threading.Thread(target=lambda: (kafka_server.kill(1), kafka_server.start(1)))
     producer = producers("survivor")
     for batch in range(batches):
         if batch == 5:
             restart.start()
         rows = pa.array([f"{batch * size + i}".encode() for i in range(size)])
-        producer.write(topic, keys=rows, values=rows)
+        producer.write(target, keys=rows, values=rows)
         time.sleep(0.02)
     producer.flush(120)
     identity = finish(producer)
     restart.join()
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    admin = KafkaAdminClient(bootstrap_servers=kafka_server.bootstrap_servers)
     end(admin, "survivor", identity)
     admin.close()
-    found = sorted(int(m.value()) for m in read(cluster, topic))
+    found = sorted(int(m.value()) for m in read(kafka_server, target))
     assert found == list(range(batches * size))
