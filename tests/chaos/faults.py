@@ -8,7 +8,9 @@ Runs inside the child: on the driver, and in its tasks, to which it travels by p
     commit:sent               EndTxn was answered; nobody has looked at the partitions yet
     sweep:aborted-one         one stray of several is aborted
     offsets:prepared          the source's offsets are in their transaction; no receipt yet
-    task:began, task:wrote, task:prepared     in a task, for each sink, after the effect
+    task:beginning            in a task, for each sink: there are rows, and nothing is open yet
+    task:began, task:wrote, task:prepared     the same, after the effect
+    task:refused              in a task: writing or preparing failed, for the reason in its facts
 
 Facts of a point, for `match`: phase ("take-over" or "batch") and those of the step (batch, sink,
 ...); in a task batch, attempt, sink, task and retry.
@@ -21,8 +23,10 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +34,7 @@ from poundlock.core.log import Disk
 from poundlock.core.model import Branch, Receipt, Stray
 from poundlock.core.participant import PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
-from poundlock.errors import Rejected
+from poundlock.errors import PoundlockError, Rejected
 from poundlock.sinks import Kafka
 
 _POLL_S = 0.01
@@ -55,13 +59,20 @@ class Faults:
             if fault["at"] != point or any(facts.get(k) != v for k, v in fault["match"].items()):
                 continue
             self._seen[index] += 1
-            name = f"{self.pipeline}@{point}"
-            if self._seen[index] == fault["nth"] and self._report(name, point, facts):
+            name = f"{self.pipeline}@{fault['name']}"
+            if self._seen[index] == fault["nth"] and self._report(name, fault, facts):
                 getattr(self, "_" + fault["then"].replace("-", "_"))(name)
 
-    def _report(self, name: str, point: str, facts: Mapping[str, Any]) -> bool:
+    def _report(self, name: str, fault: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
         """Write the report, to survive whatever comes. False if another process was first."""
-        body = {"pipeline": self.pipeline, "point": point, "facts": facts, "pid": os.getpid()}
+        body = {
+            "pipeline": self.pipeline,
+            "name": fault["name"],
+            "point": fault["at"],
+            "facts": facts,
+            "pid": os.getpid(),
+            "at": time.time(),
+        }
         try:
             with open(Path(self.reports, name), "x") as file:
                 json.dump(body, file, default=str)
@@ -81,11 +92,14 @@ class Faults:
         """Kill the driver's Python alone. Its JVM lives on as a zombie, until it notices."""
         self._end(lambda: os.kill(self.driver, signal.SIGKILL))
 
-    def _end(self, kill: Any) -> None:
+    def _end(self, kill: Callable[[], None]) -> None:
         if all(Path(self.reports, killer).exists() for killer in self.killers):
             kill()
         while True:  # nothing may happen past this point, until the last pipeline ends us all
             time.sleep(_POLL_S)
+
+    def _note(self, name: str) -> None:
+        """Do nothing: the report is all that is wanted."""
 
     def _hold(self, name: str) -> None:
         """Wait until the harness releases us."""
@@ -124,8 +138,17 @@ class FaultyKafka(Kafka):
     faults: Faults
 
     def begin(self, branch: Branch) -> Any:
-        writer = FaultyWriter(super().begin(branch), self.faults, branch)
-        writer.reached("task:began")
+        reached = partial(
+            self.faults.reached,
+            batch=branch.transaction.batch,
+            attempt=branch.transaction.attempt,
+            sink=branch.sink,
+            task=branch.task,
+            retry=branch.retry,
+        )
+        reached("task:beginning")
+        writer = FaultyWriter(super().begin(branch), reached)
+        reached("task:began")
         return writer
 
     def _seen(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
@@ -145,30 +168,28 @@ class FaultyKafka(Kafka):
 class FaultyWriter(Writer):
     """One branch in a task."""
 
-    def __init__(self, writer: Writer, faults: Faults, branch: Branch):
+    def __init__(self, writer: Writer, reached: Callable[..., None]):
         self._writer = writer
-        self._faults = faults
-        self._branch = branch
-
-    def reached(self, point: str) -> None:
-        branch = self._branch
-        self._faults.reached(
-            point,
-            batch=branch.transaction.batch,
-            attempt=branch.transaction.attempt,
-            sink=branch.sink,
-            task=branch.task,
-            retry=branch.retry,
-        )
+        self._reached = reached
 
     def write(self, rows: Any) -> None:
-        self._writer.write(rows)
-        self.reached("task:wrote")
+        with self._refusals():
+            self._writer.write(rows)
+        self._reached("task:wrote")
 
     def prepare(self) -> PreparedBranch | None:
-        prepared = self._writer.prepare()
-        self.reached("task:prepared")
+        with self._refusals():
+            prepared = self._writer.prepare()
+        self._reached("task:prepared")
         return prepared
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except PoundlockError as refusal:
+            self._reached("task:refused", reason=type(refusal).__name__)
+            raise
 
     def abort(self) -> None:
         self._writer.abort()

@@ -14,6 +14,7 @@ n-th time that it is reached in this life, and facts that must hold. `then` is o
                    `kill`, each halts at its point, and the last to arrive kills all of them
     kill-python    the same, but the JVM stays behind as a zombie
     hold           wait for `child.release(pipeline, point)`
+    note           only report
     fail, reject   raise an unknown error, or a no vote
     kill-worker, kill-executor    in a task: this Python worker, or the JVM of its executor
 
@@ -44,7 +45,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from kafka.admin import KafkaAdminClient
 
@@ -66,6 +67,11 @@ class Fault:
     then: str = "kill"
     nth: int = 1
     match: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""  # of its report; the point's own by default
+
+    @property
+    def report(self) -> str:
+        return self.name or self.at
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,9 @@ class Life:
         self.returncode = returncode
         self.output = log.read_text(errors="replace")
         self.reports = [
-            json.loads(file.read_text())
-            for file in sorted(reports.iterdir(), key=lambda it: it.stat().st_mtime_ns)
-            if file.suffix != ".go"
+            json.loads(file.read_text()) for file in reports.iterdir() if file.suffix != ".go"
         ]
+        self.reports.sort(key=lambda report: report["at"])
 
     @property
     def killed(self) -> bool:
@@ -112,19 +117,21 @@ class Life:
 
     @property
     def reached(self) -> dict[str, list[str]]:
-        """The points where a fault was carried out, by pipeline, in the order of time."""
-        points: dict[str, list[str]] = defaultdict(list)
+        """The names of the faults that were carried out, by pipeline, in the order of time."""
+        names: dict[str, list[str]] = defaultdict(list)
         for report in self.reports:
-            points[report["pipeline"]].append(report["point"])
-        return dict(points)
+            names[report["pipeline"]].append(report["name"])
+        return dict(names)
 
     def ended(self) -> Life:
         """See that it ended by itself, and without an error."""
         assert self.returncode == 0, f"the driver ended with {self.returncode}:\n{self.tail()}"
         return self
 
-    def tail(self, characters: int = 6000) -> str:
-        return self.output[-characters:]
+    def tail(self, lines: int = 60) -> str:
+        """The end of what it printed, without the JVM's stacks."""
+        kept = [line for line in self.output.splitlines() if not line.startswith("\tat ")]
+        return "\n".join(kept[-lines:])
 
 
 class Child:
@@ -148,7 +155,8 @@ class Child:
         return self.process.pid
 
     def has_reached(self, pipeline: str, point: str) -> bool:
-        return (self._reports / f"{pipeline}@{point}").exists()
+        report = self._reports / f"{pipeline}@{point}"
+        return report.exists() and report.stat().st_size > 0  # it is written at once
 
     def wait_for(self, pipeline: str, point: str, timeout: float = LIFE_TIMEOUT_S) -> None:
         """Wait until a pipeline has reported a point."""
@@ -159,6 +167,10 @@ class Child:
             return reached
 
         wait_until(there, f"{pipeline} at {point}", timeout)
+
+    def report(self, pipeline: str, point: str) -> dict[str, Any]:
+        """What a pipeline reported of a point: its facts, and the process."""
+        return json.loads((self._reports / f"{pipeline}@{point}").read_text())
 
     def release(self, pipeline: str, point: str) -> None:
         """Let a pipeline go on that holds at a point."""
@@ -253,10 +265,7 @@ class Chaos:
         self.lives += 1
         reports = self.directory / f"life-{self.lives}"
         reports.mkdir(parents=True)
-        wanted = {
-            name: [fault] if isinstance(fault, Fault) else list(fault)
-            for name, fault in (faults or {}).items()
-        }
+        wanted = {name: _several(fault) for name, fault in (faults or {}).items()}
         assert wanted.keys() <= self.queries.keys()
         chosen = list(self.queries if only is None else only)
         config = {
@@ -265,7 +274,7 @@ class Chaos:
             "conf": self.conf,
             "reports": str(reports),
             "killers": [
-                f"{name}@{fault.at}"
+                f"{name}@{fault.report}"
                 for name, each in wanted.items()
                 for fault in each
                 if fault.then in ("kill", "kill-python")
@@ -277,7 +286,9 @@ class Chaos:
                     "topic": self.source(name),
                     "outputs": self.outputs(name),
                     "checkpoint": str(self.checkpoint(name)),
-                    "faults": [asdict(fault) for fault in wanted.get(name, [])],
+                    "faults": [
+                        asdict(fault) | {"name": fault.report} for fault in wanted.get(name, [])
+                    ],
                 }
                 | changes
                 for name in chosen
@@ -298,33 +309,61 @@ class Chaos:
         """Run one driver until it dies or has nothing left to do."""
         return self.start(faults, only=only, **changes).finish(timeout)
 
-    def die_at(self, faults: Mapping[str, Fault]) -> Life:
-        """Run one driver whose pipelines each halt at a point, all killed there; see that they were."""
+    def die_at(self, faults: Mapping[str, Fault | Sequence[Fault]]) -> Life:
+        """Run one driver whose pipelines halt, each at its point, and are killed there; see to it."""
         life = self.live(faults, only=faults)
         assert life.killed, f"ended with {life.returncode}, not at {faults}:\n{life.tail()}"
-        assert life.reached == {name: [fault.at] for name, fault in faults.items()}
+        assert life.reached == {
+            name: [fault.report for fault in _several(fault)] for name, fault in faults.items()
+        }
+        for name in faults:
+            self.check_underway(name)
         return life
 
     # Oracles.
 
     def check(self) -> None:
         """See that every expected row is there once and no other, and that nothing is left open."""
-        for name in self.queries:
-            self.check_output(name)
+        for name, query in self.queries.items():
+            batches = self.batches(name)
+            assert sum(map(len, batches)) == query.rows, "Spark's offsets do not cover the input"
+            for topic, values in self.visible(name).items():
+                assert_same(topic, self.expected(name, batches)[topic], values)
             self.check_nothing_open(name)
 
-    def check_output(self, pipeline: str) -> None:
-        expected = self.expected(pipeline)
-        found = {topic: read(self.servers, topic) for topic in self.outputs(pipeline)}
-        for topic in self.outputs(pipeline):
-            assert_same(topic, Counter(expected[topic]), Counter(found[topic]))
+    def check_underway(self, pipeline: str) -> None:
+        """See that all rows of finished batches are visible, and none of an undecided one."""
+        batches, log = self.batches(pipeline), self.log(pipeline)
+        decided = [record["batch"] for record in log if record["kind"] == "Decided"]
+        finished = [
+            record["batch"]
+            for record in log
+            if record["kind"] == "Finished"
+            or (record["kind"] == "Decided" and not record["receipts"])
+        ]
+        least = self.expected(pipeline, batches[: len(finished)])
+        most = self.expected(pipeline, batches[: len(decided)])
+        for topic, values in self.visible(pipeline).items():
+            missing, extra = least[topic] - values, values - most[topic]
+            assert not missing, f"{topic}: finished, but not visible: {list(missing)[:5]}"
+            assert not extra, f"{topic}: visible, but not decided: {list(extra)[:5]}"
 
-    def expected(self, pipeline: str) -> dict[str, list[str]]:
-        """Compute each output topic's values in plain Python."""
-        query = self.queries[pipeline]
-        batches = self.batches(pipeline) if query.kind == "stateful" else [make_rows(query.rows)]
-        values = EXPECTED[query.kind](batches)
-        return dict(zip(self.outputs(pipeline), values, strict=True))
+    def check_nothing_open(self, pipeline: str) -> None:
+        # The log's identity is in the name of every transaction of ours.
+        log = [it["generation"] if it["kind"] == "Compacted" else it for it in self.log(pipeline)]
+        identity = next(record["identity"] for record in log if "identity" in record)
+        assert open_transactions(self.servers, self.outputs(pipeline), identity) == {}
+        stable, high = stable_and_high(self.servers, self.outputs(pipeline))
+        assert stable == high, f"a reader of committed rows is held back: {stable} of {high}"
+
+    def visible(self, pipeline: str) -> dict[str, Counter[str]]:
+        """Read the values of each output topic, as a reader of committed rows sees them now."""
+        return read(self.servers, self.outputs(pipeline))
+
+    def expected(self, pipeline: str, batches: Sequence[Sequence[Row]]) -> dict[str, Counter[str]]:
+        """Compute the values of each output topic, in plain Python."""
+        values = EXPECTED[self.queries[pipeline].kind](batches)
+        return dict(zip(self.outputs(pipeline), map(Counter, values), strict=True))
 
     def batches(self, pipeline: str) -> list[list[Row]]:
         """Cut the input into batches as Spark did, by the end offsets in its own checkpoint."""
@@ -344,13 +383,16 @@ class Chaos:
                     for row in lane[begin:end]
                 ]
             )
-        assert sum(map(len, batches)) == query.rows, "Spark's offsets do not cover the input"
         return batches
 
-    def check_nothing_open(self, pipeline: str) -> None:
-        assert open_transactions(self.servers, self.outputs(pipeline)) == {}
-        stable, high = stable_and_high(self.servers, self.outputs(pipeline))
-        assert stable == high, f"a reader of committed rows is held back: {stable} of {high}"
+    def log(self, pipeline: str) -> list[dict[str, Any]]:
+        """Read the records of the transaction log, as any reader of JSON would."""
+        files = (self.checkpoint(pipeline) / "poundlock").glob("[0-9]*.json")
+        return [json.loads(file.read_text())["body"]["record"] for file in sorted(files)]
+
+
+def _several(faults: Fault | Sequence[Fault]) -> list[Fault]:
+    return [faults] if isinstance(faults, Fault) else list(faults)
 
 
 # The input, and what must come of it.
@@ -462,8 +504,10 @@ def partitions_of(servers: str, topics: Iterable[str]) -> list[TopicPartition]:
     ]
 
 
-def read(servers: str, topic: str, *, isolation: str = "read_committed") -> list[str]:
-    """Read all values of a topic, up to where a reader of this isolation comes now."""
+def read(
+    servers: str, topics: Sequence[str], *, isolation: str = "read_committed"
+) -> dict[str, Counter[str]]:
+    """Read all values of topics, up to where a reader of this isolation comes now."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -475,18 +519,19 @@ def read(servers: str, topic: str, *, isolation: str = "read_committed") -> list
         }
     )
     try:
-        parts = partitions_of(servers, [topic])
-        consumer.assign([TopicPartition(topic, part.partition, 0) for part in parts])
-        values: list[str] = []
-        at_end = 0
+        parts = partitions_of(servers, topics)
+        consumer.assign([TopicPartition(part.topic, part.partition, 0) for part in parts])
+        values: dict[str, Counter[str]] = {topic: Counter() for topic in topics}
+        left = len(parts)
         deadline = time.monotonic() + 60
-        while at_end < len(parts):
-            assert time.monotonic() < deadline, f"{topic} cannot be read to its end"
-            for message in consumer.consume(10_000, 1.0):
+        while left:
+            assert time.monotonic() < deadline, f"{topics} cannot be read to their ends"
+            for message in consumer.consume(10_000, 0.2):
                 if message.error():
-                    at_end += 1
+                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    left -= 1
                 else:
-                    values.append(message.value().decode())
+                    values[message.topic()][message.value().decode()] += 1
         return values
     finally:
         consumer.close()
@@ -506,24 +551,45 @@ def stable_and_high(
     return ends(IsolationLevel.READ_COMMITTED), ends(IsolationLevel.READ_UNCOMMITTED)
 
 
-def open_transactions(servers: str, topics: Iterable[str]) -> dict[str, str]:
-    """Return id and state of every transaction that is not over and touches one of the topics."""
+def open_transactions(servers: str, topics: Iterable[str], marked: str = "\0") -> dict[str, str]:
+    """Return the state of every transaction that is not over, by id.
+
+    Only those that touch one of the topics, or whose id is marked as given.
+    """
     admin = KafkaAdminClient(bootstrap_servers=servers)
     try:
         listed = [
-            txn.transactional_id
+            transaction.transactional_id
             for each in admin.list_transactions().values()
-            for txn in each
-            if txn.state.value in ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+            for transaction in each
+            if transaction.state.value == "Ongoing" or transaction.state.value.startswith("Prepare")
         ]
         wanted = set(topics)
         return {
-            id_: txn.state.value
-            for id_, txn in admin.describe_transactions(listed).items()
-            if {part.topic for part in txn.topic_partitions} & wanted
+            id_: found.state.value
+            for id_, found in admin.describe_transactions(listed).items()
+            if marked in id_ or wanted & {part.topic for part in found.topic_partitions}
         }
     finally:
         admin.close()
+
+
+def group_offsets(servers: str, group: str, topic: str) -> dict[int, int]:
+    """Return the offsets that a consumer group has committed, by partition."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
+    try:
+        found = consumer.committed(partitions_of(servers, [topic]), timeout=30)
+        return {part.partition: part.offset for part in found}
+    finally:
+        consumer.close()
+
+
+def abort_transactions(servers: str, topics: Iterable[str]) -> list[str]:
+    """Abort what is open on the topics, as anybody can who takes the transactional ids over."""
+    ids = list(open_transactions(servers, topics))
+    for id_ in ids:
+        Producer({"bootstrap.servers": servers, "transactional.id": id_}).init_transactions(30)
+    return ids
 
 
 def wait_until(true: Callable[[], bool], what: str, timeout: float = LIFE_TIMEOUT_S) -> None:

@@ -51,21 +51,28 @@ def main(path: str) -> None:
     for thread in threads:
         thread.join()
     spark.stop()
+    sys.exit(1 if failed else 0)
+
+
+failed: list[str] = []  # pipelines that ended with an error
 
 
 def guarded(spark: SparkSession, config: Any, query: Any, faults: Faults) -> None:
     try:
         run(spark, config, query, faults)
         missed = [
-            fault["at"]
+            fault["name"]
             for fault in query["faults"]
-            if not Path(config["reports"], f"{query['name']}@{fault['at']}").exists()
+            if not Path(config["reports"], f"{query['name']}@{fault['name']}").exists()
         ]
         assert not missed, f"pipeline {query['name']} never came to {missed}"
-    except BaseException:  # noqa: BLE001 (whatever it is, this life is over)
+    except BaseException as error:  # noqa: BLE001 (whatever it is, this pipeline is over)
         traceback.print_exc()
+        print(f"pipeline {query['name']} ended with {type(error).__name__}", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(1)
+        if config["killers"]:
+            os._exit(1)  # the others would wait at their points, and be killed by nobody
+        failed.append(query["name"])
 
 
 def run(spark: SparkSession, config: Any, query: Any, faults: Faults) -> None:
