@@ -23,6 +23,8 @@ DEFAULTS: Mapping[str, str] = {
     "queue.buffering.max.kbytes": "32768",
     # Half of it is how long the library waits between its first two connections.
     "reconnect.backoff.ms": "20",
+    # A misspelled topic is an error, not a new topic.
+    "allow.auto.create.topics": "false",
     # Would make the end of every producer wait for a last report.
     "enable.metrics.push": "false",
 }
