@@ -230,7 +230,8 @@ def _ivy(
 
 def _reasons(said: list[str]) -> list[str]:
     """The lines of Ivy's output that name a cause, or else its last ones."""
-    causes = [line.strip() for line in said if "not found" in line or "rror" in line]
+    marks = ("module not found", "download failed", "rror", "Exception")
+    causes = [line.strip() for line in said if any(mark in line for mark in marks)]
     return list(dict.fromkeys(causes))[:8] or [line for line in said if line.strip()][-8:]
 
 

@@ -196,8 +196,8 @@ def ivy(tmp_path, monkeypatch):
 
 
 def test_a_failed_fetch_tells_the_cause_and_keeps_what_arrived(ivy):
-    (ivy / "says").write_text(":: resolving\n\t:: g#x;1: not found\nfoo\n")
-    with pytest.raises(Unavailable, match=r"g#x;1: not found(.|\n)*POUNDLOCK_IVY_SETTINGS"):
+    (ivy / "says").write_text(":: resolving\n\tmodule not found: g#x;1\nfoo\n")
+    with pytest.raises(Unavailable, match=r"not found: g#x;1(.|\n)*POUNDLOCK_IVY_SETTINGS"):
         jars.paths("spark-kafka")
     assert (jars.cache() / ".ivy").is_dir()
 

@@ -285,6 +285,39 @@ def test_one_that_does_not_listen_is_killed_after_its_time(home):
     assert 0.3 <= time.monotonic() - began < 8
 
 
+# --- private servers end with their program ---
+
+OWNER = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_servers import Tiny
+from poundlock.servers import base, guard
+home = Path({home!r})
+with guard.watched(home, "me", wipe=False):
+    base.Instance(Tiny(), home, "me").up()
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_private_server_ends_with_its_program_however_it_ends(home, number):
+    program = OWNER.format(tests=str(Path(__file__).parent), home=str(home))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == b"up\n"
+        assert base.status(home).running
+        owner.send_signal(number)
+    assert wait_until(lambda: not base.status(home).nodes, seconds=30)
+
+
+def test_a_watcher_that_comes_late_does_no_harm_to_a_new_owner(home):
+    base.Instance(Tiny(), home, "new").up()
+    assert base.down(home, owner="old") == []
+    assert base.status(home).running
+    assert base.down(home, owner="new") == ["a"]
+
+
 # --- one node at a time ---
 
 

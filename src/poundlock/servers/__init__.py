@@ -2,6 +2,7 @@
 
     base      what all servers share: home, ports, state, readiness
     process   processes that outlive us, and are never mistaken for others
+    guard     ends a private server with the program that it belongs to
     kafka     Apache Kafka, one broker or several; kafka_security adds SASL_SSL
 
 Each server's module has `up` and, for a private one that ends with the block, `running`. `down` and

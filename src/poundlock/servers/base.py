@@ -125,6 +125,7 @@ class State:
     ports: dict[str, int] = field(default_factory=dict)
     url: str = ""
     stop_timeout: float = 20.0
+    owner: str = ""  # of a private server: whoever started it last; see guard.py
     processes: dict[str, Process] = field(default_factory=dict)
 
     @classmethod
@@ -172,9 +173,10 @@ def locked(home: Path) -> Iterator[None]:
 class Instance:
     """A server in its home. Every method may be called from any thread and any process."""
 
-    def __init__(self, server: Server, home: Path):
+    def __init__(self, server: Server, home: Path, owner: str = ""):
         self.server = server
         self.home = home.absolute()
+        self.owner = owner
 
     @property
     def state(self) -> State:
@@ -205,6 +207,7 @@ class Instance:
                 state.url = self.server.url(state.ports)
                 state.options = dict(self.server.options)
                 state.stop_timeout = self.server.stop_timeout
+                state.owner = self.owner
             started = [node for node in self.server.nodes if node not in running]
             for node in started:
                 self._spawn(state, node)
@@ -215,9 +218,6 @@ class Instance:
             with locked(self.home):
                 _stop(self.home, started)
             raise
-
-    def down(self, *, wipe: bool = False) -> None:
-        down(self.home, wipe=wipe)
 
     def start(self, node: str, *, timeout: float | None = START_TIMEOUT) -> None:
         """Start one node again. With no time-out, do not wait until it answers."""
@@ -330,11 +330,16 @@ def status(home: Path) -> Status:
     return Status(True, running, state.url, str(home), nodes)
 
 
-def down(home: Path, *, wipe: bool = False) -> list[str]:
-    """End the recorded processes of the server that lives there; returns the nodes that ran."""
+def down(home: Path, *, wipe: bool = False, owner: str | None = None) -> list[str]:
+    """End the recorded processes of the server that lives there; returns the nodes that ran.
+
+    With `owner`, only if it is still that owner's.
+    """
+    if not home.exists():
+        return []
     with locked(home):
         state = State.load(home)
-        if state is None:
+        if state is None or owner not in (None, state.owner):
             return []
         running = state.running()
         _stop(home, list(state.processes))

@@ -27,7 +27,7 @@ from typing import Any
 
 from poundlock import jars, java
 from poundlock.errors import Unavailable, UsageError
-from poundlock.servers import base
+from poundlock.servers import base, guard
 from poundlock.servers.kafka_security import Security
 
 NAME = "kafka"
@@ -192,9 +192,9 @@ class KafkaServer:
 class Cluster:
     """A Kafka that runs, and the means to make it suffer. Brokers are numbered from 1."""
 
-    def __init__(self, server: KafkaServer, home: Path):
+    def __init__(self, server: KafkaServer, home: Path, owner: str = ""):
         self._server = server
-        self._instance = base.Instance(server, home)
+        self._instance = base.Instance(server, home, owner)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -270,22 +270,27 @@ def running(
     users: Mapping[str, str] | None = None,
     heap_mb: int = 384,
 ) -> Iterator[Cluster]:
-    """A private cluster, ended on exit. Its data goes with it unless a directory was given.
+    """A private cluster, ended on exit, and also if this program is killed.
+
+    Its data goes with it unless a directory was given.
 
     `properties` are the brokers' own, and go before ours. With `security="SASL_SSL"`, `users` are
     names and passwords; none given, there is one with a random password, in `client_settings()`.
     """
     server = KafkaServer(brokers, properties or {}, _security(security, users), heap_mb)
+    private = directory is None
     home = Path(directory or tempfile.mkdtemp(prefix="poundlock-kafka-"))
-    cluster = Cluster(server, home)
-    base.down(home)  # what a program that was killed has left there
-    try:
-        cluster.up()
-        yield cluster
-    finally:
-        base.down(home, wipe=directory is None)
-        if directory is None:
-            shutil.rmtree(home, ignore_errors=True)
+    owner = uuid.uuid4().hex
+    with guard.watched(home, owner, wipe=private):
+        base.down(home)  # what an earlier program may have left there
+        try:
+            cluster = Cluster(server, home, owner)
+            cluster.up()
+            yield cluster
+        finally:
+            base.down(home)
+            if private:
+                shutil.rmtree(home, ignore_errors=True)
 
 
 def up(directory: Path | str | None = None, *, brokers: int | None = None) -> Cluster:
