@@ -21,11 +21,13 @@ from poundlock.sinks._kafka_client import (
     Identity,
     KafkaClient,
     Outcome,
+    Progress,
     TxnDescription,
     Written,
 )
 from poundlock.sinks._kafka_partitions import parse_id, spell_id
 from poundlock.sinks._kafka_settings import translate
+from poundlock.sinks._kafka_settlement import settlements
 from poundlock.sinks._kafka_transactions import ANSWERS, END_TXN_VERSION, end, list_open, meaning
 from poundlock.sinks._kafka_wire import Again, Wire, _raise_if_refused, judge
 from poundlock.sinks._kafka_witness import _said, together, witness
@@ -405,23 +407,43 @@ def test_a_broker_that_cannot_list_makes_the_listing_unavailable(bad):
             return metadata({0: 1, 1: 2})
         return listing("a.1") if node == 1 else bad
 
-    with pytest.raises(Unavailable, match="open transactions of 2"):
+    with pytest.raises(Again, match="broker 2"):
         asyncio.run(list_open(wired(answer)[0], "a."))
 
 
 def test_coordinators_without_a_leader_make_the_listing_unavailable():
-    with pytest.raises(Unavailable, match=r"partitions \[1\] of __transaction_state"):
-        asyncio.run(list_open(wired(lambda node, request: metadata({0: 1, 1: -1}))[0], "a."))
+    for leader in (-1, 3):  # nobody, and one that is not listed
+        wire, _ = wired(lambda node, request, leader=leader: metadata({0: 1, 1: leader}))
+        with pytest.raises(Again, match=r"partitions \[1\] of __transaction_state"):
+            asyncio.run(list_open(wire, "a."))
 
 
-def test_coordinators_that_move_meanwhile_are_asked_again():
-    views = iter([metadata({0: 1}), metadata({0: 2}), metadata({0: 2}), metadata({0: 2})])
-    lists = iter([listing(), listing(), listing(), listing("a.1")])  # 1, 2, then 1, 2 again
+def test_a_listing_while_coordinators_move_does_not_count():
+    views = iter([metadata({0: 1}), metadata({0: 2})])
 
     def answer(node, request):
-        return next(views) if node is None else next(lists)
+        return next(views) if node is None else listing()
 
-    assert len(asyncio.run(list_open(wired(answer)[0], "a."))) == 1
+    with pytest.raises(Again, match="moved"):
+        asyncio.run(list_open(wired(answer)[0], "a."))
+
+
+def test_what_may_pass_is_asked_again_until_the_time_is_up():
+    wire, _ = wired(lambda node, request: None)
+    wire._connected, tries = True, 0
+
+    async def work():
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise Again("not yet")
+        return tries
+
+    assert asyncio.run(wire._persist(work)) == 3
+    wire._deadline = time.monotonic()
+    tries = 0
+    with pytest.raises(Again, match="not yet"):
+        asyncio.run(wire._persist(work))
 
 
 def test_an_end_follows_its_coordinator():
@@ -568,3 +590,101 @@ def test_a_record_whose_topic_id_was_not_recorded_is_no_witness():
     wire, _ = wired(lambda node, request: None)
     evidence = asyncio.run(witness(wire, Written("t", "", 0, 10), 7))
     assert evidence.outcome is Outcome.UNKNOWN
+
+
+# What is settled.
+
+
+def progress(
+    *, leader: int = 1, stable: int = 100, state: str = "CompleteCommit", topic_id=TOPIC_ID
+):
+    """Ask about a commit of producer 7 to t-0 and t-1; `leader` and `stable` are of the latter."""
+    described = SimpleNamespace(
+        error_code=0,
+        transactional_id="id",
+        transaction_state=state,
+        transaction_start_time_ms=-1,
+        transaction_timeout_ms=1,
+        producer_id=7,
+        producer_epoch=4,
+        topics=[SimpleNamespace(topic="t", partitions=[1])],
+    )
+    topic = SimpleNamespace(
+        error_code=0,
+        name="t",
+        topic_id=parse_id(topic_id),
+        partitions=[
+            SimpleNamespace(partition_index=0, leader_id=1, replica_nodes=[1]),
+            SimpleNamespace(partition_index=1, leader_id=leader, replica_nodes=[2]),
+        ],
+    )
+
+    def offsets(request):
+        row = request.topics[0]
+        high = 100 if request.isolation_level == 0 else stable
+        return SimpleNamespace(
+            topics=[
+                SimpleNamespace(
+                    name="t",
+                    partitions=[
+                        SimpleNamespace(
+                            partition_index=it.partition_index,
+                            error_code=0,
+                            offset=100 if it.partition_index == 0 else high,
+                        )
+                        for it in row.partitions
+                    ],
+                )
+            ]
+        )
+
+    def answer(node, request):
+        match type(request).__name__:
+            case "FindCoordinatorRequest":
+                return coordinators(request, 1)
+            case "DescribeTransactionsRequest":
+                return SimpleNamespace(transaction_states=[described])
+            case "MetadataRequest":
+                return SimpleNamespace(topics=[topic])
+            case "ListOffsetsRequest":
+                return offsets(request)
+            case "DescribeProducersRequest":
+                state = SimpleNamespace(producer_id=7, producer_epoch=3, current_txn_start_offset=9)
+                part = SimpleNamespace(partition_index=1, error_code=0, active_producers=[state])
+                return SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=[part])])
+
+    written = [Written("t", TOPIC_ID, 0, 10), Written("t", TOPIC_ID, 1, 10)]
+    wire, _ = wired(answer, seconds=0.1)
+    (settlement,) = asyncio.run(settlements(wire, [(Identity("id", 7, 3), written)]))
+    return settlement
+
+
+def test_a_commit_is_settled_when_every_partition_shows_it():
+    assert progress().progress is Progress.SETTLED
+
+
+def test_a_commit_whose_markers_are_being_written_is_pending():
+    settlement = progress(state="PrepareCommit")
+    assert settlement.progress is Progress.PENDING
+    assert "t-1" in settlement.why
+
+
+def test_a_partition_without_a_leader_is_pending_and_its_topic_not_lost():
+    # As on Kafka 4.3.1, which calls the transaction complete meanwhile.
+    settlement = progress(leader=-1)
+    assert settlement.progress is Progress.PENDING
+    assert "t-1 has no leader" in settlement.why
+
+
+def test_a_transaction_that_stays_open_in_a_partition_is_torn():
+    settlement = progress(stable=9)
+    assert settlement.progress is Progress.TORN
+    assert "t-1@10: producer 7 is open there since 9" in settlement.why
+
+
+def test_a_topic_created_anew_is_lost():
+    assert progress(topic_id="AAAAAAAAAAAAAAAAAAAAAA").progress is Progress.LOST
+
+
+def test_an_abort_in_place_of_the_commit_is_torn():
+    assert progress(state="CompleteAbort").progress is Progress.TORN

@@ -101,7 +101,7 @@ async def _every_broker(wire: Wire, ask: Any) -> Mapping[int, Any]:
         return {node: node for node in nodes}
 
     nodes = [broker.node_id for broker in (await wire.metadata(None)).brokers]
-    return (await wire.settle(nodes, locate, ask)).all("the settings")
+    return (await wire.collect(nodes, locate, ask)).all("the settings")
 
 
 async def _configs(
@@ -174,8 +174,8 @@ async def commit_group_offsets(wire: Wire, group: str, positions: Mapping[Partit
                     return {group: again}
         return {group: True}
 
-    settled = await wire.settle([group], partial(_homes, wire), ask, partial(_forget, wire))
-    settled.all("the offsets")
+    collected = await wire.collect([group], partial(_homes, wire), ask, partial(_forget, wire))
+    collected.all("the offsets")
 
 
 def _group_error(group: str, topic: str, code: int) -> Again | None:
@@ -218,8 +218,8 @@ async def stable_group_offsets(
         again = _group_error(group, "*", answer.error_code)
         return {group: again or _group_offsets(group, answer)}
 
-    settled = await wire.settle([group], partial(_homes, wire), ask, partial(_forget, wire))
-    return settled.all("the offsets")[group]
+    collected = await wire.collect([group], partial(_homes, wire), ask, partial(_forget, wire))
+    return collected.all("the offsets")[group]
 
 
 def _group_offsets(group: str, answer: Any) -> GroupOffsets | Again:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from poundlock.sinks._kafka_python import admin, consumer, errors
-from poundlock.sinks._kafka_wire import Again, Settled, Wire, judge
+from poundlock.sinks._kafka_wire import Again, Collected, Wire, judge
 
 Partition = tuple[str, int]
 
@@ -92,22 +92,27 @@ class Leaders:
     def __init__(self, wire: Wire):
         self._wire = wire
         self._known: dict[str, Topic | None] = {}
+        self._moved: set[str] = set()
 
     async def locate(self, partitions: Sequence[Partition]) -> Mapping[Partition, int | Again]:
-        unknown = {topic for topic, _ in partitions} - self._known.keys()
-        self._known.update(await topics(self._wire, sorted(unknown)))
+        wanted = {topic for topic, _ in partitions}
+        self._known.update(
+            await topics(self._wire, sorted(wanted - self._known.keys() | wanted & self._moved))
+        )
+        self._moved -= wanted
         found = {partition: self._leader(*partition) for partition in partitions}
-        for partition, leader in found.items():
-            if isinstance(leader, Again):
-                self.lost(partition)
+        self._moved.update(
+            topic for (topic, _), leader in found.items() if isinstance(leader, Again)
+        )
         return found
 
+    def lost(self, partition: Partition) -> None:
+        self._moved.add(partition[0])
+
     def topic_id(self, topic: str) -> str | None:
+        """The id that a topic had when last asked for; None if there was no such topic."""
         known = self._known.get(topic)
         return known.id if known is not None else None
-
-    def lost(self, partition: Partition) -> None:
-        self._known.pop(partition[0], None)
 
     def _leader(self, topic: str, partition: int) -> int | Again:
         known = self._known[topic]
@@ -121,21 +126,21 @@ class Leaders:
 
 async def last_stable_offsets(
     wire: Wire, partitions: Iterable[Partition], leaders: Leaders | None = None
-) -> Settled[Partition, int | None]:
+) -> Collected[Partition, int | None]:
     """Find how far a read_committed reader can read; None where there is no partition."""
     return await _offsets(wire, partitions, READ_COMMITTED, leaders)
 
 
 async def high_watermarks(
     wire: Wire, partitions: Iterable[Partition], leaders: Leaders | None = None
-) -> Settled[Partition, int | None]:
+) -> Collected[Partition, int | None]:
     """Find how far any reader can read; None where there is no partition."""
     return await _offsets(wire, partitions, READ_UNCOMMITTED, leaders)
 
 
 async def _offsets(
     wire: Wire, partitions: Iterable[Partition], isolation: int, leaders: Leaders | None
-) -> Settled[Partition, int | None]:
+) -> Collected[Partition, int | None]:
     async def ask(node: int, group: Sequence[Partition]) -> Mapping[Partition, int | Again | None]:
         if node == NOWHERE:
             return dict.fromkeys(group)
@@ -169,12 +174,12 @@ async def _offsets(
         }
 
     leaders = leaders or Leaders(wire)
-    return await wire.settle(partitions, leaders.locate, ask, leaders.lost)
+    return await wire.collect(partitions, leaders.locate, ask, leaders.lost)
 
 
 async def producers(
     wire: Wire, partitions: Iterable[Partition], leaders: Leaders | None = None
-) -> Settled[Partition, list[ProducerState] | None]:
+) -> Collected[Partition, list[ProducerState] | None]:
     """List what each partition's leader knows of its producers; None where there is no partition."""
 
     async def ask(
@@ -205,7 +210,7 @@ async def producers(
         return answers
 
     leaders = leaders or Leaders(wire)
-    return await wire.settle(partitions, leaders.locate, ask, leaders.lost)
+    return await wire.collect(partitions, leaders.locate, ask, leaders.lost)
 
 
 def by_topic(partitions: Iterable[Partition]) -> Iterator[tuple[str, list[int]]]:

@@ -133,7 +133,10 @@ class Link:
 
     def post(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Start a coroutine on the link's thread; return its awaitable future."""
-        return self._manager.call_soon(work)
+        try:
+            return self._manager.call_soon(work)
+        except Exception as error:  # the thread has ended: this is whatever ended it
+            raise errors.KafkaConnectionError(f"the client has stopped: {error}") from error
 
     # To be awaited on the link's thread.
 
@@ -189,7 +192,7 @@ class Link:
         async def close() -> None:
             self._manager.close()
 
-        with contextlib.suppress(RuntimeError):  # its thread may be gone, and the sockets with it
+        with contextlib.suppress(errors.KafkaError):  # the thread has ended, and closed all
             self.post(close)
         self._net.stop(timeout_ms=_STOP_MS)
 

@@ -23,7 +23,7 @@ from poundlock.sinks._kafka_partitions import (
     producers,
 )
 from poundlock.sinks._kafka_transactions import Identity, TxnDescription, describe
-from poundlock.sinks._kafka_wire import Again, Settled, Wire
+from poundlock.sinks._kafka_wire import Again, Collected, Wire
 
 
 class Progress(Enum):
@@ -58,7 +58,7 @@ async def settlements(
 
 
 def _by_coordinator(
-    described: Settled[str, TxnDescription | None], identity: Identity
+    described: Collected[str, TxnDescription | None], identity: Identity
 ) -> Settlement | None:
     """Say how far a coordinator is with a commit that it took; None if it is through."""
     id_ = identity.transactional_id
@@ -86,9 +86,9 @@ class _View:
     """What partitions show. The last two only where the first does not answer the question."""
 
     leaders: Leaders
-    stable: Settled[Partition, int | None]  # last stable offsets
-    high: Settled[Partition, int | None]  # high watermarks
-    states: Settled[Partition, list[ProducerState] | None]
+    stable: Collected[Partition, int | None]  # last stable offsets
+    high: Collected[Partition, int | None]  # high watermarks
+    states: Collected[Partition, list[ProducerState] | None]
 
 
 async def _look(wire: Wire, written: Sequence[Written]) -> _View:
@@ -104,7 +104,7 @@ async def _look(wire: Wire, written: Sequence[Written]) -> _View:
     try:
         states = await producers(wire, behind, leaders)
     except NotAuthorised as error:  # READ on the topic may not be needed for anything else
-        states = Settled[Partition, list[ProducerState] | None](
+        states = Collected[Partition, list[ProducerState] | None](
             {}, dict.fromkeys(behind, Again(str(error)))
         )
     return _View(leaders, stable, high, states)

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
-from poundlock.errors import NotAuthorised, Unavailable
+from poundlock.errors import NotAuthorised
 from poundlock.sinks._kafka_python import admin, error_name, errors, producer
-from poundlock.sinks._kafka_wire import Again, Kind, Settled, Wire, judge
+from poundlock.sinks._kafka_wire import Again, Collected, Kind, Wire, judge
 
 END_TXN_VERSION = 5
 _LOG_TOPIC = "__transaction_state"  # where coordinators keep their transactions
@@ -111,10 +112,12 @@ async def end(wire: Wire, identities: Sequence[Identity], commit: bool) -> list[
         homes = await _homes(wire, [identity.transactional_id for identity in group])
         return {identity: homes[identity.transactional_id] for identity in group}
 
-    settled = await wire.settle(
+    collected = await wire.collect(
         identities, locate, ask, lambda identity: _forget(wire, identity.transactional_id)
     )
-    return [settled.answers.get(it) or _unanswered(it, settled.missing[it]) for it in identities]
+    return [
+        collected.answers.get(it) or _unanswered(it, collected.missing[it]) for it in identities
+    ]
 
 
 def _unanswered(identity: Identity, reason: Again) -> Answer:
@@ -123,7 +126,7 @@ def _unanswered(identity: Identity, reason: Again) -> Answer:
     return Answer.BUSY if busy else Answer.UNREACHABLE
 
 
-async def describe(wire: Wire, ids: Iterable[str]) -> Settled[str, TxnDescription | None]:
+async def describe(wire: Wire, ids: Iterable[str]) -> Collected[str, TxnDescription | None]:
     """Describe transactional ids; None for one that its coordinator does not know."""
 
     async def ask(node: int, group: Sequence[str]) -> Mapping[str, TxnDescription | Again | None]:
@@ -132,7 +135,7 @@ async def describe(wire: Wire, ids: Iterable[str]) -> Settled[str, TxnDescriptio
         )
         return {row.transactional_id: _described(row) for row in response.transaction_states}
 
-    return await wire.settle(ids, partial(_homes, wire), ask, partial(_forget, wire))
+    return await wire.collect(ids, partial(_homes, wire), ask, partial(_forget, wire))
 
 
 def _described(row: Any) -> TxnDescription | Again | None:
@@ -159,51 +162,35 @@ async def list_open(wire: Wire, prefix: str) -> list[OpenTxn]:
     """List unfinished transactions whose id begins with `prefix`, on every broker.
 
     A broker left out would hide a stray, so either all answered, and no coordinator moved meanwhile,
-    or `Unavailable` is raised.
+    or `Again` is raised and all is asked anew: a broker that died has a successor by then.
     """
-    while True:
-        before = await _coordinators(wire)
-        found = await _listed(wire, sorted(before.brokers), prefix)
-        if await _coordinators(wire) == before:
-            return found
-        if wire.left <= 0:
-            raise Unavailable(
-                "the coordinators of transactions moved from broker to broker while being asked. "
-                "Wait until the brokers are settled; the same step may be repeated"
-            )
+    before = await _coordinators(wire)
+    found = await wire.gather(partial(_list_on, wire, node, prefix) for node in before.brokers)
+    if await _coordinators(wire) != before:
+        raise Again("the coordinators of transactions moved while being asked")
+    return sorted(chain.from_iterable(found), key=lambda it: it.transactional_id)
 
 
-async def _listed(wire: Wire, brokers: Sequence[int], prefix: str) -> list[OpenTxn]:
-    # Brokers before 4.1 take no pattern: they send all ids, so the choice is made here in any case.
-    pattern = re.escape(prefix) + ".*"
-
-    async def ask(node: int, _: Sequence[int]) -> Mapping[int, list[OpenTxn] | Again]:
-        request = admin.ListTransactionsRequest(
-            state_filters=list(_OPEN),
-            producer_id_filters=[],
-            duration_filter=-1,
-            transactional_id_pattern=pattern,
-        )
-        response = await wire.send(node, request)
-        again = judge(response.error_code, f"the transactions of broker {node}", "DESCRIBE")
-        if again is not None:
-            return {node: again}
-        rows = response.transaction_states
-        return {
-            node: [
-                OpenTxn(row.transactional_id, row.producer_id, row.transaction_state)
-                for row in rows
-                if row.transactional_id.startswith(prefix)
-            ]
-        }
-
-    async def locate(nodes: Sequence[int]) -> Mapping[int, int | Again]:
-        return {node: node for node in nodes}
-
-    answers = (await wire.settle(brokers, locate, ask)).all("open transactions")
-    return sorted(
-        (row for rows in answers.values() for row in rows), key=lambda row: row.transactional_id
+async def _list_on(wire: Wire, node: int, prefix: str) -> list[OpenTxn]:
+    request = admin.ListTransactionsRequest(
+        state_filters=list(_OPEN),
+        producer_id_filters=[],
+        duration_filter=-1,
+        transactional_id_pattern=re.escape(prefix) + ".*",
     )
+    try:
+        response = await wire.send(node, request)
+    except Again as again:
+        raise Again(f"broker {node} did not list its transactions: {again}") from again
+    again = judge(response.error_code, f"the transactions of broker {node}", "DESCRIBE")
+    if again is not None:
+        raise Again(f"broker {node} cannot list its transactions: {again}")
+    # Brokers before 4.1 take no pattern and send all ids, so the choice is made here in any case.
+    return [
+        OpenTxn(row.transactional_id, row.producer_id, row.transaction_state)
+        for row in response.transaction_states
+        if row.transactional_id.startswith(prefix)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,22 +200,15 @@ class _Coordinators:
 
 
 async def _coordinators(wire: Wire) -> _Coordinators:
-    """Say who coordinates transactions now. Raises `Unavailable` if a part of them has nobody."""
+    """Say who coordinates transactions now. Raises `Again` if a part of them has nobody."""
     metadata = await wire.metadata([_LOG_TOPIC])
     partitions = [partition for topic in metadata.topics for partition in topic.partitions]
-    leaderless = [part.partition_index for part in partitions if part.leader_id < 0]
-    if leaderless:
-        raise Unavailable(
-            f"partitions {leaderless} of {_LOG_TOPIC} have no leader, so transactions may be hidden: "
-            "bring the brokers that hold them back; the same step may be repeated"
-        )
-    strangers = {part.leader_id for part in partitions} - {
-        broker.node_id for broker in metadata.brokers
-    }
-    if strangers:
-        raise Again(f"brokers {sorted(strangers)} lead a part of {_LOG_TOPIC} and are not listed")
+    brokers = frozenset(broker.node_id for broker in metadata.brokers)
+    hidden = [part.partition_index for part in partitions if part.leader_id not in brokers]
+    if hidden:
+        raise Again(f"partitions {hidden} of {_LOG_TOPIC} have no leader: transactions are hidden")
     return _Coordinators(
-        frozenset(broker.node_id for broker in metadata.brokers),
+        brokers,
         frozenset((part.partition_index, part.leader_id, part.leader_epoch) for part in partitions),
     )
 

@@ -1,7 +1,7 @@
 """Requests to a Kafka cluster and their answers: connections, routing, time limits, errors.
 
 Theory of operation. Calls come from one thread at a time; the sockets belong to a thread of
-kafka-python's, on which coroutines run. `Wire.settle` is the one loop: it finds the node of every
+kafka-python's, on which coroutines run. `Wire.collect` is the one loop: it finds the node of every
 item, asks all nodes at once, and asks again for the items whose answer was `Again`, until all are
 answered or the call's time is up.
 """
@@ -56,7 +56,7 @@ class Again(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled(Generic[Item, T]):
+class Collected(Generic[Item, T]):
     """What a round of asking came to: the answers, and why the rest have none."""
 
     answers: Mapping[Item, T]
@@ -82,6 +82,7 @@ class Wire:
         self._config = _kafka_settings.translate(settings)
         check_parts()
         self._seconds = seconds
+        self._limit = seconds  # of the running call
         self._deadline = 0.0
         self._link: Link | None = None
         self._connected = False
@@ -94,7 +95,7 @@ class Wire:
         All of it is done again after `Again`, so it must be safe to repeat.
         """
         limit = self._seconds if seconds is None else min(seconds, self._seconds)
-        self._deadline = time.monotonic() + limit
+        self._limit, self._deadline = limit, time.monotonic() + limit
         done, outcome = threading.Event(), dict[str, Any]()
 
         async def job() -> None:
@@ -141,7 +142,7 @@ class Wire:
 
     @property
     def _patience(self) -> float:
-        return min(self.left, self._seconds / _SHARE)
+        return min(self.left, self._limit / _SHARE)
 
     async def _persist(self, work: Callable[[], Awaitable[T]]) -> T:
         await self._connect()
@@ -191,13 +192,13 @@ class Wire:
         futures = [self._link.post(job) for job in jobs]
         return [await future for future in futures]
 
-    async def settle(
+    async def collect(
         self,
         items: Iterable[Item],
         locate: Callable[[Sequence[Item]], Awaitable[Mapping[Item, int | Again]]],
         ask: Callable[[int, Sequence[Item]], Awaitable[Mapping[Item, T | Again]]],
         lost: Callable[[Item], None] = lambda item: None,
-    ) -> Settled[Item, T]:
+    ) -> Collected[Item, T]:
         """Ask about every item at its node, until all are answered or the time is up.
 
         `lost` is told of every item that may have moved to another node.
@@ -235,7 +236,7 @@ class Wire:
                 pause = min(2 * pause, _LONGEST_PAUSE)
         missing = {item: missing.get(item, Again("not asked in time")) for item in waiting}
         self._in_doubt |= any(again.stale for again in missing.values())
-        return Settled(answers, missing)
+        return Collected(answers, missing)
 
     # Where things live.
 

@@ -104,14 +104,18 @@ async def outcome(wire: Wire, identity: Identity, written: Sequence[Written]) ->
     """Find out how a transaction ended, from its coordinator and from its own records.
 
     For an EndTxn that was CONTRADICTED or FORGOTTEN. The coordinator knows as long as the id has not
-    been used again; the records must not say otherwise.
+    been used again; the records must not say otherwise. What is decided counts once every partition
+    has its marker, and is OPEN before.
     """
     now = (await describe(wire, [identity.transactional_id])).all("the state")
     said = _said(now[identity.transactional_id], identity)
-    seen = await witness_all(wire, written, identity.producer_id)
+    parts = [await witness(wire, part, identity.producer_id) for part in written]
+    seen = together(parts)
     if said.outcome is Outcome.UNKNOWN:
         return Evidence(seen.outcome, f"{said.why}; {seen.why}")
-    if seen.outcome in (said.outcome, Outcome.OPEN, Outcome.UNKNOWN):
+    if any(part.outcome is Outcome.OPEN for part in parts):
+        return Evidence(Outcome.OPEN, f"{said.why}; {seen.why}")
+    if seen.outcome in (said.outcome, Outcome.UNKNOWN):
         return Evidence(said.outcome, f"{said.why}; {seen.why}")
     return Evidence(Outcome.UNKNOWN, f"{said.why}, but {seen.why}")
 
@@ -148,10 +152,10 @@ class _Reader:
             request = self._request(offset, isolation, max_bytes)
             return {partition: self._checked(await self._wire.send(node, request))}
 
-        settled = await self._wire.settle(
+        collected = await self._wire.collect(
             [partition], self._leaders.locate, ask, self._leaders.lost
         )
-        return settled.all("the records")[partition]
+        return collected.all("the records")[partition]
 
     def _request(self, offset: int, isolation: int, max_bytes: int) -> Any:
         topic = consumer.FetchRequest.FetchTopic
