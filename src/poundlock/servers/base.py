@@ -32,6 +32,7 @@ from poundlock.errors import Unavailable, UsageError
 from poundlock.servers.process import Process, spawn, stop_all
 
 START_TIMEOUT = 120.0
+STOP_TIMEOUT = 20.0
 
 
 class Server(Protocol):
@@ -55,7 +56,7 @@ class Server(Protocol):
 
     @property
     def stop_timeout(self) -> float:
-        """How long a node may take to end in good order."""
+        """How long nodes may take to end in good order when all are ended at once."""
         ...
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
@@ -124,7 +125,7 @@ class State:
     options: dict[str, Any] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     url: str = ""
-    stop_timeout: float = 20.0
+    stop_timeout: float = STOP_TIMEOUT
     owner: str = ""  # of a private server: whoever started it last; see guard.py
     processes: dict[str, Process] = field(default_factory=dict)
 
@@ -216,7 +217,7 @@ class Instance:
         except BaseException:
             # What we started must not linger half-way; what ran before us is not ours to end.
             with locked(self.home):
-                _stop(self.home, started)
+                _stop(self.home, started, self.server.stop_timeout)
             raise
 
     def start(self, node: str, *, timeout: float | None = START_TIMEOUT) -> None:
@@ -233,13 +234,13 @@ class Instance:
         """End a node in good order."""
         self._check(node)
         with locked(self.home):
-            _stop(self.home, [node])
+            _stop(self.home, [node], STOP_TIMEOUT)
 
     def kill(self, node: str) -> None:
         """SIGKILL: gone at once, with all that it had only in memory."""
         self._check(node)
         with locked(self.home):
-            _stop(self.home, [node], force=True)
+            _stop(self.home, [node], 0)
 
     def pause(self, node: str) -> None:
         """SIGSTOP: it keeps its connections and says nothing."""
@@ -342,7 +343,7 @@ def down(home: Path, *, wipe: bool = False, owner: str | None = None) -> list[st
         if state is None or owner not in (None, state.owner):
             return []
         running = state.running()
-        _stop(home, list(state.processes))
+        _stop(home, list(state.processes), state.stop_timeout)
         if wipe:
             # The lock file stays: another process may be waiting for it.
             for entry in home.iterdir():
@@ -353,13 +354,13 @@ def down(home: Path, *, wipe: bool = False, owner: str | None = None) -> list[st
         return running
 
 
-def _stop(home: Path, nodes: Sequence[str], *, force: bool = False) -> None:
+def _stop(home: Path, nodes: Sequence[str], seconds: float) -> None:
     """End these nodes, all at once, and forget their processes. The lock is held."""
     state = State.load(home)
     if state is None:
         return
     ending = {node: state.processes[node] for node in nodes if node in state.processes}
-    stop_all(list(ending.values()), 0 if force else state.stop_timeout)
+    stop_all(list(ending.values()), seconds)
     left = {node: process.pid for node, process in ending.items() if process.alive}
     for node in ending.keys() - left.keys():
         del state.processes[node]

@@ -86,6 +86,8 @@ class KafkaServer:
         return ",".join(f"127.0.0.1:{ports[f'client-{node}']}" for node in self.nodes)
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
+        if "," in str(home):
+            raise UsageError(f"Kafka cannot have data in {home}: choose a path without a comma.")
         secure = {}
         if self.security:
             self.security.prepare(home)
@@ -279,7 +281,7 @@ def running(
     """
     server = KafkaServer(brokers, properties or {}, _security(security, users), heap_mb)
     private = directory is None
-    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-kafka-"))
+    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-kafka-")).absolute()
     owner = uuid.uuid4().hex
     with guard.watched(home, owner, wipe=private):
         base.down(home)  # what an earlier program may have left there
