@@ -1,8 +1,8 @@
 """Kafka: rows into topics, exactly once, by transactions that any process can commit.
 
-A task writes with librdkafka, in one transaction of its own, and leaves it open. Its producer id and epoch
-are the receipt, with the last offset in each partition as the witness. The driver commits with a raw
-EndTxn, version 5: see `_kafka_branches`.
+A task writes with librdkafka, in one transaction of its own, and leaves it open. Its producer id and
+epoch are the receipt, with the last offset in each partition as the witness. The driver commits with a
+raw EndTxn, version 5: see `_kafka_branches`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Kafka(KafkaBranches):
         transactional_ids: How many ids the sink uses; several times the tasks of a batch.
         settings: Any setting of librdkafka, security included.
 
-    If neither key nor value is named, the columns `key`, `value`, `headers`, `partition` and `timestamp`
-    are taken where the frame has them, as in Spark's own sink.
+    If neither key nor value is named, the columns `key`, `value`, `headers`, `partition` and
+    `timestamp` are taken where the frame has them, as in Spark's own sink.
     """
 
     commitment = Commitment.TRANSACTIONAL
@@ -280,8 +280,8 @@ class KafkaWriter(Writer):
                 "column",
                 sink=self._sink.name,
             )
-        for name in pc.unique(topics).to_pylist():
-            self._send(name, rows.filter(pc.equal(topics, name)))
+        for name in topics.unique().to_pylist():
+            self._send(name, rows.filter(pc.field("topic") == name))
 
     def _send(self, topic: str, rows: pa.RecordBatch) -> None:
         columns = {name: rows.column(name) for name in rows.schema.names}

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.participant import Column, Commitment, Participant, PreparedBranch, Semantic, Writer
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    Participant,
+    PreparedBranch,
+    Semantic,
+    Writer,
+)
 from poundlock.core.protocol import BranchState
 
 
@@ -31,8 +38,8 @@ class Held:
 class MemorySystem:
     """What several Memory sinks, and several drivers, share: the server."""
 
-    branches: dict[str, Held] = field(default_factory=dict)
-    visible: list[Any] = field(default_factory=list)
+    branches: dict[str, Held] = field(default_factory=dict[str, Held])
+    visible: list[Any] = field(default_factory=list[Any])
     forgets: bool = False  # a system without a witness, once a branch is over
 
     def expire(self, now: float) -> None:

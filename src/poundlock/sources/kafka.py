@@ -1,8 +1,9 @@
 """Kafka as a source: Spark's own connector, and the consumer group told how far we are.
 
-Spark keeps a query's offsets in its checkpoint and never commits them to a group, so lag tools see nothing.
-A source that names a group hands them back: after the batch is final (ON_BATCH), inside the batch's own
-decision (TRANSACTIONAL), or not at all (DISABLED). The checkpoint stays the truth in every case.
+Spark keeps a query's offsets in its checkpoint and never commits them to a group, so lag tools see
+nothing. A source that names a group hands them back: after the batch is final (ON_BATCH), inside the
+batch's own decision (TRANSACTIONAL), or not at all (DISABLED). The checkpoint stays the truth in every
+case.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from poundlock.core.model import Branch, Fingerprint, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, Writer
 from poundlock.errors import PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.sinks._kafka_branches import (
-    NEVER_MS,
     KafkaBranches,
     client_settings,
     transactional_id,
@@ -49,10 +49,17 @@ class OffsetMode(Enum):
 class KafkaSource:
     """What a pipeline must know of a Kafka source that it reads through us."""
 
-    def __init__(self, group: str | None, mode: OffsetMode, settings: Mapping[str, str]):
+    def __init__(
+        self,
+        group: str | None,
+        mode: OffsetMode,
+        settings: Mapping[str, str],
+        topics: Sequence[str] = (),
+    ):
         self.group = group or ""
         self.mode = mode if group else OffsetMode.DISABLED
         self.settings = dict(settings)
+        self.topics = tuple(topics)  # none, where they are named by a pattern
         self._client: KafkaClient | None = None
         self._pending: dict[int, Offsets] = {}  # by batch, until the batch is final
         self._participant: GroupOffsetsParticipant | None = None
@@ -71,6 +78,15 @@ class KafkaSource:
     def key(self) -> tuple[str, str, OffsetMode]:
         """Sources with the same key share one group, and hand their offsets back together."""
         return self.settings["bootstrap.servers"], self.group, self.mode
+
+    def preflight(self) -> None:
+        """See that the brokers let us in and have the topics. Touches nothing."""
+        missing = [name for name, found in self.client.topics(self.topics).items() if not found]
+        if missing:
+            raise UsageError(
+                f"the source's topics {', '.join(missing)} do not exist at "
+                f"{self.settings['bootstrap.servers']}: create them, or correct the names"
+            )
 
     def participant(self) -> GroupOffsetsParticipant:
         """Return the participant that commits the offsets inside the decision."""
@@ -215,7 +231,7 @@ class GroupOffsetsBranch:
                 "offsets": [[*at, offset] for at, offset in sorted(self._offsets.items())],
             },
             began_at=began_at,
-            expires_at=None if _TIMEOUT_MS == NEVER_MS else began_at + _TIMEOUT_MS / 1000,
+            expires_at=began_at + _TIMEOUT_MS / 1000,
         )
 
 
@@ -257,11 +273,14 @@ def read_kafka(
     if (topic is None) == (pattern is None):
         raise UsageError("read_kafka needs a topic (or several), or a pattern=")
     chosen: dict[str, str] = {"kafka.bootstrap.servers": bootstrap_servers}
+    topics: Sequence[str] = ()
     if pattern is not None:
         chosen["subscribePattern"] = pattern
     else:
         assert topic is not None
-        chosen["subscribe"] = topic if isinstance(topic, str) else ",".join(topic)
+        named = topic.split(",") if isinstance(topic, str) else topic
+        topics = [name.strip() for name in named]
+        chosen["subscribe"] = ",".join(topics)
     isolation = "read_uncommitted" if read_uncommitted else "read_committed"
     chosen["kafka.isolation.level"] = isolation
     if starting_offsets is not None:
@@ -272,7 +291,7 @@ def read_kafka(
     chosen |= _java_security(known)
     chosen |= {key: str(value) for key, value in options.items()}
     token = uuid.uuid4().hex
-    _sources[token] = KafkaSource(group, mode, known)
+    _sources[token] = KafkaSource(group, mode, known, topics)
     reader = spark.readStream.format("kafka").option(SOURCE_OPTION, token)
     return reader.options(**chosen).load()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +16,7 @@ from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import Step
 from poundlock.errors import UsageError
 from poundlock.sources.kafka import KafkaSource, source_of
+from poundlock.spark import internals
 from poundlock.spark.batch import Batches
 from poundlock.spark.plan import Plan, read_plan
 from poundlock.spark.query import Query
@@ -38,7 +37,7 @@ _REFUSED_TRIGGERS = {
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A named streaming query with its sinks. Each `to` returns a new one; nothing starts by itself."""
+    """A named streaming query with its sinks. Each `to` returns a new one; nothing starts yet."""
 
     frame: DataFrame
     name: str
@@ -57,7 +56,7 @@ class Pipeline:
         where: str | Column | None = None,
         select: str | Column | Sequence[str | Column] | None = None,
     ) -> Pipeline:
-        """Send the rows to a sink: all of them, or those that `where` keeps, as `select` shapes them."""
+        """Send rows to a sink: all, or those that `where` keeps, as `select` shapes them."""
         if any(route.sink.name == sink.name for route in self.routes):
             raise UsageError(
                 f"two sinks are called {sink.name!r}: give one of them another name=",
@@ -84,25 +83,29 @@ class Pipeline:
         kind = "keeps state" if plan.stateful else "keeps no state"
         lines = [f"pipeline {self.name}: sources {plan.source_names}; the query {kind}"]
         lines += [f"  to {route.describe()}" for route in self.routes]
-        tree = self._routed()._jdf.queryExecution().analyzed().treeString()
+        tree = internals.analyzed_plan(self._routed()).treeString()
         return "\n".join([*lines, tree])
 
     def start(self, **trigger: Any) -> Query:
         """Check everything, take over, finish what is decided, and start Spark's query.
 
-        Takes Spark's own trigger arguments: `processingTime="2 seconds"`, `availableNow=True`, `once=True`.
+        Takes Spark's own trigger arguments, such as `processingTime="2 seconds"` or
+        `availableNow=True`.
         """
         _check_trigger(trigger)
         spark = self.frame.sparkSession
         plan = read_plan(self.frame)
         statement = self._check(spark, plan)
         frame = self._routed()
+        sources = [source_of(source.options) for source in plan.sources]
+        for source in filter(None, sources):
+            source.preflight()
         for route in self.routes:
             for warning in route.sink.preflight():
                 logger.warning("sink %s: %s", route.sink.name, warning)
         logger.info("pipeline %s\n%s", self.name, statement)
         query = Query(self.name)
-        batches = self._batches(spark, plan, query)
+        batches = self._batches(spark, plan, sources, query)
         batches.take_over()
         writer = (
             frame.writeStream.queryName(self.name)
@@ -123,9 +126,15 @@ class Pipeline:
     def _check(self, spark: SparkSession, plan: Plan) -> guarantee.Statement:
         """Refuse what cannot work, warn about what may not, before anything is touched."""
         conf = spark.conf
+        if any(query.name == self.name for query in spark.streams.active):
+            raise UsageError(
+                f"a query by the name of {self.name!r} is running in this session: stop it first, for "
+                "a second driver would take its pipeline over"
+            )
         if conf.get("spark.sql.streaming.asyncProgressTrackingEnabled", "false") == "true":
             raise UsageError(
-                "asynchronous progress tracking gives up exactly-once: unset asyncProgressTrackingEnabled"
+                "asynchronous progress tracking gives up exactly-once: unset "
+                "asyncProgressTrackingEnabled"
             )
         statement = self.guarantee()
         guarantee.require(statement)
@@ -150,8 +159,13 @@ class Pipeline:
             )
         return statement
 
-    def _batches(self, spark: SparkSession, plan: Plan, query: Query) -> Batches:
-        sources = [source_of(source.options) for source in plan.sources]
+    def _batches(
+        self,
+        spark: SparkSession,
+        plan: Plan,
+        sources: Sequence[KafkaSource | None],
+        query: Query,
+    ) -> Batches:
         sinks = {route.sink.name: route.sink for route in self.routes}
         groups = {source.key: source for source in sources if source and source.transactional}
         for source in groups.values():
@@ -237,8 +251,7 @@ def foreach_batch(
     def run(frame: DataFrame, batch: int) -> None:
         nonlocal running
         spark = frame.sparkSession
-        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-        this_run = spark.sparkContext.getLocalProperty("spark.jobGroup.id")
+        query, this_run = internals.batch_identity(spark)
         if running is not None and running[0] != query:
             # Its batches have the same numbers as the other's, whose log would call them finished.
             raise UsageError(
@@ -262,11 +275,7 @@ def _adopted(
     settings: Settings | None,
 ) -> Batches:
     """Bind to the query that is calling us, found through Spark's own objects."""
-    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
-    # A batch's frame has a session of its own, which does not know the query; all sessions share this.
-    running: Any = spark._jsparkSession.sharedState().activeStreamingQueries()
-    jvm: Any = spark._jvm
-    root = running.get(jvm.java.util.UUID.fromString(query_id)).resolvedCheckpointRoot()
+    root = internals.checkpoint_root(spark, internals.batch_identity(spark)[0])
     for sink in sinks:
         for warning in sink.preflight():
             logger.warning("sink %s: %s", sink.name, warning)
@@ -285,17 +294,9 @@ def _adopted(
     )
 
 
-def owner() -> str:
-    """Name this process, for people who look at the log."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def _check_trigger(trigger: Mapping[str, Any]) -> None:
     for name, reason in _REFUSED_TRIGGERS.items():
         if trigger.get(name) is not None:
             raise UsageError(
                 f"trigger {name}= is refused: {reason}. Use processingTime or availableNow"
             )
-
-
-__all__ = ["KafkaSource", "Pipeline", "foreach_batch", "pipeline"]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from poundlock.errors import UsageError
+from poundlock.spark.internals import analyzed_plan
 
 # Nodes known to keep nothing from one batch to the next. Whatever is not here counts as stateful,
 # for a needless drain costs time, and a missing one costs the checkpoint.
@@ -59,7 +60,7 @@ class Source:
     """One source of a streaming plan."""
 
     name: str
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)  # passwords are among them
 
     @property
     def replayable(self) -> bool:
@@ -96,7 +97,7 @@ def read_plan(frame: DataFrame) -> Plan:
             "the frame is not a streaming one: open its source with spark.readStream or with "
             "poundlock.read_kafka"
         )
-    root = frame._jdf.queryExecution().analyzed()
+    root = analyzed_plan(frame)
     nodes = list(_walk(root))
     streaming = [node for node in nodes if node.isStreaming()]
     sources = tuple(_source(node) for node in nodes if "StreamingRelation" in node.nodeName())

@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from poundlock.errors import PoundlockError
+from poundlock.spark.internals import sleep_in_stream_thread
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,7 +57,7 @@ class Query:
             self._held.set()
             # Sleep in the stream's own JVM thread. Spark's stop() interrupts it there, and Spark knows
             # that interruption for a stop; had we returned, it would take the batch for done.
-            frame.sparkSession._jvm.java.lang.Thread.sleep(_HOLD_MS)  # pyright: ignore
+            sleep_in_stream_thread(frame.sparkSession, _HOLD_MS)
         self._in_hand.set()
 
     def leave(self, batch: int, error: BaseException | None) -> None:
@@ -95,7 +96,7 @@ class Query:
                 self.spark_query.awaitTermination()
                 ended: bool | None = True
             else:
-                ended = self.spark_query.awaitTermination(int(timeout))
+                ended = self.spark_query.awaitTermination(timeout)  # pyright: ignore (takes floats)
         except StreamingQueryException as wrapped:
             self._close()
             if isinstance(self.error, PoundlockError):

@@ -1,8 +1,8 @@
 """From a frame to one column per sink: what makes a single pass over a batch possible.
 
-Before the query starts, each sink's `select` and `where` become one nullable struct column, and the hash
-of each row one more, computed by Spark's own generated code. A task then needs no cache, no second scan
-and no loop over rows.
+Before the query starts, each sink's `select` and `where` become one nullable struct column, and the
+hash of each row one more, computed by Spark's own generated code. A task then needs no cache, no second
+scan and no loop over rows.
 """
 
 from __future__ import annotations

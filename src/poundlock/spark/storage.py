@@ -1,8 +1,8 @@
 """Spark's checkpoint, and our log beside it, on local disks and on Hadoop file systems.
 
-On a Hadoop file system a record is published by whichever call is atomic there: a rename that refuses to
-replace on HDFS, a conditional create on S3A. Any other file system must first pass a probe in which two
-writers race for one name.
+On a Hadoop file system a record is published by whichever call is atomic there: a rename that refuses
+to replace on HDFS, a conditional create on S3A. Any other file system must first pass a probe in which
+two writers race for one name.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog
 from poundlock.errors import Parted, Unavailable, UsageError
+from poundlock.spark import internals
 
 T = TypeVar("T")
 
@@ -38,11 +39,11 @@ def local_path(location: str) -> str | None:
 
 
 class HadoopFiles:
-    """A few calls on Hadoop's file system API, made in a thread that `query.stop()` cannot interrupt."""
+    """A few calls on Hadoop's file systems, made in a thread that `query.stop()` cannot interrupt."""
 
     def __init__(self, spark: SparkSession, location: str):
-        self._jvm: Any = spark._jvm
-        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        self._jvm = internals.jvm(spark)
+        self._conf = internals.hadoop_conf(spark)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="poundlock-files")
         self._path = self._jvm.org.apache.hadoop.fs.Path
         self.system = self.call(lambda: self._path(location).getFileSystem(self._conf))

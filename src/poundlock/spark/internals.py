@@ -1,0 +1,52 @@
+"""Spark's private parts, all that we touch of them: a new release of Spark is checked here.
+
+Everything returned from the JVM is `Any`: py4j has no types to offer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+
+def analyzed_plan(frame: DataFrame) -> Any:
+    """Return the analysed logical plan of a frame."""
+    java: Any = frame._jdf
+    return java.queryExecution().analyzed()
+
+
+def jvm(spark: SparkSession) -> Any:
+    """Return the door to the JVM's classes."""
+    return spark._jvm
+
+
+def hadoop_conf(spark: SparkSession) -> Any:
+    """Return Hadoop's configuration as this session sees it."""
+    java: Any = spark._jsparkSession
+    return java.sessionState().newHadoopConf()
+
+
+def checkpoint_root(spark: SparkSession, query_id: str) -> str:
+    """Return where a running query keeps its checkpoint.
+
+    A batch's frame has a session of its own, which does not know the query; all sessions share this.
+    """
+    java: Any = spark._jsparkSession
+    running: Any = java.sharedState().activeStreamingQueries()
+    return running.get(jvm(spark).java.util.UUID.fromString(query_id)).resolvedCheckpointRoot()
+
+
+def sleep_in_stream_thread(spark: SparkSession, milliseconds: int) -> None:
+    """Sleep in the JVM's thread that runs the calling batch, where Spark's stop() interrupts it."""
+    jvm(spark).java.lang.Thread.sleep(milliseconds)
+
+
+def batch_identity(spark: SparkSession) -> tuple[str, str]:
+    """Return Spark's ids of the query, and of its run, that the calling batch belongs to."""
+    context = spark.sparkContext
+    query = context.getLocalProperty("sql.streaming.queryId")
+    run = context.getLocalProperty("spark.jobGroup.id")
+    assert query is not None, "only inside a batch"
+    assert run is not None, "only inside a batch"
+    return query, run
