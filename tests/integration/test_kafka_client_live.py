@@ -354,7 +354,7 @@ def test_the_index_decides_where_the_marker_is_too_far(cluster, client, topic, c
     wait_for(client, left.id, "CompleteCommit" if commit else "CompleteAbort")
     wire, part = client._wire, left.written[0]
     ask = partial(_kafka_witness.witness, wire, part, left.identity.producer_id)
-    near, far = wire.run(ask), wire.run(partial(ask, scan_bytes=0))
+    near, far = wire.run(ask), wire.run(partial(ask, scan_bytes=1))
     assert near.outcome is far.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
     assert "marker" in near.why
     assert "index" in far.why
@@ -402,6 +402,10 @@ def test_deleted_records_are_no_witness(cluster, client, topic):
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
     assert "no longer there" in evidence.why
+    # The coordinator still remembers; after its id's next use nobody does.
+    assert client.outcome(left.identity, left.written).outcome is Outcome.COMMITTED
+    initialise(cluster, left.id)
+    assert client.outcome(left.identity, left.written).outcome is Outcome.UNKNOWN
 
 
 def test_a_topic_that_was_deleted_or_created_anew_is_no_witness(cluster, client, topic):

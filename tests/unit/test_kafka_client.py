@@ -261,7 +261,8 @@ def test_what_will_not_pass_is_raised():
 YES = Evidence(Outcome.COMMITTED, "yes")
 NO = Evidence(Outcome.ABORTED, "no")
 OPEN = Evidence(Outcome.OPEN, "open")
-GONE = Evidence(Outcome.UNKNOWN, "gone")
+GONE = Evidence(Outcome.UNKNOWN, "gone", gone=True)
+ODD = Evidence(Outcome.UNKNOWN, "odd")
 
 
 @pytest.mark.parametrize(
@@ -270,6 +271,8 @@ GONE = Evidence(Outcome.UNKNOWN, "gone")
         ([YES], Outcome.COMMITTED),
         ([YES, YES], Outcome.COMMITTED),
         ([YES, GONE], Outcome.COMMITTED),
+        ([YES, ODD], Outcome.UNKNOWN),
+        ([YES, GONE, ODD], Outcome.UNKNOWN),
         ([NO, NO], Outcome.ABORTED),
         ([NO, GONE], Outcome.UNKNOWN),
         ([YES, NO], Outcome.UNKNOWN),

@@ -42,6 +42,7 @@ class Outcome(Enum):
 class Evidence:
     outcome: Outcome
     why: str
+    gone: bool = False  # UNKNOWN for no other reason than that the record was deleted
 
 
 # What the states of a transaction say of it; the others say nothing.
@@ -55,7 +56,11 @@ _STATES = {
 
 
 class _NoEvidence(Exception):
-    """The record cannot bear witness any more."""
+    """The record cannot bear witness."""
+
+
+class _Gone(_NoEvidence):
+    """The record was deleted, as all records are in the end."""
 
 
 async def witness(
@@ -66,8 +71,8 @@ async def witness(
         reader = _Reader(wire, written)
         marker = await _find_marker(reader, producer_id, scan_bytes)
         index = await _ask_index(reader, producer_id)
-    except _NoEvidence as gone:
-        return Evidence(Outcome.UNKNOWN, f"{written}: {gone}")
+    except _NoEvidence as none:
+        return Evidence(Outcome.UNKNOWN, f"{written}: {none}", isinstance(none, _Gone))
     if marker is None and index is None:
         return Evidence(Outcome.OPEN, f"{written}: no end of producer {producer_id}'s transaction")
     if marker is not None and index is not None and marker.outcome is not index.outcome:
@@ -85,8 +90,8 @@ async def witness_all(wire: Wire, written: Sequence[Written], producer_id: int) 
 def together(evidence: Sequence[Evidence]) -> Evidence:
     """Conclude from all partitions of one transaction.
 
-    Its coordinator decides once for all of them, so one COMMIT marker proves a commit even where the
-    other records are gone. ABORTED makes us write all rows again, so every partition must say it. A
+    Its coordinator decides once for all of them, so one COMMIT marker proves a commit even where
+    other records were deleted. ABORTED makes us write all rows again, so every partition must say it. A
     mix, or a marker here and none there, is a torn transaction (KAFKA-20734, or an operator's abort):
     nothing follows from it.
     """
@@ -95,9 +100,11 @@ def together(evidence: Sequence[Evidence]) -> Evidence:
     for outcome in (Outcome.COMMITTED, Outcome.ABORTED, Outcome.OPEN):
         if outcomes == {outcome}:
             return Evidence(outcome, why)
-    if outcomes == {Outcome.COMMITTED, Outcome.UNKNOWN}:
+    unknown = [part for part in evidence if part.outcome is Outcome.UNKNOWN]
+    gone = bool(unknown) and all(part.gone for part in unknown)
+    if gone and outcomes == {Outcome.COMMITTED, Outcome.UNKNOWN}:
         return Evidence(Outcome.COMMITTED, why)
-    return Evidence(Outcome.UNKNOWN, why)
+    return Evidence(Outcome.UNKNOWN, why, gone and outcomes == {Outcome.UNKNOWN})
 
 
 async def outcome(wire: Wire, identity: Identity, written: Sequence[Written]) -> Evidence:
@@ -115,7 +122,7 @@ async def outcome(wire: Wire, identity: Identity, written: Sequence[Written]) ->
         return Evidence(seen.outcome, f"{said.why}; {seen.why}")
     if any(part.outcome is Outcome.OPEN for part in parts):
         return Evidence(Outcome.OPEN, f"{said.why}; {seen.why}")
-    if seen.outcome in (said.outcome, Outcome.UNKNOWN):
+    if all(part.outcome is said.outcome or part.gone for part in parts):
         return Evidence(said.outcome, f"{said.why}; {seen.why}")
     return Evidence(Outcome.UNKNOWN, f"{said.why}, but {seen.why}")
 
@@ -148,7 +155,7 @@ class _Reader:
 
         async def ask(node: int, _: Sequence[Partition]) -> Mapping[Partition, Any]:
             if node == NOWHERE:
-                raise _NoEvidence("the topic or partition is no longer there")
+                raise _Gone("the topic or partition is no longer there")
             request = self._request(offset, isolation, max_bytes)
             return {partition: self._checked(await self._wire.send(node, request))}
 
@@ -192,9 +199,9 @@ class _Reader:
         if error in (errors.UnknownTopicIdError, errors.InconsistentTopicIdError):
             if self._leaders.topic_id(name) == self.written.topic_id:
                 return Again(error_name(part.error_code))  # the broker is still learning of it
-            raise _NoEvidence("the topic was deleted and created anew")
+            raise _Gone("the topic was deleted and created anew")
         if error is errors.OffsetOutOfRangeError:
-            raise _NoEvidence("the record is no longer there")
+            raise _Gone("the record is no longer there")
         return judge(part.error_code, f"the records of {name}", grant) or part
 
 
@@ -202,8 +209,8 @@ async def _find_marker(reader: _Reader, producer_id: int, scan_bytes: int) -> Ev
     """Read on from the record to the first end marker of its producer."""
     written, offset, seen = reader.written, reader.written.last_offset, 0
     epoch: int | None = None
-    while seen < scan_bytes:
-        part = await reader.fetch(offset, READ_UNCOMMITTED, _FETCH_BYTES)
+    while True:
+        part = await reader.fetch(offset, READ_UNCOMMITTED, min(_FETCH_BYTES, scan_bytes))
         records = part.records or b""
         for batch in _batches(records):
             if epoch is None:
@@ -216,21 +223,20 @@ async def _find_marker(reader: _Reader, producer_id: int, scan_bytes: int) -> Ev
             offset = batch.last_offset + 1
         if epoch is None:
             raise _NoEvidence("there is no record")
-        if not records or offset >= part.high_watermark:
-            return None
         seen += len(records)
-    return None
+        if not records or offset >= part.high_watermark or seen >= scan_bytes:
+            return None
 
 
 def _epoch_of_record(batch: Any, offset: int, producer_id: int) -> int:
     """Check that this batch holds the record, and return its epoch."""
     if not batch.base_offset <= offset <= batch.last_offset:
-        raise _NoEvidence("the record is no longer there")
+        raise _Gone("the record is no longer there")
     if batch.producer_id != producer_id or batch.is_control_batch or not batch.is_transactional:
         raise _NoEvidence(f"the record there is not of producer {producer_id}")
     if not batch.records_count:
         # Compaction keeps the empty shell of a producer's last batch, and may drop its marker.
-        raise _NoEvidence("the record was compacted away")
+        raise _Gone("the record was compacted away")
     return batch.producer_epoch
 
 
