@@ -18,7 +18,7 @@ from poundlock.core.log import FileLog, TransactionLog
 from poundlock.core.model import Generation, Json, Receipt, Ruled, Ruling, Stray
 from poundlock.core.protocol import BranchState, LogState, Stage
 from poundlock.errors import UsageError
-from poundlock.sinks._kafka_branches import KafkaBranches, parse_id, stray_of
+from poundlock.kafka.branches import KafkaBranches, parse_id, stray_of
 from poundlock.sinks.kafka import Kafka
 from poundlock.sources.kafka import GroupOffsetsParticipant
 

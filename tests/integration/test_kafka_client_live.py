@@ -19,9 +19,8 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # noqa: E402
 
 from poundlock.errors import Unavailable, UsageError  # noqa: E402
-from poundlock.servers import kafka  # noqa: E402
-from poundlock.sinks import _kafka_witness  # noqa: E402
-from poundlock.sinks._kafka_client import (  # noqa: E402
+from poundlock.kafka import witness as _kafka_witness  # noqa: E402
+from poundlock.kafka.client import (  # noqa: E402
     Answer,
     Identity,
     KafkaClient,
@@ -29,6 +28,7 @@ from poundlock.sinks._kafka_client import (  # noqa: E402
     Progress,
     Written,
 )
+from poundlock.servers import kafka  # noqa: E402
 
 SECONDS = 20
 

@@ -17,8 +17,7 @@ confluent_kafka = pytest.importorskip("confluent_kafka")
 from confluent_kafka import admin as administration  # noqa: E402
 
 from poundlock.errors import NotAuthorised, UsageError  # noqa: E402
-from poundlock.servers import base, kafka  # noqa: E402
-from poundlock.sinks._kafka_client import (  # noqa: E402
+from poundlock.kafka.client import (  # noqa: E402
     Answer,
     Identity,
     KafkaClient,
@@ -26,6 +25,7 @@ from poundlock.sinks._kafka_client import (  # noqa: E402
     Progress,
     Written,
 )
+from poundlock.servers import base, kafka  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 

@@ -7,7 +7,9 @@ loses nothing and leaves nothing open.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,15 @@ def test_refused_triggers(
         copying(spark, kafka, source, target, tmp_path / "c").start(**trigger)
 
 
+def test_source_that_does_not_exist(
+    spark: SparkSession, kafka: oracle.Kafka, target: str, tmp_path: Path
+) -> None:
+    pipeline = copying(spark, kafka, f"{target}-none", target, tmp_path / "c")
+    with pytest.raises(UsageError, match=f"topics {target}-none do not exist"):
+        pipeline.start(availableNow=True)
+    assert not (tmp_path / "c").exists(), "nothing may be touched"
+
+
 # Refused in the batch: aborted whole, and made good after the cure.
 
 
@@ -187,18 +198,19 @@ def test_rows_without_a_topic(spark: SparkSession, kafka: oracle.Kafka, tmp_path
     kafka.assert_settled(even, odd)
 
 
-def test_row_that_names_an_impossible_topic(
-    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+@pytest.mark.parametrize("name", ["misspelled", "no topic!"])
+def test_row_that_names_a_topic_that_is_not_there(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, name: str
 ) -> None:
-    def pipeline(odd_one: str) -> lock.Pipeline:
-        named = f"IF(CAST(value AS STRING) = '{ROWS[7]}', '{odd_one}', '{target}') AS topic"
+    def pipeline(topic: str) -> lock.Pipeline:
+        named = f"IF(CAST(value AS STRING) = '{ROWS[7]}', '{topic}', '{target}') AS topic"
         frame = read(spark, kafka, source, ["value", named])
         return lock.pipeline(frame, name="by-topic", checkpoint_location=str(tmp_path)).to(
             sinks.Kafka(bootstrap_servers=kafka.servers, name="out")
         )
 
-    with pytest.raises(UsageError, match="'no topic!'"):
-        finish(pipeline("no topic!"))
+    with pytest.raises(UsageError, match=f"topic '{name}'"):
+        finish(pipeline(name))
     assert kafka.values(target) == Counter()
     kafka.assert_settled(target)
 
@@ -334,6 +346,49 @@ def test_rows_that_keep_coming(
     query.processAllAvailable()
     query.stop()
     kafka.assert_exact(target, [*ROWS, *more])
+    kafka.assert_settled(target)
+
+
+def test_started_twice(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    """By mistake: the one that runs must not be thrown out by the one that cannot."""
+    pipeline = copying(spark, kafka, source, target, tmp_path)
+    query = pipeline.start(processingTime="0 seconds")
+    query.processAllAvailable()
+    with pytest.raises(UsageError, match="is running in this session"):
+        pipeline.start(processingTime="0 seconds")
+    kafka.produce(source, ["more"])
+    query.processAllAvailable()
+    query.stop()
+    kafka.assert_exact(target, [*ROWS, "more"])
+
+
+def test_a_task_that_does_not_vote_in_time(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    """Silence is a no: the attempt is aborted, and the batch run again."""
+    awake = tmp_path / "awake"
+
+    def slow(rows: Iterator[Any]) -> Iterator[Any]:
+        for batch in rows:
+            while not awake.exists():
+                time.sleep(0.05)
+            yield batch
+
+    def wake(step: Step, facts: Mapping[str, object]) -> None:
+        if step is Step.ABORTED:
+            reasons.append(str(facts["reason"]))
+            awake.touch()
+
+    reasons: list[str] = []
+    frame = read(spark, kafka, source, ["value"]).mapInArrow(slow, "value binary")
+    pipeline = lock.pipeline(
+        frame, name="slow", checkpoint_location=str(tmp_path / "c"), prepare_timeout=3
+    ).to(sinks.Kafka(target, bootstrap_servers=kafka.servers))
+    finish(pipeline.observe(wake))
+    assert "not every task had voted after 3 s" in reasons[0]
+    kafka.assert_exact(target, ROWS)
     kafka.assert_settled(target)
 
 

@@ -32,8 +32,8 @@ from kafka.protocol.metadata import CoordinatorType  # noqa: E402
 from kafka.protocol.producer import EndTxnRequest  # noqa: E402
 
 from poundlock import errors  # noqa: E402
+from poundlock.kafka.producer import ArrowProducer, Identity  # noqa: E402
 from poundlock.servers import kafka  # noqa: E402
-from poundlock.sinks._librdkafka import ArrowProducer, Identity  # noqa: E402
 
 SECONDS = 30
 # With an authorizer, whoever is not named where others are is kept out; the rest stays open to all.

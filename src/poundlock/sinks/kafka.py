@@ -2,7 +2,7 @@
 
 A task writes with librdkafka, in one transaction of its own, and leaves it open. Its producer id and
 epoch are the receipt, with the last offset in each partition as the witness. The driver commits with a
-raw EndTxn, version 5: see `_kafka_branches`.
+raw EndTxn, version 5: see `poundlock.kafka.branches`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 from poundlock.core.model import Branch, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Semantic, Writer
 from poundlock.errors import BadRow, PoundlockError, UsageError
-from poundlock.sinks._kafka_branches import (
+from poundlock.kafka.branches import (
     NEVER_MS,
     KafkaBranches,
     client_settings,
     transactional_id,
 )
-from poundlock.sinks._kafka_client import END_TXN_VERSION, Evidence, Written
-from poundlock.sinks._librdkafka import ArrowProducer, check_settings
+from poundlock.kafka.client import END_TXN_VERSION, Evidence, Written
+from poundlock.kafka.producer import ArrowProducer, check_settings
 
 logger = logging.getLogger("poundlock")
 

@@ -20,13 +20,13 @@ from typing import Any
 from poundlock.core.model import Branch, Fingerprint, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, Writer
 from poundlock.errors import PoundlockError, Rejected, Unavailable, UsageError
-from poundlock.sinks._kafka_branches import (
+from poundlock.kafka.branches import (
     KafkaBranches,
     client_settings,
     transactional_id,
 )
-from poundlock.sinks._kafka_client import Evidence, KafkaClient, Outcome, Written
-from poundlock.sinks._librdkafka import ArrowProducer
+from poundlock.kafka.client import Evidence, KafkaClient, Outcome, Written
+from poundlock.kafka.producer import ArrowProducer
 
 logger = logging.getLogger("poundlock")
 

@@ -16,7 +16,7 @@ from poundlock.errors import (
     Unavailable,
     UsageError,
 )
-from poundlock.sinks._librdkafka_abi import Failure
+from poundlock.kafka.producer_abi import Failure
 
 # What only says that the producer had already failed: the reason is to be asked for.
 CONSEQUENCES = frozenset({"_PURGE_QUEUE", "_PURGE_INFLIGHT", "_STATE", "_FATAL"})

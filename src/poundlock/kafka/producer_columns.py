@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from poundlock.errors import BadRow, UsageError
-from poundlock.sinks import _librdkafka_abi as abi
+from poundlock.kafka import producer_abi as abi
 
 Spans = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 

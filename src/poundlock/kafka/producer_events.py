@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from poundlock.sinks import _librdkafka_abi as abi
-from poundlock.sinks._librdkafka_abi import Failure, Message
-from poundlock.sinks._librdkafka_errors import CONSEQUENCES
+from poundlock.kafka import producer_abi as abi
+from poundlock.kafka.producer_abi import Failure, Message
+from poundlock.kafka.producer_errors import CONSEQUENCES
 
 Place = tuple[str, int]  # topic and partition
 

@@ -13,23 +13,21 @@ from types import TracebackType
 from typing import TypeVar
 
 from poundlock.errors import Unavailable
-from poundlock.sinks import _kafka_cluster as cluster
-from poundlock.sinks import _kafka_partitions as partitions
-from poundlock.sinks import _kafka_transactions as transactions
-from poundlock.sinks import _kafka_witness as witnesses
-from poundlock.sinks._kafka_cluster import Broker, Config, GroupOffsets
-from poundlock.sinks._kafka_partitions import Partition, ProducerState, Topic, Written
-from poundlock.sinks._kafka_python import api_key
-from poundlock.sinks._kafka_settlement import Progress, Settlement, settlements
-from poundlock.sinks._kafka_transactions import (
+from poundlock.kafka import cluster, partitions, transactions
+from poundlock.kafka import witness as witnesses
+from poundlock.kafka.cluster import Broker, Config, GroupOffsets
+from poundlock.kafka.kafka_python import api_key
+from poundlock.kafka.partitions import Partition, ProducerState, Topic, Written
+from poundlock.kafka.settlement import Progress, Settlement, settlements
+from poundlock.kafka.transactions import (
     END_TXN_VERSION,
     Answer,
     Identity,
     OpenTxn,
     TxnDescription,
 )
-from poundlock.sinks._kafka_wire import Wire
-from poundlock.sinks._kafka_witness import Evidence, Outcome
+from poundlock.kafka.wire import Wire
+from poundlock.kafka.witness import Evidence, Outcome
 
 __all__ = [
     "END_TXN_VERSION",

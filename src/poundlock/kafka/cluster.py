@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from poundlock.errors import NotAuthorised, UsageError
-from poundlock.sinks._kafka_partitions import Partition, by_topic
-from poundlock.sinks._kafka_python import admin, consumer, error_name, errors, metadata, release_of
-from poundlock.sinks._kafka_wire import Again, Kind, Wire, judge
+from poundlock.kafka.kafka_python import admin, consumer, error_name, errors, metadata, release_of
+from poundlock.kafka.partitions import Partition, by_topic
+from poundlock.kafka.wire import Again, Kind, Wire, judge
 
 _BROKER, _TOPIC = 4, 2  # kinds of resources in DescribeConfigs
 _LIVE_MEMBERS = (

@@ -15,8 +15,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState
 from poundlock.errors import NoFreeId, PromiseBroken, UsageError
-from poundlock.secret import resolve_all
-from poundlock.sinks._kafka_client import (
+from poundlock.kafka.client import (
     Answer,
     Evidence,
     Identity,
@@ -26,6 +25,7 @@ from poundlock.sinks._kafka_client import (
     TxnDescription,
     Written,
 )
+from poundlock.secret import resolve_all
 
 NEVER_MS = 2147483647  # Kafka 4.1 and later never expire a transaction with this time-out
 _PREFIX = "poundlock"
@@ -36,6 +36,13 @@ _WITNESSED = {
     # The end is on its way: ask again.
     Outcome.OPEN: BranchState.PREPARED,
     Outcome.UNKNOWN: BranchState.NO_WITNESS,
+}
+
+_SEEN = {
+    Progress.SETTLED: BranchState.COMMITTED,
+    Progress.PENDING: BranchState.PREPARED,
+    # The topic was deleted, or made anew, under a decided batch: a person must say what follows.
+    Progress.LOST: BranchState.NO_WITNESS,
 }
 
 
@@ -140,8 +147,7 @@ class KafkaBranches(Participant):
                     "has the fix and ask its maintainers for the repair",
                     sink=self.name,
                 )
-            done = settlement.progress is Progress.SETTLED
-            states[receipt.id] = BranchState.COMMITTED if done else BranchState.PREPARED
+            states[receipt.id] = _SEEN[settlement.progress]
         return states
 
     def _conclude(self, receipt: Receipt, answer: Answer) -> BranchState:

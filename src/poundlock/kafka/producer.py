@@ -28,12 +28,12 @@ import numpy as np
 import pyarrow as pa
 
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
-from poundlock.sinks import _librdkafka_abi as abi
-from poundlock.sinks._librdkafka_abi import Failure
-from poundlock.sinks._librdkafka_columns import Rows
-from poundlock.sinks._librdkafka_errors import CONSEQUENCES, TIMEOUTS, translate
-from poundlock.sinks._librdkafka_events import Handle, Identity, Ledger, Place
-from poundlock.sinks._librdkafka_settings import (
+from poundlock.kafka import producer_abi as abi
+from poundlock.kafka.producer_abi import Failure
+from poundlock.kafka.producer_columns import Rows
+from poundlock.kafka.producer_errors import CONSEQUENCES, TIMEOUTS, translate
+from poundlock.kafka.producer_events import Handle, Identity, Ledger, Place
+from poundlock.kafka.producer_settings import (
     DEFAULTS,
     SECRET,
     STATISTICS_MS,

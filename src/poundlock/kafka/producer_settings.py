@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from poundlock.errors import UsageError
-from poundlock.sinks import _librdkafka_abi as abi
+from poundlock.kafka import producer_abi as abi
 
 # For speed in long batches, and no waiting in short ones. Users may set all of these.
 DEFAULTS: Mapping[str, str] = {

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
-from poundlock.sinks import _kafka_settings
-from poundlock.sinks._kafka_python import (
+from poundlock.kafka import settings as _kafka_settings
+from poundlock.kafka.kafka_python import (
     IN_FLIGHT,
     Link,
     LoginCut,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from poundlock.errors import NotAuthorised
-from poundlock.sinks._kafka_partitions import (
+from poundlock.kafka.partitions import (
     Leaders,
     Partition,
     ProducerState,
@@ -22,8 +22,8 @@ from poundlock.sinks._kafka_partitions import (
     last_stable_offsets,
     producers,
 )
-from poundlock.sinks._kafka_transactions import Identity, TxnDescription, describe
-from poundlock.sinks._kafka_wire import Again, Collected, Wire
+from poundlock.kafka.transactions import Identity, TxnDescription, describe
+from poundlock.kafka.wire import Again, Collected, Wire
 
 
 class Progress(Enum):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from poundlock.sinks._kafka_partitions import (
+from poundlock.kafka.kafka_python import consumer, error_name, errors, record
+from poundlock.kafka.partitions import (
     NOWHERE,
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -23,9 +24,8 @@ from poundlock.sinks._kafka_partitions import (
     Written,
     parse_id,
 )
-from poundlock.sinks._kafka_python import consumer, error_name, errors, record
-from poundlock.sinks._kafka_transactions import Identity, TxnDescription, describe
-from poundlock.sinks._kafka_wire import Again, Wire, judge
+from poundlock.kafka.transactions import Identity, TxnDescription, describe
+from poundlock.kafka.wire import Again, Wire, judge
 
 SCAN_BYTES = 64 << 20  # how far to look for a marker in one partition
 _FETCH_BYTES = 1 << 20

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from poundlock.sinks._kafka_python import admin, consumer, errors
-from poundlock.sinks._kafka_wire import Again, Collected, Wire, judge
+from poundlock.kafka.kafka_python import admin, consumer, errors
+from poundlock.kafka.wire import Again, Collected, Wire, judge
 
 Partition = tuple[str, int]
 

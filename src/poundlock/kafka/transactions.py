@@ -18,8 +18,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from poundlock.errors import NotAuthorised
-from poundlock.sinks._kafka_python import admin, error_name, errors, producer
-from poundlock.sinks._kafka_wire import Again, Collected, Kind, Wire, judge
+from poundlock.kafka.kafka_python import admin, error_name, errors, producer
+from poundlock.kafka.wire import Again, Collected, Kind, Wire, judge
 
 END_TXN_VERSION = 5
 _LOG_TOPIC = "__transaction_state"  # where coordinators keep their transactions
