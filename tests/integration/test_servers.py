@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from poundlock.cli_servers import servers
+from poundlock.cli.servers import servers
 from poundlock.errors import UsageError
 from poundlock.servers import base, kafka
 

@@ -87,6 +87,6 @@ def test_quotes_and_backslashes_survive_both_readers():
 
 def test_the_command_line_loads_no_driver():
     heavy = ["pyspark", "kafka", "confluent_kafka", "rich"]
-    program = f"import sys, poundlock.cli_servers; print([m for m in {heavy} if m in sys.modules])"
+    program = f"import sys, poundlock.cli.servers; print([m for m in {heavy} if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.stdout.strip() == "[]", said.stderr

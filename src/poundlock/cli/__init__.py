@@ -11,19 +11,19 @@ from poundlock import __version__
 from poundlock.errors import PoundlockError
 
 _COMMANDS = {
-    "demo": ("poundlock.cli_demo", "demo", "Kill a pipeline again and again, and count the rows."),
-    "doctor": ("poundlock.cli_doctor", "doctor", "Check this machine, and say what is missing."),
+    "demo": ("poundlock.cli.demo", "demo", "Kill a pipeline again and again, and count the rows."),
+    "doctor": ("poundlock.cli.doctor", "doctor", "Check this machine, and say what is missing."),
     "guarantee": (
-        "poundlock.cli_guarantee",
+        "poundlock.cli.guarantee",
         "guarantee",
         "What each kind of sink promises, and why.",
     ),
     "servers": (
-        "poundlock.cli_servers",
+        "poundlock.cli.servers",
         "servers",
         "Real servers on this machine, without Docker.",
     ),
-    "txn": ("poundlock.cli_txn", "txn", "Transactions in doubt: list, show, commit, abort."),
+    "txn": ("poundlock.cli.txn", "txn", "Transactions in doubt: list, show, commit, abort."),
 }
 
 
