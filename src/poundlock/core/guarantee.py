@@ -16,6 +16,7 @@ from poundlock.errors import UsageError
 class Guarantee(Enum):
     """How often a row of the input changes the output, from weakest to strongest."""
 
+    NONE = "none"  # rows may be lost as well as repeated
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
     EXACTLY_ONCE = "exactly_once"
@@ -25,6 +26,7 @@ ANY = "any"  # a sink without a commitment of its own, or one that writes straig
 
 _LOST = "what the source has handed out is gone after a crash"
 _REPEATED = "rows written before a crash are written again when the batch is replayed"
+_UNWATCHED = "an error of the system loses rows, and its retries or a replay may repeat them"
 
 # Kind of sink to what it gives with a replayable source, and why. Without one, nothing helps.
 _REPLAYABLE: Mapping[str, tuple[Guarantee, str]] = {
@@ -117,10 +119,8 @@ def state(source: str, *, replayable: bool, sinks: Sequence[Participant]) -> Sta
         exact = sink.semantic is Semantic.EXACTLY_ONCE
         kind = sink.commitment.value if exact else ANY
         answer = cell(kind, replayable=replayable)
-        if sink.semantic is Semantic.NONE and replayable:
-            answer = Cell(
-                answer.guarantee, f"{_REPEATED}, and errors of the system are not waited for"
-            )
+        if sink.semantic is Semantic.NONE:
+            answer = Cell(Guarantee.NONE, _UNWATCHED)
         routes.append(Route(sink.name, sink.semantic, kind, answer, sink.reader_needs()))
     return Statement(source, replayable, tuple(routes))
 

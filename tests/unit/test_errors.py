@@ -1,0 +1,48 @@
+"""Errors cross from workers to the driver, and say where they happened."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from poundlock import errors
+from poundlock.errors import PoundlockError
+
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, PoundlockError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_it_survives_pickling(kind: type[PoundlockError]) -> None:
+    before = kind("what happened", transaction="lock batch 3", sink="out")
+    after = pickle.loads(pickle.dumps(before))
+    assert type(after) is kind
+    assert (str(after), after.transaction, after.sink) == (str(before), "lock batch 3", "out")
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ({}, "what happened"),
+        ({"transaction": "lock batch 3"}, "[lock batch 3] what happened"),
+        ({"sink": "out"}, "[sink out] what happened"),
+        ({"transaction": "lock batch 3", "sink": "out"}, "[lock batch 3, sink out] what happened"),
+    ],
+)
+def test_the_message_says_where(where: dict[str, str], text: str) -> None:
+    assert str(PoundlockError("what happened", **where)) == text
+
+
+def test_the_page_at_the_top_names_every_error() -> None:
+    assert errors.__doc__ is not None
+    drawn = {line.strip(" │├└─").split(" ")[0] for line in errors.__doc__.splitlines()}
+    assert {kind.__name__ for kind in KINDS} <= drawn
+
+
+def test_every_error_says_what_it_means() -> None:
+    assert all(kind.__doc__ for kind in KINDS)

@@ -1,0 +1,101 @@
+"""The guarantee table, cell by cell."""
+
+from __future__ import annotations
+
+import pytest
+
+from poundlock.core import guarantee
+from poundlock.core.guarantee import Guarantee
+from poundlock.core.participant import Commitment, Semantic
+from poundlock.errors import UsageError
+from poundlock.sinks.memory import Memory, MemorySystem
+
+# Kind of sink: what it gives with a source that cannot be replayed, and with one that can.
+TABLE = {
+    "any": ("at_most_once", "at_least_once"),
+    "idempotent": ("at_most_once", "exactly_once"),
+    "logged": ("at_most_once", "at_least_once"),  # the write-ahead log
+    "transactional": ("at_most_once", "exactly_once"),  # two-phase commit
+    "staged": ("at_most_once", "exactly_once"),
+}
+
+
+def sink(name: str, kind: Commitment, semantic: Semantic = Semantic.EXACTLY_ONCE) -> Memory:
+    made = Memory(name, MemorySystem(), semantic=semantic)
+    made.commitment = kind
+    return made
+
+
+def test_the_table() -> None:
+    assert guarantee.table() == {
+        kind: {"not_replayable": without, "replayable": with_}
+        for kind, (without, with_) in TABLE.items()
+    }
+
+
+@pytest.mark.parametrize("kind", TABLE)
+def test_a_source_that_cannot_be_replayed_loses_rows_whatever_the_sink(kind: str) -> None:
+    cell = guarantee.cell(kind, replayable=False)
+    assert cell.guarantee is Guarantee.AT_MOST_ONCE
+    assert "gone after a crash" in cell.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("any", "written again"),
+        ("idempotent", "old values again"),
+        ("logged", "may send them again"),
+        ("transactional", "prepared branches"),
+        ("staged", "at one instant"),
+    ],
+)
+def test_every_cell_has_its_reason(kind: str, reason: str) -> None:
+    assert reason in guarantee.cell(kind, replayable=True).reason
+
+
+@pytest.mark.parametrize("commitment", Commitment)
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_sink_is_given_its_cell(commitment: Commitment, replayable: bool) -> None:
+    statement = guarantee.state("s", replayable=replayable, sinks=[sink("out", commitment)])
+    assert statement.guarantee.value == TABLE[commitment.value][replayable]
+
+
+@pytest.mark.parametrize("commitment", Commitment)
+@pytest.mark.parametrize(
+    ("semantic", "replayable", "given"),
+    [
+        (Semantic.AT_LEAST_ONCE, True, Guarantee.AT_LEAST_ONCE),
+        (Semantic.AT_LEAST_ONCE, False, Guarantee.AT_MOST_ONCE),
+        (Semantic.NONE, True, Guarantee.NONE),  # errors are not waited for
+        (Semantic.NONE, False, Guarantee.NONE),
+    ],
+)
+def test_less_asked_is_less_given(
+    commitment: Commitment, semantic: Semantic, replayable: bool, given: Guarantee
+) -> None:
+    weak = sink("out", commitment, semantic)
+    statement = guarantee.state("s", replayable=replayable, sinks=[weak])
+    assert statement.guarantee is given
+    assert statement.routes[0].kind == "any"
+
+
+def test_a_pipeline_is_as_good_as_its_weakest_sink() -> None:
+    sinks = [sink("a", Commitment.STAGED), sink("b", Commitment.LOGGED)]
+    statement = guarantee.state("s", replayable=True, sinks=sinks)
+    assert statement.guarantee is Guarantee.AT_LEAST_ONCE
+    for line in ("source s: can be replayed", "sink a (staged): exactly once", "sink b (logged)"):
+        assert line in str(statement)
+
+
+def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
+    strong, weak = (
+        guarantee.state(
+            "socket", replayable=False, sinks=[sink("out", Commitment.STAGED, semantic)]
+        )
+        for semantic in (Semantic.EXACTLY_ONCE, Semantic.AT_LEAST_ONCE)
+    )
+    with pytest.raises(UsageError, match="semantic='at_least_once'"):
+        guarantee.require(strong)
+    guarantee.require(weak)
+    guarantee.require(guarantee.state("s", replayable=True, sinks=[sink("o", Commitment.LOGGED)]))

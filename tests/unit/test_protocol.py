@@ -1,0 +1,377 @@
+"""The tables of the protocol, cell by cell, and the pure functions over them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poundlock.core.model import (
+    Bound,
+    Compacted,
+    Decided,
+    Fingerprint,
+    Finished,
+    Generation,
+    Namespace,
+    Receipt,
+    Record,
+    Repaired,
+    Ruled,
+    Ruling,
+    Stray,
+    record_from_json,
+    record_to_json,
+    total,
+)
+from poundlock.core.protocol import (
+    FOLLOWS,
+    RECOVERY,
+    BatchStory,
+    LogState,
+    Mismatch,
+    Stage,
+    compare,
+    enter,
+    match_lost,
+    to_sweep,
+)
+from poundlock.errors import LogCorrupt, Parted
+
+OURS = Namespace("lock", "feed")
+
+# The recovery table as the design document writes it.
+DESIGN = """
+| last record of batch | prepared | committed | aborted | no witness | unreachable |
+| none                 | abort    | stop      | nothing | nothing    | retry       |
+| decided              | commit   | done      | repair  | stop       | retry       |
+| finished             | stop     | nothing   | stop    | nothing    | nothing     |
+"""
+
+# Which record may follow which in the story of a batch.
+STORY = """
+|          | Decided | Repaired | Ruled | Finished |
+| nothing  | yes     |          |       |          |
+| Decided  |         | yes      | yes   | yes      |
+| Repaired |         | yes      | yes   | yes      |
+| Ruled    |         | yes      | yes   | yes      |
+| Finished |         |          | yes   |          |
+"""
+
+
+def cells(table: str) -> list[tuple[str, str, str]]:
+    """Read a table: (row, column, cell) of each cell."""
+    lines = [line.strip("|").split("|") for line in table.strip().splitlines()]
+    (_, *columns), *rows = [[cell.strip() for cell in line] for line in lines]
+    return [
+        (name, column, cell)
+        for name, *values in rows
+        for column, cell in zip(columns, values, strict=True)
+    ]
+
+
+def generation(number: int = 1) -> Generation:
+    return Generation(number, OURS, "file:///log", "query-1", "here:1")
+
+
+def receipt(id: str = "b1", *, sink: str = "out", task: int = 0, digest: int = 7) -> Receipt:
+    return Receipt(sink, id, task, Fingerprint(1, digest), {"pid": 1, "epoch": 2})
+
+
+def decided(batch: int = 0, *receipts: Receipt, offsets: str = "hash") -> Decided:
+    return Decided(batch, 1, 1, f"{offsets}-{batch}", receipts or (receipt(f"b{batch}"),), {})
+
+
+def state_of(*records: Record) -> LogState:
+    state = LogState()
+    for record in (generation(), *records):
+        state.apply(record)
+    return state
+
+
+# The tables.
+
+
+@pytest.mark.parametrize(("stage", "state", "action"), cells(DESIGN))
+def test_recovery(stage: str, state: str, action: str) -> None:
+    row = next(row for key, row in RECOVERY.items() if key.value == stage)
+    cell = next(cell for key, cell in row.items() if key.value == state)
+    assert cell.value == action
+
+
+def test_recovery_has_every_cell_of_the_design_and_no_other() -> None:
+    ours = {(s.value, b.value) for s, row in RECOVERY.items() for b in row}
+    assert ours == {(stage, state) for stage, state, _ in cells(DESIGN)}
+
+
+RECORDS: dict[str, Record] = {
+    "Decided": decided(),
+    "Repaired": Repaired(0, 1, (("out", "b0"),), (receipt("b1"),)),
+    "Ruled": Ruled(0, Ruling.ACCEPT_LOSS, "me"),
+    "Finished": Finished(0),
+}
+BEFORE: dict[str, Sequence[Record]] = {
+    "nothing": (),
+    "Decided": (decided(),),
+    "Repaired": (decided(), RECORDS["Repaired"]),
+    "Ruled": (decided(), RECORDS["Ruled"]),
+    "Finished": (decided(), RECORDS["Finished"]),
+}
+
+
+@pytest.mark.parametrize(("last", "following", "allowed"), cells(STORY))
+def test_follows(last: str, following: str, allowed: str) -> None:
+    kinds = {None if kind is None else kind.__name__: f for kind, f in FOLLOWS.items()}
+    followers = {kind.__name__ for kind in kinds[None if last == "nothing" else last]}
+    assert (following in followers) is bool(allowed)
+    state = state_of(*BEFORE[last])
+    if allowed:
+        state.apply(RECORDS[following])
+        return
+    before = dict(state.batches)
+    with pytest.raises(LogCorrupt, match="cannot follow"):
+        state.apply(RECORDS[following])
+    assert state.batches == before  # and the state is as it was
+
+
+def test_follows_has_no_other_row() -> None:
+    rows = {last for last, _, _ in cells(STORY)}
+    assert {"nothing" if kind is None else kind.__name__ for kind in FOLLOWS} == rows
+
+
+# The state of a log.
+
+
+def test_a_story_from_decision_to_end() -> None:
+    state = state_of(decided(0, receipt("b1"), receipt("b2")))
+    assert state.batches[0].stage is Stage.DECIDED
+    assert state.held() == {("out", "b1"), ("out", "b2")}
+    state.apply(Repaired(0, 1, (("out", "b1"),), (receipt("b3"),)))
+    assert {r.id for r in state.batches[0].receipts} == {"b2", "b3"}
+    assert state.held() == {("out", "b2"), ("out", "b3")}
+    state.apply(Ruled(0, Ruling.ACCEPT_LOSS, "me"))
+    state.apply(Finished(0))
+    assert state.batches[0].stage is Stage.FINISHED
+    assert state.batches[0].ruling is Ruling.ACCEPT_LOSS
+    assert not state.unfinished and not state.held()
+
+
+def test_an_empty_batch_is_finished_as_it_is_decided() -> None:
+    state = state_of(Decided(0, 1, 1, "hash", (), {}))
+    assert state.batches[0].stage is Stage.FINISHED
+
+
+def test_a_batch_whose_whole_loss_is_accepted_is_finished() -> None:
+    state = state_of(decided(0, receipt("b1")), Repaired(0, 1, (("out", "b1"),), ()))
+    assert state.batches[0].stage is Stage.FINISHED
+
+
+def test_a_ruling_does_not_reopen_a_finished_batch() -> None:
+    state = state_of(decided(), Finished(0), Ruled(0, Ruling.ACCEPT_REPLAY, "me"))
+    assert state.batches[0].stage is Stage.FINISHED
+    assert state.batches[0].ruling is Ruling.ACCEPT_REPLAY
+
+
+def test_compaction_drops_old_batches_and_whatever_is_still_said_of_them() -> None:
+    state = state_of(decided(0), Finished(0), decided(1), Finished(1))
+    state.apply(Compacted(3, 1, generation()))
+    assert set(state.batches) == {1} and state.batch_floor == 1
+    state.apply(Ruled(0, Ruling.ACCEPT_LOSS, "me"))  # a ruling on an old batch
+    assert set(state.batches) == {1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        generation(1),
+        generation(0),
+        Generation(2, Namespace("lock", "other"), "file:///log", None, "here:2"),
+        Bound("query-2"),
+    ],
+)
+def test_generations_only_rise_within_one_namespace_and_query(wrong: Record) -> None:
+    with pytest.raises(LogCorrupt):
+        state_of(wrong)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        generation(),
+        Bound("query-1"),
+        Decided(3, 2, 1, "hash", (receipt(),), {"out": Fingerprint(3, 2**64 - 1)}),
+        Repaired(3, 1, (("out", "b1"),), (receipt("b2"),)),
+        Ruled(3, Ruling.ACCEPT_REPLAY, "me"),
+        Finished(3),
+        Compacted(7, 2, generation()),
+    ],
+)
+def test_records_survive_the_log(record: Record) -> None:
+    assert record_from_json(record_to_json(record)) == record
+
+
+# Entering a batch.
+
+
+FLOORED = (decided(0), Finished(0), decided(1), Finished(1), Compacted(3, 1, generation()))
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "stage"),
+    [
+        ((), 0, Stage.NONE),
+        ((), 17, Stage.NONE),  # a query that had batches before it had a log
+        ((decided(0),), 0, Stage.DECIDED),
+        ((decided(0), RECORDS["Repaired"]), 0, Stage.DECIDED),
+        ((decided(0), Finished(0)), 0, Stage.FINISHED),
+        ((decided(0), Finished(0)), 1, Stage.NONE),
+        ((decided(0), Finished(0), decided(1), Finished(1)), 0, Stage.FINISHED),  # restored, known
+        (FLOORED, 1, Stage.FINISHED),
+        (FLOORED, 2, Stage.NONE),
+    ],
+)
+def test_enter(records: Sequence[Record], batch: int, stage: Stage) -> None:
+    assert enter(state_of(*records), batch, f"hash-{batch}") is stage
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "offsets", "reason"),
+    [
+        ((decided(0),), 0, "other", "other source offsets"),
+        ((decided(0), Finished(0)), 0, "other", "other source offsets"),
+        ((decided(0),), 1, "hash-1", "batch 0 is not finished"),
+        ((decided(0), Finished(0)), 2, "hash-2", "its last is 0"),  # the log is older
+        (FLOORED, 0, "hash-0", "compacted up to batch 0"),  # the checkpoint is older
+        (FLOORED, 3, "hash-3", "its last is 1"),
+    ],
+)
+def test_enter_refuses(records: Sequence[Record], batch: int, offsets: str, reason: str) -> None:
+    with pytest.raises(Parted, match=reason):
+        enter(state_of(*records), batch, offsets)
+
+
+# Sweeping.
+
+
+def stray(id: str, *, number: int = 1, sink: str = "out", epoch: int = 2) -> Stray:
+    return Stray(sink, id, number, "Ongoing", {"pid": 1, "epoch": epoch})
+
+
+def test_the_sweep_spares_what_is_decided_and_takes_the_rest() -> None:
+    state = state_of(generation(2), decided(0, receipt("held")))
+    strays = [stray("held"), stray("loose"), stray("held", sink="other"), stray("own", number=2)]
+    assert to_sweep(state, strays) == strays[1:]
+
+
+def test_a_repaired_branch_is_spared_no_longer() -> None:
+    state = state_of(
+        decided(0, receipt("lost")), Repaired(0, 1, (("out", "lost"),), (receipt("new"),))
+    )
+    assert to_sweep(state, [stray("lost"), stray("new")]) == [stray("lost")]
+
+
+def test_a_stray_of_a_later_generation_stops_the_sweep() -> None:
+    with pytest.raises(Parted, match="generation 2"):
+        to_sweep(state_of(), [stray("b", number=2)])
+
+
+def test_an_open_branch_of_a_finished_batch_stops_the_sweep() -> None:
+    state = state_of(decided(0, receipt("b1")), Finished(0))
+    with pytest.raises(Parted, match="batch 0 with this branch was finished"):
+        to_sweep(state, [stray("b1")])
+
+
+def test_the_next_use_of_a_finished_id_is_swept() -> None:
+    state = state_of(decided(0, receipt("b1")), Finished(0))
+    again = stray("b1", epoch=4)
+    assert to_sweep(state, [again]) == [again]
+
+
+# Comparing and repairing.
+
+
+def test_compare_names_the_sinks_that_differ() -> None:
+    one, two = Fingerprint(1, 1), Fingerprint(2, 2)
+    assert compare({"a": one, "b": Fingerprint()}, {"a": one}) == []
+    differing = compare({"a": one, "b": one}, {"a": two})
+    assert [(m.sink, m.recorded, m.replayed) for m in differing] == [
+        ("a", one, two),
+        ("b", one, Fingerprint()),
+    ]
+
+
+def branches(digests: Sequence[int], name: str) -> list[Receipt]:
+    return [receipt(f"{name}{n}", task=n, digest=d) for n, d in enumerate(digests)]
+
+
+digests = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+
+
+@given(digests, st.data())
+def test_a_replay_of_the_same_branches_replaces_exactly_the_lost(
+    before: list[int], data: st.DataObject
+) -> None:
+    recorded = branches(before, "old")
+    replayed = branches(data.draw(st.permutations(before)), "new")
+    gone = data.draw(st.sets(st.sampled_from([r.id for r in recorded]), min_size=1))
+    lost = frozenset(("out", id_) for id_ in gone)
+    chosen = match_lost(recorded, lost, replayed)
+    assert not isinstance(chosen, Mismatch)
+    wanted = Counter(r.fingerprint for r in recorded if r.id in gone)
+    assert Counter(r.fingerprint for r in chosen) == wanted
+    assert len({r.id for r in chosen}) == len(gone)
+
+
+@given(digests, digests, st.data())
+def test_nothing_is_ever_repeated_or_left_out(
+    before: list[int], after: list[int], data: st.DataObject
+) -> None:
+    """Whatever the replay gives: kept and chosen together are what was decided, or it is refused."""
+    recorded, replayed = branches(before, "old"), branches(after, "new")
+    gone = data.draw(st.sets(st.sampled_from([r.id for r in recorded]), min_size=1))
+    chosen = match_lost(recorded, frozenset(("out", id_) for id_ in gone), replayed)
+    if isinstance(chosen, Mismatch):
+        same_rows = total(r.fingerprint for r in recorded) == total(r.fingerprint for r in replayed)
+        same_cut = sorted(before) == sorted(after)
+        assert not same_cut
+        assert not same_rows or len(gone) < len(recorded)
+    else:
+        kept = [r for r in recorded if r.id not in gone]
+        assert total(r.fingerprint for r in (*kept, *chosen)) == total(
+            r.fingerprint for r in recorded
+        )
+
+
+def test_another_cut_of_the_same_rows_may_replace_a_whole_sink_only() -> None:
+    recorded, replayed = branches([1, 2], "old"), branches([3], "new")
+    replayed = [Receipt("out", "new0", 0, Fingerprint(2, 3))]
+    both = frozenset({("out", "old0"), ("out", "old1")})
+    assert match_lost(recorded, both, replayed) == replayed
+    refused = match_lost(recorded, frozenset({("out", "old0")}), replayed)
+    assert isinstance(refused, Mismatch) and "1 of 2 branches are already committed" in str(refused)
+
+
+@pytest.mark.parametrize("ruling", [None, Ruling.ACCEPT_LOSS, Ruling.ACCEPT_REPLAY])
+def test_other_rows_are_taken_only_by_order_and_for_a_whole_sink(ruling: Ruling | None) -> None:
+    recorded, replayed = branches([1, 2], "old"), branches([5, 6, 7], "new")
+    for lost in itertools.chain([recorded], ([r] for r in recorded)):
+        keys = frozenset((r.sink, r.id) for r in lost)
+        result = match_lost(recorded, keys, replayed, ruling=ruling)
+        if ruling is Ruling.ACCEPT_REPLAY and lost is recorded:
+            assert result == replayed
+        else:
+            assert isinstance(result, Mismatch) and "other rows" in str(result)
+
+
+def test_fingerprints_add_up_in_any_order() -> None:
+    parts = [Fingerprint(1, 2**63), Fingerprint(2, 2**63), Fingerprint(3, 5)]
+    assert {total(order) for order in itertools.permutations(parts)} == {Fingerprint(6, 5)}
+
+
+def test_a_story_keeps_its_decision() -> None:
+    story = BatchStory(decided(), (receipt(),))
+    assert story.stage is Stage.DECIDED and story.decided.batch == 0
