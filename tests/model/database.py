@@ -1,0 +1,252 @@
+"""A database with prepared transactions, with a witness table and without one.
+
+`COMMIT PREPARED` of a name that is not prepared answers 42704, whether it was committed or rolled back:
+PostgreSQL and MariaDB alike. `Database` asks its witness table then. `Blind` is the reference sink of
+the library as it behaves without a witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray
+from poundlock.core.participant import Commitment, Participant, PreparedBranch, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.sinks.memory import Held, Memory, MemorySystem, MemoryWriter
+
+from .systems import ALIEN, ELSEWHERE, FOREIGN, PROTOCOL, Key, Row, Watcher, Wire
+
+UNDEFINED_OBJECT = "42704"
+
+
+class DatabaseServer:
+    """Prepared branches, the table, and the witness table, whose key is unique."""
+
+    witnesses = True
+
+    def __init__(self, sink: str, watcher: Watcher):
+        self.sink, self.watcher = sink, watcher
+        self.prepared: dict[str, list[Row]] = {_gid(FOREIGN, 1, sink, "0"): []}
+        self.table: list[Row] = []
+        self.witness: dict[str, str] = {}  # committed, or the tombstone
+        self.last: str | None = None
+
+    def prepare(self, gid: str, rows: list[Row]) -> None:
+        self.prepared[gid] = rows
+        self.last = gid
+
+    def commit_prepared(self, gid: str) -> str | None:
+        if gid not in self.prepared:
+            return UNDEFINED_OBJECT
+        self.table.extend(self.prepared.pop(gid))
+        self.witness[gid] = "committed"
+        self.watcher.committed((self.sink, gid, None))
+        return None
+
+    def rollback_prepared(self, gid: str, by: str = PROTOCOL) -> str | None:
+        if gid not in self.prepared:
+            return UNDEFINED_OBJECT
+        del self.prepared[gid]
+        self.watcher.aborted((self.sink, gid, None), by)
+        return None
+
+    def insert_tombstone(self, gid: str) -> str:
+        """Return whose mark is under the key now: the first that came."""
+        return self.witness.setdefault(gid, "aborted")
+
+    # As the oracle sees it.
+
+    def state_of(self, key: Key) -> str:
+        if key[1] in self.prepared:
+            return "open"
+        return "committed" if self.witness.get(key[1]) == "committed" else "aborted"
+
+    def visible(self) -> list[Row]:
+        return self.table
+
+    def open_branches(self) -> list[Key]:
+        return [(self.sink, gid, None) for gid in list(self.prepared)[self.bystander_lives() :]]
+
+    def bystander_lives(self) -> bool:
+        return _gid(FOREIGN, 1, self.sink, "0") in self.prepared
+
+    def expire(self, key: Key) -> None:
+        self.rollback_prepared(key[1], ELSEWHERE)
+
+    def proves(self, receipt: Receipt) -> bool:
+        return True
+
+    def straggle(self) -> None:
+        if self.last is not None:
+            self.prepared[f"{self.last}-late"] = [ALIEN]
+
+    def tick(self) -> None:
+        pass
+
+
+def _gid(namespace: Namespace, generation: int, sink: str, rest: str) -> str:
+    return f"{namespace.pipeline}.{namespace.identity}.{generation}.{sink}.{rest}"
+
+
+class Database(Participant):
+    commitment = Commitment.TRANSACTIONAL
+
+    def __init__(self, server: DatabaseServer, wire: Wire):
+        self.name, self.server, self.wire = server.sink, server, wire
+
+    def project(self, columns: Mapping[str, str]) -> dict[str, str]:
+        return dict(columns)
+
+    def begin(self, branch: Branch) -> DatabaseWriter:
+        transaction = branch.transaction
+        rest = f"{transaction.batch}-{transaction.attempt}-{branch.task_attempt}"
+        gid = _gid(transaction.namespace, transaction.generation, self.name, rest)
+        return DatabaseWriter(self, gid)
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        prepared = self.wire("check", lambda: set(self.server.prepared))
+        return [None if r.id in prepared else "it is not prepared" for r in receipts]
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        return [self._commit_one(receipt.id) for receipt in receipts]
+
+    def _commit_one(self, gid: str) -> BranchState:
+        if self.wire("commit", lambda: self.server.commit_prepared(gid)) is None:
+            return BranchState.COMMITTED
+        mark = self.wire("witness", lambda: self.server.insert_tombstone(gid))
+        self.server.watcher.count(f"42704, witness {mark}")
+        return BranchState.COMMITTED if mark == "committed" else BranchState.ABORTED
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        strays: list[Stray] = []
+        for gid in self.wire("find", lambda: list(self.server.prepared)):
+            pipeline, identity, generation, sink, _ = gid.split(".")
+            if (pipeline, identity) == (namespace.pipeline, namespace.identity):
+                strays.append(Stray(sink, gid, int(generation), "prepared"))
+        return strays
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        return [self._abort_one(stray.id) for stray in strays]
+
+    def _abort_one(self, gid: str) -> BranchState:
+        if self.wire("abort", lambda: self.server.rollback_prepared(gid)) is None:
+            return BranchState.ABORTED
+        mark = self.wire("witness", lambda: self.server.insert_tombstone(gid))
+        return BranchState.COMMITTED if mark == "committed" else BranchState.ABORTED
+
+
+class DatabaseWriter(Writer):
+    def __init__(self, sink: Database, gid: str):
+        self.sink, self.gid, self.rows = sink, gid, list[Row]()
+
+    def write(self, rows: Any) -> None:
+        self.rows.extend(rows)
+
+    def prepare(self) -> PreparedBranch:
+        self.sink.wire("prepare", lambda: self.sink.server.prepare(self.gid, self.rows))
+        return PreparedBranch(self.gid, {}, began_at=0.0, expires_at=None)
+
+    def abort(self) -> None:
+        pass
+
+
+class BlindServer:
+    """The library's reference system, as it is without a witness."""
+
+    witnesses = False
+
+    def __init__(self, sink: str, watcher: Watcher):
+        self.sink, self.watcher = sink, watcher
+        self.memory = MemorySystem(forgets=True)
+        self._foreign = f"{FOREIGN.identity}/{sink}/1.0.1.0"
+        self.memory.branches[self._foreign] = Held(FOREIGN, 1, [])
+
+    def watched(self, id_: str, effect: Callable[[], BranchState], by: str) -> BranchState:
+        """Let `effect` happen, and tell the watcher if it ended the branch."""
+        held = self.memory.branches.get(id_)
+        before = held and held.state
+        answer = effect()
+        if held is not None and before is BranchState.PREPARED:
+            if held.state is BranchState.COMMITTED:
+                self.watcher.committed((self.sink, id_, None))
+            elif held.state is BranchState.ABORTED:
+                self.watcher.aborted((self.sink, id_, None), by)
+        return answer
+
+    def state_of(self, key: Key) -> str:
+        state = self.memory.branches[key[1]].state
+        return "open" if state is BranchState.PREPARED else state.value
+
+    def visible(self) -> list[Row]:
+        return self.memory.visible
+
+    def open_branches(self) -> list[Key]:
+        return [
+            (self.sink, id_, None)
+            for id_, held in self.memory.branches.items()
+            if held.state is BranchState.PREPARED and id_ != self._foreign
+        ]
+
+    def bystander_lives(self) -> bool:
+        return self.memory.branches[self._foreign].state is BranchState.PREPARED
+
+    def expire(self, key: Key) -> None:
+        self.memory.branches[key[1]].state = BranchState.ABORTED
+        self.watcher.aborted(key, ELSEWHERE)
+
+    def proves(self, receipt: Receipt) -> bool:
+        return False
+
+    def straggle(self) -> None:
+        last = list(self.memory.branches)[-1]
+        if last != self._foreign:
+            held = self.memory.branches[last]
+            self.memory.branches[f"{last}-late"] = Held(held.namespace, held.generation, [ALIEN])
+
+    def tick(self) -> None:
+        pass
+
+
+class Blind(Memory):
+    """The reference sink, each of its requests sent over the wire."""
+
+    def __init__(self, server: BlindServer, wire: Wire, clock: Callable[[], float]):
+        super().__init__(server.sink, server.memory, clock=clock)
+        self.server, self.wire = server, wire
+
+    def begin(self, branch: Branch) -> BlindWriter:
+        return BlindWriter(self, branch)
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        return self.wire("check", lambda: super(Blind, self).check(receipts))
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        return [self._commit_watched(receipt) for receipt in receipts]
+
+    def _commit_watched(self, receipt: Receipt) -> BranchState:
+        effect = partial(super()._commit_one, receipt)
+        return self.wire("commit", lambda: self.server.watched(receipt.id, effect, PROTOCOL))
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        return self.wire("find", lambda: super(Blind, self).find(namespace))
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        return [self._abort_watched(stray) for stray in strays]
+
+    def _abort_watched(self, stray: Stray) -> BranchState:
+        abort = super().abort
+        return self.wire(
+            "abort",
+            lambda: self.server.watched(stray.id, lambda: abort([stray])[0], PROTOCOL),
+        )
+
+
+class BlindWriter(MemoryWriter):
+    def __init__(self, sink: Blind, branch: Branch):
+        super().__init__(sink, branch)
+        self._wire = sink.wire
+
+    def prepare(self) -> PreparedBranch | None:
+        return self._wire("prepare", super().prepare)

@@ -1,0 +1,196 @@
+"""A disk that keeps only what was synced, and a store in the network that keeps all.
+
+What POSIX promises is kept and no more: a file's content survives a crash of the machine if the file
+was synced, its name if the directory was. The rest survives or not, as the schedule says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from poundlock.core.log import Disk, NumberTaken, TransactionLog
+
+Effect = Callable[[str, Callable[[], object]], object]
+
+ROOT = "/model"
+
+
+class File:
+    __slots__ = ("data", "synced")
+
+    def __init__(self, data: bytes):
+        self.data = data
+        self.synced: bytes | None = None
+
+
+class SimDisk:
+    """One machine's disk. `live` is what its processes see, `kept` what a crash leaves."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, File | None] = {"/": None, ROOT: None}  # None: a directory
+        self.kept: dict[str, File | None] = dict(self.live)
+        self.doomed: set[str] = set()  # names whose sync failed: later syncs skip them
+
+    def make_directory(self, path: str) -> None:
+        while path not in self.live:
+            self.live[path] = None
+            path = _parent(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self.live[path] = File(data)
+
+    def sync(self, path: str) -> None:
+        file = self._there(path)
+        if file is not None:
+            file.synced = file.data
+            return
+        for name in {*self.live, *self.kept} - self.doomed:
+            if _parent(name) == path:
+                if name in self.live:
+                    self.kept[name] = self.live[name]
+                else:
+                    del self.kept[name]
+
+    def fail_to_sync(self, path: str) -> None:
+        """What is dirty is now called clean, and is not on the disk."""
+        if self._there(path) is None:
+            inside = (n for n in self.live if _parent(n) == path and n not in self.kept)
+            self.doomed.update(inside)
+
+    def link(self, source: str, target: str) -> None:
+        file = self._there(source)
+        if target in self.live:
+            raise FileExistsError(target)
+        self.live[target] = file
+
+    def unlink(self, path: str) -> None:
+        self._there(path)
+        del self.live[path]
+
+    def read(self, path: str) -> bytes:
+        file = self._there(path)
+        assert file is not None
+        return file.data
+
+    def names(self, path: str) -> list[str]:
+        self._there(path)
+        return [name.rpartition("/")[2] for name in self.live if _parent(name) == path]
+
+    def _there(self, path: str) -> File | None:
+        if path not in self.live:
+            raise FileNotFoundError(path)
+        return self.live[path]
+
+    def crash(self, arg: int) -> None:
+        """Forget. 0: all that was not synced; 1: nothing; else: now this, now that."""
+        after = dict(self.kept)
+        for turn, name in enumerate({**self.live, **self.kept}):
+            survives = arg == 1 or (arg > 1 and (arg >> turn % 3) & 1)
+            if survives and name not in self.doomed:
+                if name in self.live:
+                    after[name] = self.live[name]
+                else:
+                    after.pop(name, None)
+        while lost := [name for name in after if _parent(name) not in after]:
+            for name in lost:
+                del after[name]
+        for file in filter(None, after.values()):
+            if arg != 1:
+                file.data = file.synced if file.synced is not None else file.data[: 40 * (arg % 3)]
+            file.synced = file.data
+        self.live, self.kept, self.doomed = dict(after), after, set()
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+class DriverDisk(Disk):
+    """The disk as one process sees it: every call is an effect, and may go wrong."""
+
+    def __init__(self, disk: SimDisk, effect: Effect, published: Callable[[int, bytes], None]):
+        self._disk, self._effect, self._published = disk, effect, published
+
+    def make_directory(self, path: str) -> None:
+        self._effect("mkdir", lambda: self._disk.make_directory(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        self._effect("write", lambda: self._disk.write(path, data))
+
+    def sync(self, path: str) -> None:
+        try:
+            self._effect("sync", lambda: self._disk.sync(path))
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                self._disk.fail_to_sync(path)
+            raise
+
+    def link(self, source: str, target: str) -> None:
+        def effect() -> None:
+            self._disk.link(source, target)
+            self._published(int(target[-25:-5]), self._disk.read(target))
+
+        self._effect("link", effect)
+
+    def unlink(self, path: str) -> None:
+        self._effect("unlink" if path.endswith(".tmp") else "del", lambda: self._disk.unlink(path))
+
+    def read(self, path: str) -> bytes:
+        data = self._effect("read", lambda: self._disk.read(path))
+        assert isinstance(data, bytes)
+        return data
+
+    def names(self, path: str) -> list[str]:
+        names = self._effect("names", lambda: self._disk.names(path))
+        assert isinstance(names, list)
+        return names
+
+
+class RemoteLog(TransactionLog):
+    """The log in an object store: durable at once, but requests get lost, late and repeated."""
+
+    settle_tries = 3
+
+    def __init__(
+        self,
+        records: dict[int, bytes],
+        uri: str,
+        effect: Effect,
+        published: Callable[[int, bytes], None],
+        *,
+        swallows: bool,
+        clock: Callable[[], float],
+    ):
+        super().__init__(uri, clock=clock)
+        self._records, self._effect, self._published = records, effect, published
+        self._swallows = swallows  # as Spark's own checkpoint manager on S3A
+
+    def _create(self, number: int, data: bytes) -> None:
+        def effect() -> bool:
+            if number in self._records:
+                return False
+            self._records[number] = data
+            self._published(number, data)
+            return True
+
+        if not self._effect("put", effect) and not self._swallows:
+            raise NumberTaken
+
+    def _read(self, number: int) -> bytes | None:
+        data = self._effect("get", lambda: self._records.get(number))
+        assert data is None or isinstance(data, bytes)
+        return data
+
+    def _numbers(self) -> list[int]:
+        numbers = self._effect("list", lambda: list(self._records))
+        assert isinstance(numbers, list)
+        return numbers
+
+    def _delete(self, number: int) -> None:
+        self._effect("del", lambda: self._records.pop(number, None))
+
+    def _put(self, name: str, data: bytes) -> None:
+        raise NotImplementedError("no person works in the model's store")
+
+    def _extras(self) -> dict[str, bytes]:
+        return {}

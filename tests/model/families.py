@@ -1,0 +1,183 @@
+"""Schedules by enumeration: one fault at every effect there is, and pairs where two belong together."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .schedule import Config, Fault, Schedule
+from .world import World
+
+PLAIN = Config()
+REMOTE = Config(log="remote", sinks=("kafka",), stubborn=True)
+SWALLOWING = Config(log="swallowing", sinks=("database", "kafka"), batches=(2, 1))
+STATEFUL = Config(sinks=("kafka", "kafka"), batches=(3,), tasks=3, stateful=True)
+SALTED = Config(sinks=("database", "kafka"), batches=(3,), stateful=True, salted=True)
+SHIFTING = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, shifting=True)
+BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
+LONG = Config(sinks=("kafka",), batches=(1, 1, 1, 1), keep=1, late=True)
+
+ALL = (PLAIN, REMOTE, SWALLOWING, STATEFUL, SALTED, SHIFTING, BLIND, LONG)
+
+
+LOSABLE = ("link", "put", "init", "prepare", "check")  # where a driver that was replaced loses
+
+
+def effects(config: Config, *faults: Fault) -> list[str]:
+    """Return every effect of a run, by its kind."""
+    world = World(Schedule(config, faults), trace=True)
+    world.run()
+    assert world.trace is not None
+    return world.trace
+
+
+def everywhere(config: Config, kind: str, arg: int = 0, step: int = 1) -> Iterator[Schedule]:
+    """One fault at each effect of an undisturbed run."""
+    for after in range(0, len(effects(config)), step):
+        yield Schedule(config, (Fault(kind, after, arg=arg),))
+
+
+def crashes() -> Iterator[Schedule]:
+    for config in ALL:
+        yield from everywhere(config, "crash")
+
+
+def replaced_drivers() -> Iterator[Schedule]:
+    """A driver is paused anywhere, another runs to the end, and the first goes on."""
+    for config in (LONG, BLIND, PLAIN, SWALLOWING, STATEFUL):
+        yield from everywhere(config, "switch")
+    yield from everywhere(replace(PLAIN, late=True), "switch")
+    yield from everywhere(replace(LONG, log="remote"), "switch")
+
+
+def machine_crashes() -> Iterator[Schedule]:
+    for config, arg in itertools.product((PLAIN, LONG), (0, 5)):
+        yield from everywhere(config, "machine", arg)
+
+
+def interrupted_links() -> Iterator[Schedule]:
+    """A call is broken off between linking a record and syncing it; then the machine crashes."""
+    config = replace(PLAIN, stubborn=True)
+    for nth, after in itertools.product(range(2, 6), range(0, 24, 2)):
+        yield Schedule(config, (Fault("interrupt_after", nth, "link"), Fault("machine", after)))
+
+
+def unsynced_links() -> Iterator[Schedule]:
+    """A driver is paused there; another builds on its record; then the machine crashes."""
+    for nth, after, arg in itertools.product(range(effects(PLAIN).count("sync")), range(4), (2, 4)):
+        pause = Fault("switch", nth, "sync")
+        yield Schedule(PLAIN, (pause, Fault("machine", after, "unlink", arg)))
+        yield Schedule(PLAIN, (pause, Fault("machine", 3 + after, "sync", arg)))
+
+
+def races() -> Iterator[Schedule]:
+    """Two drivers race for a number of the log, for a branch, and for the checkpoint's files."""
+    for config in (BLIND, PLAIN, SWALLOWING, replace(SWALLOWING, late=True)):
+        for place in (*LOSABLE, "commit", "offsets", "commits", "metadata"):
+            for nth in range(effects(config).count(place)):
+                yield Schedule(config, (Fault("switch", nth, place),))
+
+
+def lost_messages() -> Iterator[Schedule]:
+    for config in (PLAIN, REMOTE, BLIND):
+        for kind in ("lose_request", "lose_answer", "interrupt_after"):
+            yield from everywhere(config, kind)
+    yield from everywhere(replace(PLAIN, stubborn=True), "interrupt_after")
+    yield from everywhere(REMOTE, "delay")
+    yield from everywhere(SWALLOWING, "outage", 7)
+
+
+def losses() -> Iterator[Schedule]:
+    """Branches are aborted by their systems, at any time; then the driver dies, at any time."""
+    for arg, config in itertools.product((1, 0), (SHIFTING, SALTED, STATEFUL)):
+        yield from everywhere(config, "expire", arg)
+    for config, arg in itertools.product((PLAIN, SHIFTING, BLIND), (0, 1)):
+        lost = Fault("expire", 0, "commit", arg)
+        for after in range(0, 90, 2):
+            yield Schedule(config, (lost, Fault("crash", after)))
+            yield Schedule(config, (lost, Fault("switch", after)))
+
+
+def stragglers() -> Iterator[Schedule]:
+    """A task that was given up long ago takes an id again, writes, and prepares."""
+    yield from everywhere(PLAIN, "straggler")
+
+
+def forgotten_outcomes() -> Iterator[Schedule]:
+    """A commit's answer is lost, and when it is asked again the coordinator knows nothing of it."""
+    for config, nth in itertools.product((PLAIN, REMOTE, BLIND), range(3)):
+        lost, forget = Fault("lose_answer", nth, "commit"), Fault("forget_ids")
+        yield Schedule(config, (lost, forget))
+        yield Schedule(config, (lost, forget, Fault("retention")))
+        yield Schedule(config, (Fault("crash", nth, "commit"), forget))
+        # An orphan holds the last stable offset back, and the witness with it.
+        for late in range(3):
+            orphan = Fault("lose_answer", nth, "produce")
+            yield Schedule(config, (orphan, Fault("straggler", late, "commit")))
+
+
+def unknown_appends() -> Iterator[Schedule]:
+    """A record is under way, its writer hears nothing, and something else happens meanwhile."""
+    for config, nth, stubborn in itertools.product((REMOTE, SWALLOWING), range(8), (True, False)):
+        config = replace(config, stubborn=stubborn)
+        for kind, long in itertools.product(("delay", "lose_answer"), (3, 7)):
+            silence = (Fault(kind, nth, "put"), Fault("outage", arg=long))
+            yield Schedule(config, silence)
+            yield Schedule(config, (*silence, Fault("deliver", 0, "put")))
+            yield Schedule(config, (*silence, Fault("deliver", 0, "commit")))
+
+
+def woken_in_compaction() -> Iterator[Schedule]:
+    """A driver is paused before a record; it wakes while its successor is compacting the log."""
+    for log, place in (("file", "link"), ("remote", "put")):
+        config = replace(LONG, log=log)
+        for nth in range(2, 5):
+            pause = Fault("switch", nth, place)
+            for deleted in range(effects(config, pause).count("del")):
+                yield Schedule(config, (pause, Fault("switch", deleted, "del", arg=1)))
+
+
+def tampered_checkpoints() -> Iterator[Schedule]:
+    for config, (kind, arg) in itertools.product(
+        (PLAIN, REMOTE), (("restore", 0), ("restore", 1), ("delete", 0), ("copy", 0))
+    ):
+        yield from everywhere(config, kind, arg, step=4)
+
+
+def late_markers() -> Iterator[Schedule]:
+    yield from everywhere(REMOTE, "slow_markers", step=2)
+
+
+def failed_syncs() -> Iterator[Schedule]:
+    for nth in range(effects(PLAIN).count("sync")):
+        yield Schedule(PLAIN, (Fault("lose_request", nth, "sync"),))
+        yield Schedule(PLAIN, (Fault("lose_request", nth, "sync"), Fault("crash", 8)))
+
+
+def replays_that_differ() -> Iterator[Schedule]:
+    """A finished batch of a stateful query is run again: nothing was written, or all of it."""
+    for config in (STATEFUL, SALTED):
+        yield Schedule(config, (Fault("crash", 0, "commits"),))
+        for nth in range(3):
+            yield Schedule(config, (Fault("crash", nth, "commit"),))
+
+
+FAMILIES = (
+    crashes,
+    replaced_drivers,
+    races,
+    machine_crashes,
+    failed_syncs,
+    interrupted_links,
+    unsynced_links,
+    lost_messages,
+    unknown_appends,
+    losses,
+    stragglers,
+    forgotten_outcomes,
+    late_markers,
+    replays_that_differ,
+    woken_in_compaction,
+    tampered_checkpoints,
+)

@@ -1,0 +1,484 @@
+"""Protocol bugs, put into the code under test on purpose. Each must be caught by the model.
+
+A mutant that survives shows that the model is too weak: mend the model then, never the mutant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from poundlock.core import coordinator as coordinating
+from poundlock.core import log as logging
+from poundlock.core import protocol
+from poundlock.core.coordinator import BranchKey, Coordinator, Job
+from poundlock.core.log import FileLog, NumberTaken, TransactionLog
+from poundlock.core.model import Compacted, Decided, Namespace, Receipt, Stray
+from poundlock.core.protocol import Action, BatchStory, BranchState, LogState, Stage
+from poundlock.errors import Unavailable
+
+from . import families
+from .database import Database
+from .kafka import KafkaSink
+from .schedule import Schedule
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug, and the family of schedules in which it is looked for first."""
+
+    name: str
+    bug: str
+    family: Callable[[], Iterator[Schedule]]
+    plant: Callable[[Patch], None]
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(
+    family: Callable[[], Iterator[Schedule]], bug: str
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        MUTANTS.append(Mutant(plant.__name__, bug, family, plant))
+        return plant
+
+    return add
+
+
+# The sink and its answers.
+
+
+def _asked_before(sink: KafkaSink, id_: str, handle: Mapping[str, Any]) -> bool:
+    asked = sink.server.__dict__.setdefault("asked", set())
+    request = (id_, handle["epoch"])
+    again = request in asked
+    asked.add(request)
+    return again
+
+
+@mutant(
+    families.lost_messages,
+    "a commit is repeated with EndTxn 4, whose PRODUCER_FENCED is read as timed out",
+)
+def retry_with_version_4(patch: Patch) -> None:
+    def commit_one(self: KafkaSink, receipt: Receipt) -> BranchState:
+        if not _asked_before(self, receipt.id, receipt.handle):
+            return original(self, receipt)
+        pid, epoch = receipt.handle["pid"], receipt.handle["epoch"]
+        answer = self.wire(
+            "commit",
+            lambda: self.server.end_txn(receipt.id, pid, epoch, commit=True, version=4),
+        )
+        return self._seen(receipt) if answer == "NONE" else BranchState.ABORTED
+
+    original = KafkaSink._commit_one
+    patch.setattr(KafkaSink, "_commit_one", commit_one)
+
+
+@mutant(
+    families.lost_messages,
+    "the first try is EndTxn 4, and INVALID_TXN_STATE to a later 5 is believed unseen",
+)
+def version_4_first(patch: Patch) -> None:
+    def end(self: KafkaSink, id_: str, handle: Mapping[str, Any], *, commit: bool) -> str:
+        version = 5 if _asked_before(self, id_, handle) else 4
+        pid, epoch = handle["pid"], handle["epoch"]
+        return self.wire(
+            "commit" if commit else "abort",
+            lambda: self.server.end_txn(id_, pid, epoch, commit=commit, version=version),
+        )
+
+    patch.setattr(KafkaSink, "_end", end)
+    patch.setattr(KafkaSink, "_contradicted", lambda self, receipt: BranchState.ABORTED)
+
+
+@mutant(
+    families.lost_messages,
+    "after a lost answer the producer is initialised again before its outcome is known",
+)
+def init_before_outcome(patch: Patch) -> None:
+    def end(self: KafkaSink, id_: str, handle: Mapping[str, Any], *, commit: bool) -> str:
+        if _asked_before(self, id_, handle):
+            self.wire("init", lambda: self.server.init_producer_id(id_))
+        return original(self, id_, handle, commit=commit)
+
+    original = KafkaSink._end
+    patch.setattr(KafkaSink, "_end", end)
+
+
+@mutant(families.stragglers, "PRODUCER_FENCED is taken for success")
+def fenced_is_success(patch: Patch) -> None:
+    patch.setattr(KafkaSink, "_witness", lambda self, receipt: BranchState.COMMITTED)
+
+
+@mutant(
+    families.late_markers,
+    "a commit counts as seen when it was answered, before its markers are written",
+)
+def unseen_commit(patch: Patch) -> None:
+    patch.setattr(KafkaSink, "_seen", lambda self, receipt: BranchState.COMMITTED)
+
+
+@mutant(families.losses, "42704 is taken for committed, and nobody asks the witness")
+def undefined_is_success(patch: Patch) -> None:
+    def commit_one(self: Database, gid: str) -> BranchState:
+        self.wire("commit", lambda: self.server.commit_prepared(gid))
+        return BranchState.COMMITTED
+
+    patch.setattr(Database, "_commit_one", commit_one)
+
+
+@mutant(families.races, "a branch that nobody can prove anything about is written again")
+def unproven_is_lost(patch: Patch) -> None:
+    _recovery(patch, Stage.DECIDED, BranchState.NO_WITNESS, Action.REPAIR)
+
+
+@mutant(families.crashes, "the sweep compares names by prefix: `lock` touches `lock-2`")
+def sweep_by_prefix(patch: Patch) -> None:
+    def find(self: Database, namespace: Namespace) -> list[Stray]:
+        gids = self.wire("find", lambda: list(self.server.prepared))
+        ours = [gid for gid in gids if gid.startswith(namespace.pipeline)]
+        return [Stray(self.name, gid, int(gid.split(".")[2]), "prepared") for gid in ours]
+
+    patch.setattr(Database, "find", find)
+
+
+# The log.
+
+
+@mutant(families.machine_crashes, "a record is published without being synced")
+def no_sync_of_the_record(patch: Patch) -> None:
+    def sync(self: FileLog, path: str) -> None:
+        if not path.endswith(".tmp"):
+            original(self, path)
+
+    original = FileLog._sync
+    patch.setattr(FileLog, "_sync", sync)
+
+
+@mutant(families.machine_crashes, "the directory is not synced after a record was linked into it")
+def no_sync_of_the_directory(patch: Patch) -> None:
+    def sync(self: FileLog, path: str) -> None:
+        if path != self._directory:
+            original(self, path)
+
+    original = FileLog._sync
+    patch.setattr(FileLog, "_sync", sync)
+
+
+@mutant(
+    families.machine_crashes, "the log's own directory is created, but its name is not made durable"
+)
+def no_sync_above_the_directory(patch: Patch) -> None:
+    patch.setattr(
+        FileLog, "_make_directory", lambda self: self._disk.make_directory(self._directory)
+    )
+
+
+@mutant(
+    families.unsynced_links, "records that another driver linked and did not sync are built upon"
+)
+def trusts_found_names(patch: Patch) -> None:
+    def create(self: FileLog, number: int, data: bytes) -> None:
+        self._names_are_durable = True
+        original(self, number, data)
+
+    original = FileLog._create
+    patch.setattr(FileLog, "_create", create)
+
+
+@mutant(
+    families.interrupted_links,
+    "after an interrupted link the record is found, and taken for durable as it is",
+)
+def interrupted_link(patch: Patch) -> None:
+    def create(self: FileLog, number: int, data: bytes) -> None:
+        if self._disk.names(self._directory).count(f"{number:020}.json"):
+            raise NumberTaken
+        original(self, number, data)
+
+    original = FileLog._create
+    patch.setattr(FileLog, "_create", create)
+
+
+@mutant(families.failed_syncs, "a failed fsync is tried again, and the second answer is believed")
+def fsync_again(patch: Patch) -> None:
+    def sync(self: FileLog, path: str) -> None:
+        try:
+            self._disk.sync(path)
+        except OSError:
+            self._disk.sync(path)
+
+    patch.setattr(FileLog, "_sync", sync)
+
+
+@mutant(families.races, "a create that returns counts as success, and is not read back")
+def no_read_back(patch: Patch) -> None:
+    def publish(self: TransactionLog, entry: logging.Entry) -> logging.Entry:
+        try:
+            self._create(entry.number, entry.encode())
+        except Exception:  # noqa: BLE001
+            return original(self, entry)
+        return entry
+
+    original = TransactionLog._publish
+    patch.setattr(TransactionLog, "_publish", publish)
+
+
+@mutant(families.replaced_drivers, "a driver does not look whether its last record is still there")
+def no_look_at_the_predecessor(patch: Patch) -> None:
+    patch.setattr(TransactionLog, "_predecessor_is_ours", lambda self: True)
+
+
+@mutant(families.races, "an append that finds its number taken takes the next one")
+def next_number(patch: Patch) -> None:
+    def settle(self: TransactionLog) -> None:
+        while self._pending is not None:
+            found = self._publish(self._pending)
+            if found.nonce == self._pending.nonce:
+                self._pending = None
+                self._take_in(found)
+            else:
+                self._pending = replace(self._pending, number=self._pending.number + 1)
+
+    patch.setattr(TransactionLog, "settle", settle)
+
+
+@mutant(families.woken_in_compaction, "compaction deletes the newest records first")
+def compaction_from_the_top(patch: Patch) -> None:
+    def compact(self: TransactionLog, keep: int) -> None:
+        batch_floor = sorted(self.state.batches)[-keep]
+        floor = self._decided_at[batch_floor]
+        assert self.state.generation is not None
+        self.append(Compacted(floor, batch_floor, self.state.generation))
+        for number in sorted(self._numbers(), reverse=True):
+            if number < floor:
+                self._delete(number)
+
+    patch.setattr(TransactionLog, "compact", compact)
+
+
+@mutant(families.woken_in_compaction, "compaction deletes without a record that states its floor")
+def compaction_without_record(patch: Patch) -> None:
+    def compact(self: TransactionLog, keep: int) -> None:
+        floor = self._decided_at[sorted(self.state.batches)[-keep]]
+        for number in sorted(self._numbers()):
+            if number < floor:
+                self._delete(number)
+
+    patch.setattr(TransactionLog, "compact", compact)
+
+
+# The coordinator.
+
+
+def _recovery(patch: Patch, stage: Stage, state: BranchState, action: Action) -> None:
+    table = {**protocol.RECOVERY, stage: {**protocol.RECOVERY[stage], state: action}}
+    patch.setattr(coordinating, "RECOVERY", table)
+
+
+@mutant(families.crashes, "branches are committed before the decision is in the log")
+def commit_before_decide(patch: Patch) -> None:
+    def first_gate(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
+        transaction, votes = self._gather_votes(batch, job)
+        for receipt in votes.receipts:
+            self.sinks[receipt.sink].commit([receipt])
+        self.log.append(_decision(transaction, offsets, votes))
+
+    patch.setattr(Coordinator, "_first_gate", first_gate)
+
+
+def _decision(transaction: Any, offsets: str, votes: Any) -> Decided:
+    return Decided(
+        transaction.batch,
+        transaction.attempt,
+        transaction.generation,
+        offsets,
+        votes.receipts,
+        dict(votes.totals),
+    )
+
+
+@mutant(
+    families.unknown_appends,
+    "an append whose outcome is unknown is taken for failed, and the batch is aborted",
+)
+def abort_after_unknown_append(patch: Patch) -> None:
+    def first_gate(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
+        transaction, votes = self._gather_votes(batch, job)
+        try:
+            self.log.append(_decision(transaction, offsets, votes))
+        except Unavailable:
+            self.log._pending = None
+            for sink in self.sinks.values():
+                sink.abort(sink.find(self.generation.namespace))
+            raise
+
+    patch.setattr(Coordinator, "_first_gate", first_gate)
+
+
+@mutant(families.losses, "lost branches are replaced, and the log is not told")
+def repair_without_record(patch: Patch) -> None:
+    def repair(self: Coordinator, story: BatchStory, lost: frozenset[BranchKey], job: Job) -> None:
+        transaction = self._transaction(story.decided.batch, story.decided.attempt + 1)
+        for receipt in self._replay(story, lost, transaction, job):
+            self.sinks[receipt.sink].commit([receipt])
+        self._finish(story.decided.batch)
+
+    patch.setattr(Coordinator, "_repair", repair)
+
+
+@mutant(
+    families.tampered_checkpoints, "a batch is skipped by its number alone, whatever its offsets"
+)
+def skip_by_number(patch: Patch) -> None:
+    def enter(state: LogState, batch: int, offsets: str) -> Stage:
+        story = state.batches.get(batch)
+        return original(state, batch, story.decided.offsets if story else offsets)
+
+    original = protocol.enter
+    patch.setattr(coordinating, "enter", enter)
+
+
+@mutant(families.lost_messages, "the sweep does not spare branches that a decision names")
+def sweep_decided(patch: Patch) -> None:
+    patch.setattr(LogState, "held", lambda self: frozenset())
+
+
+@mutant(families.crashes, "commit is presumed: what no decision names is committed")
+def presumed_commit(patch: Patch) -> None:
+    def abort(self: Database, strays: Sequence[Stray]) -> list[BranchState]:
+        for stray in strays:
+            self.wire("commit", lambda id_=stray.id: self.server.commit_prepared(id_))
+        return [BranchState.ABORTED] * len(strays)
+
+    patch.setattr(Database, "abort", abort)
+
+
+@mutant(families.lost_messages, "a branch whose system does not answer counts as committed")
+def finished_unseen(patch: Patch) -> None:
+    _recovery(patch, Stage.DECIDED, BranchState.UNREACHABLE, Action.DONE)
+
+
+@mutant(families.losses, "a branch that was aborted after the decision counts as done, as in Flink")
+def loss_is_logged_only(patch: Patch) -> None:
+    _recovery(patch, Stage.DECIDED, BranchState.ABORTED, Action.DONE)
+
+
+@mutant(families.losses, "a driver that takes over finishes batches whose branches were lost")
+def finished_with_losses(patch: Patch) -> None:
+    def commit(self: Coordinator, story: BatchStory) -> frozenset[BranchKey]:
+        lost = original(self, story)
+        return frozenset() if self._swept_at < 0 else lost
+
+    original = Coordinator._commit
+    patch.setattr(Coordinator, "_commit", commit)
+
+
+@mutant(families.races, "a driver takes over without appending its generation")
+def no_generation(patch: Patch) -> None:
+    def append_generation(self: Coordinator, pipeline: str, query: Any, owner: str) -> None:
+        if self.log.load().generation is None:
+            original(self, pipeline, query, owner)
+
+    original = Coordinator._append_generation
+    patch.setattr(Coordinator, "_append_generation", append_generation)
+
+
+@mutant(families.losses, "the replay's branches are matched to the lost ones by task number")
+def repair_by_task(patch: Patch) -> None:
+    def match(
+        recorded: Sequence[Receipt],
+        lost: frozenset[BranchKey],
+        replayed: Sequence[Receipt],
+        **_: Any,
+    ) -> list[Receipt]:
+        tasks = {receipt.task for receipt in recorded if (receipt.sink, receipt.id) in lost}
+        return [receipt for receipt in replayed if receipt.task in tasks]
+
+    patch.setattr(coordinating, "match_lost", match)
+
+
+@mutant(
+    families.losses,
+    "a repair needs only the sink's total to match, though some branches are committed",
+)
+def repair_by_total(patch: Patch) -> None:
+    def match(
+        recorded: Sequence[Receipt],
+        lost: frozenset[BranchKey],
+        replayed: Sequence[Receipt],
+        **ruling: Any,
+    ) -> Any:
+        result = original(recorded, lost, replayed, **ruling)
+        same = isinstance(result, protocol.Mismatch) and result.recorded == result.replayed
+        return list(replayed)[: len(lost)] if same else result
+
+    original = protocol.match_lost
+    patch.setattr(coordinating, "match_lost", match)
+
+
+@mutant(families.losses, "a repair writes every branch of the sink again, committed ones too")
+def repair_everything(patch: Patch) -> None:
+    patch.setattr(coordinating, "match_lost", lambda recorded, lost, replayed, **_: list(replayed))
+
+
+@mutant(
+    families.replays_that_differ,
+    "the drain does not compare what it computed with what was decided",
+)
+def drain_unchecked(patch: Patch) -> None:
+    patch.setattr(coordinating, "compare", lambda recorded, replayed: [])
+
+
+@mutant(
+    families.replays_that_differ,
+    "a finished batch of a stateful query is skipped without being drained",
+)
+def no_drain(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_drain", lambda self, story, job: None)
+
+
+@mutant(
+    families.tampered_checkpoints, "a log found under another address is taken for the log itself"
+)
+def copy_accepted(patch: Patch) -> None:
+    def check(self: Coordinator, state: LogState, pipeline: str, query: str | None) -> None:
+        if state.generation is not None:
+            state.generation = replace(state.generation, uri=self.log.uri)
+        original(self, state, pipeline, query)
+
+    original = Coordinator._check_belonging
+    patch.setattr(Coordinator, "_check_belonging", check)
+
+
+@mutant(families.races, "a driver that was replaced blames the systems for what its successor did")
+def blames_the_systems(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_true_reason", lambda self: contextlib.nullcontext())
+
+
+@mutant(
+    families.losses,
+    "nothing is swept while a commit waits, though a stray may be what it waits for",
+)
+def waits_behind_strays(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_clear_the_way", lambda self: None)
+
+
+@mutant(families.losses, "the lost branches' replacements are committed before the log names them")
+def commit_before_repaired(patch: Patch) -> None:
+    def replay(self: Coordinator, *arguments: Any) -> list[Receipt]:
+        chosen = original(self, *arguments)
+        for receipt in chosen:
+            self.sinks[receipt.sink].commit([receipt])
+        return chosen
+
+    original = Coordinator._replay
+    patch.setattr(Coordinator, "_replay", replay)

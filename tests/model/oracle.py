@@ -1,0 +1,263 @@
+"""Sees every record and every outcome, and knows what may never be.
+
+It keeps its own account of the log, apart from the code under test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from poundlock.core.log import Entry
+from poundlock.core.model import (
+    Bound,
+    Compacted,
+    Decided,
+    Fingerprint,
+    Finished,
+    Generation,
+    Receipt,
+    Repaired,
+    Ruled,
+)
+
+from .spark import Range, fingerprint, routed
+from .systems import PROTOCOL, Crash, Key, Row, System, key_of
+
+
+@dataclass
+class Story:
+    """What the log says of a batch, as the oracle reads it."""
+
+    decided: Decided
+    receipts: dict[Key, Receipt]
+    finished: bool
+    excused: bool = False  # a person ruled, and takes what comes
+
+    @property
+    def rows(self) -> Range:
+        start, _, end = self.decided.offsets.partition("-")
+        return int(start), int(end)
+
+
+class Oracle:
+    """Fails the run, at once, when something happens that must not."""
+
+    def __init__(self) -> None:
+        self.systems: dict[str, System] = {}
+        self.counts: Counter[str] = Counter()
+        self.violation: str | None = None
+        self.last_writer: str | None = None
+        self.late = False  # a request is being delivered whose sender has long gone on
+        self.stories: dict[int, Story] = {}
+        self._forget_log()
+        self._ended: dict[Key, str] = {}
+        self._aborted_by_us: set[Key] = set()
+
+    def _forget_log(self) -> None:
+        self.owner = 0  # the generation that may write
+        self.query: str | None = None  # that the log is bound to
+        self.floor = self.batch_floor = self.next = 0
+        self._named: dict[Key, int] = {}
+
+    def fail(self, what: str) -> NoReturn:
+        self.violation = self.violation or what
+        raise Crash(what)
+
+    def require(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.fail(what)
+
+    def count(self, what: str) -> None:
+        self.counts[what] += 1
+
+    # The log.
+
+    def published(self, number: int, data: bytes, writer: str) -> None:
+        """A record was created under its number."""
+        if number < self.floor:
+            self.count("record below the floor")
+            return
+        self.last_writer = writer
+        record = Entry.decode(number, data, "").record
+        self.count(type(record).__name__)
+        self.require(number == self.next, f"record {number} leaves a gap after {self.next - 1}")
+        match record:
+            case Generation():
+                self.require(record.number > self.owner, "a generation came twice")
+            case Decided():
+                self._check_decision(record)
+            case Repaired():
+                self._check_repair(record)
+            case Finished():
+                story = self.stories[record.batch]
+                self.require(not story.finished, f"batch {record.batch} was finished twice")
+                self._require_all(story, "committed", "was finished")
+            case Compacted():
+                dropped = [b for b, s in self.stories.items() if b < record.batch_floor]
+                open_ = [b for b in dropped if not self.stories[b].finished]
+                self.require(not open_, f"batches {open_} were compacted away unfinished")
+            case _:
+                pass
+        self._apply(number, record)
+
+    def _check_decision(self, record: Decided) -> None:
+        what = f"batch {record.batch}, decided by generation {record.generation},"
+        self.require(record.batch not in self.stories, f"{what} was decided before")
+        self.require(record.generation == self.owner, f"{what} is not that of owner {self.owner}")
+        for receipt in record.receipts:
+            ours = key_of(receipt) in self._aborted_by_us
+            self.require(not ours, f"{what} names {receipt.id}, which the protocol aborted")
+
+    def _check_repair(self, record: Repaired) -> None:
+        story = self.stories[record.batch]
+        self.require(record.generation == self.owner, "a repair by another than the owner")
+        for sink, id_ in record.lost:
+            states = [self._state(k) for k in story.receipts if k[:2] == (sink, id_)]
+            what = f"repair of {id_}, which is {states}"
+            self.require(states == ["aborted"] or story.excused, what)
+        for receipt in record.receipts:
+            ours = key_of(receipt) in self._aborted_by_us
+            self.require(not ours, f"repair by {receipt.id}, which the protocol aborted")
+
+    def _require_all(self, story: Story, state: str, what: str) -> None:
+        for key in story.receipts:
+            found = self._state(key)
+            self.require(
+                found == state, f"batch {story.decided.batch} {what}, but {key[1]} is {found}"
+            )
+
+    def _apply(self, number: int, record: object) -> None:
+        self.next = number + 1
+        match record:
+            case Generation():
+                self.owner, self.query = record.number, record.query or self.query
+            case Bound():
+                self.query = record.query
+            case Decided():
+                receipts = {key_of(r): r for r in record.receipts}
+                self.stories[record.batch] = Story(record, receipts, finished=not receipts)
+                self._named.update(dict.fromkeys(receipts, record.batch))
+            case Repaired():
+                story = self.stories[record.batch]
+                for key in [k for k in story.receipts if k[:2] in record.lost]:
+                    del story.receipts[key], self._named[key]
+                story.receipts.update({key_of(r): r for r in record.receipts})
+                self._named.update(dict.fromkeys(story.receipts, record.batch))
+                story.finished = not story.receipts
+            case Finished():
+                self.stories[record.batch].finished = True
+            case Ruled():
+                self.stories[record.batch].excused = True
+            case Compacted():
+                self.owner = max(self.owner, record.generation.number)
+                self.query = record.generation.query
+                self.floor, self.batch_floor = record.floor, record.batch_floor
+            case _:
+                pass
+
+    def remembered(self, records: Mapping[int, bytes]) -> None:
+        """The machine crashed, and this is what its disk kept: nothing acted on may be missing."""
+        entries = [Entry.decode(n, records[n], "") for n in sorted(records)]
+        floors = [e.record for e in entries if isinstance(e.record, Compacted)]
+        self._forget_log()
+        if floors:
+            self.floor, self.batch_floor = floors[-1].floor, floors[-1].batch_floor
+        kept = {b: s for b, s in self.stories.items() if b < self.batch_floor}
+        self.next, self.stories = self.floor, kept
+        for entry in entries:
+            if entry.number >= self.floor:
+                self.require(
+                    entry.number == self.next, "the disk kept a record but not the one before"
+                )
+                self._apply(entry.number, entry.record)
+        records_with_receipts = (e.record for e in entries if hasattr(e.record, "receipts"))
+        known = {key_of(receipt) for record in records_with_receipts for receipt in record.receipts}
+        known.update(*(story.receipts for story in kept.values()))
+        for key, outcome in self._ended.items():
+            if outcome == "committed":
+                self.require(key in known, f"the disk forgot the decision that committed {key[1]}")
+
+    # The systems.
+
+    def committed(self, key: Key) -> None:
+        self.require(key in self._named, f"{key[1]} was committed, and no decision names it")
+        self._end(key, "committed")
+
+    def aborted(self, key: Key, by: str) -> None:
+        if by == PROTOCOL and not self.late:
+            batch = self._named.get(key)
+            self.require(batch is None, f"{key[1]} was aborted, though batch {batch} is decided")
+            self._aborted_by_us.add(key)
+        elif key in self._named:
+            self.count("branch lost after the decision")
+        self.count(f"branch aborted by {by}")
+        self._end(key, "aborted")
+
+    def _end(self, key: Key, outcome: str) -> None:
+        before = self._ended.setdefault(key, outcome)
+        self.require(before == outcome, f"the outcome of {key[1]} changed: {before}, {outcome}")
+
+    def _state(self, key: Key) -> str:
+        return self.systems[key[0]].state_of(key)
+
+    # What is left in the end.
+
+    def spark_committed(self, batch: int, kept: Mapping[str, Fingerprint] | None) -> None:
+        """Spark writes `commits/N`; `kept` is what the state it keeps belongs to, if it has one."""
+        story = self.stories.get(batch)
+        if story is None or not story.finished:
+            self.fail(f"the call for batch {batch} returned, and the batch is not finished")
+        if kept is None:
+            return
+        self.require(
+            bool(kept) or not self.systems, f"batch {batch} was not run: its state is lost"
+        )
+        for sink in self.systems:
+            shown = fingerprint(self._visible(sink, story.rows))
+            if not story.excused:
+                self.require(shown == kept[sink], f"state and output of batch {batch} differ")
+
+    def _visible(self, sink: str, rows: Range) -> list[Row]:
+        return [row for row in self.systems[sink].visible() if rows[0] <= row[0] < rows[1]]
+
+    def final(self, committed: Iterable[Range] | None) -> None:
+        """Check the end. `committed`: what Spark's checkpoint says it has seen; None: it stopped."""
+        for story in self.stories.values():
+            for sink in self.systems:
+                self._check_rows(sink, story)
+            self._check_salts(story)
+        for sink, system in self.systems.items():
+            known = [range(*story.rows) for story in self.stories.values()]
+            alien = [r for r in system.visible() if not any(r[0] in rows for rows in known)]
+            self.require(not alien, f"{sink} shows {alien}, which no batch has written")
+            self.require(system.bystander_lives(), f"another pipeline's branch in {sink} was ended")
+        if committed is not None:
+            self._check_complete(list(committed))
+
+    def _check_complete(self, committed: list[Range]) -> None:
+        decided = sorted(story.rows for story in self.stories.values())
+        self.require(decided == committed, f"Spark's batches {committed}, the log's {decided}")
+        for story in self.stories.values():
+            self.require(story.finished, f"batch {story.decided.batch} was left unfinished")
+        for sink, system in self.systems.items():
+            left = system.open_branches()
+            self.require(not left, f"{left} were left open in {sink}")
+
+    def _check_rows(self, sink: str, story: Story) -> None:
+        batch, seen = story.decided.batch, [row[0] for row in self._visible(sink, story.rows)]
+        wanted = [row[0] for row in routed(sink, [(n, 0) for n in range(*story.rows)])]
+        twice = sorted({row for row in seen if seen.count(row) > 1})
+        self.require(not twice, f"batch {batch}: rows {twice} are in {sink} more than once")
+        self.require({*seen} <= {*wanted}, f"batch {batch}: {sink} shows {seen}, not {wanted}")
+        if story.finished and not story.excused:
+            lost = sorted({*wanted} - {*seen})
+            self.require(not lost, f"batch {batch} is finished, and rows {lost} are not in {sink}")
+
+    def _check_salts(self, story: Story) -> None:
+        """All sinks must show the same computation, even of a query that is not deterministic."""
+        salts = {row[1] for sink in self.systems for row in self._visible(sink, story.rows)}
+        mixed = len(salts) > 1 and not story.excused
+        self.require(not mixed, f"batch {story.decided.batch} is a mix of two computations")

@@ -1,0 +1,128 @@
+"""A schedule: one pipeline, and what goes wrong with it in which order. It alone determines a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+# What a fault can be.
+PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
+REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
+SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
+TAMPER = ("restore", "delete", "copy")
+
+# The effects a driver can have, each of them a place for a fault.
+LOG_EFFECTS = (
+    "write",
+    "sync",
+    "link",
+    "unlink",
+    "read",
+    "names",
+    "mkdir",
+    "put",
+    "get",
+    "list",
+    "del",
+)
+TASK_EFFECTS = ("init", "produce", "prepare")
+DRIVER_EFFECTS = ("check", "commit", "witness", "find", "abort", "sleep", "step")
+SPARK_EFFECTS = ("metadata", "offsets", "commits")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Goes off when `after` effects have passed since the fault before it; of kind `at`, if given."""
+
+    kind: str
+    after: int = 0
+    at: str | None = None
+    arg: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    """One pipeline and its surroundings."""
+
+    log: str = "file"  # file, remote, or swallowing: remote, and the loser of a race hears nothing
+    sinks: tuple[str, ...] = ("kafka", "database")  # kafka, database, blind
+    batches: tuple[int, ...] = (2, 1)  # rows of each
+    tasks: int = 2
+    stateful: bool = False
+    salted: bool = False  # the query is not deterministic
+    shifting: bool = False  # a replay cuts the batch into other partitions
+    keep: int = 1
+    stubborn: bool = False  # a failed step is repeated in the same process
+    late: bool = False  # paused drivers wake when all is over, not when their successor ends
+    ruling: str | None = "accept_loss"  # what the operator orders when a batch cannot be repaired
+
+
+@dataclass(frozen=True)
+class Schedule:
+    config: Config = Config()
+    faults: tuple[Fault, ...] = ()
+
+
+_KINDS = (*PROCESS, *REQUEST, *SYSTEM, *TAMPER, *("crash", "switch", "switch", "machine", "expire"))
+_PLACES = (
+    *((None,) * 10),
+    *("write", "sync", "sync", "link", "put", "put", "del", "unlink", "read"),
+    *("init", "prepare", "check", "commit", "commit", "commit", "find", "abort", "abort"),
+    *("offsets", "commits"),
+)
+
+
+def faults() -> st.SearchStrategy[Fault]:
+    far = st.integers(0, 120)
+    near = st.integers(0, 6)
+    return st.sampled_from(_PLACES).flatmap(
+        lambda place: st.builds(
+            Fault,
+            kind=st.sampled_from(_KINDS),
+            after=far if place is None else near,
+            at=st.just(place),
+            arg=st.integers(0, 7),
+        )
+    )
+
+
+def configs() -> st.SearchStrategy[Config]:
+    one_in_four = st.sampled_from((False, False, False, True))
+    return st.builds(
+        Config,
+        log=st.sampled_from(("file", "file", "remote", "swallowing")),
+        sinks=st.sampled_from(
+            (
+                ("kafka",),
+                ("database",),
+                ("kafka", "database"),
+                ("kafka", "kafka"),
+                ("kafka", "database"),
+                ("database", "blind"),
+                ("kafka", "blind"),
+            )
+        ),
+        batches=st.sampled_from(((2,), (2, 1), (1, 1, 1, 1), (0, 2), (3, 2), (4,))),
+        tasks=st.integers(1, 3),
+        stateful=one_in_four,
+        salted=one_in_four,
+        shifting=one_in_four,
+        keep=st.integers(1, 2),
+        stubborn=st.booleans(),
+        late=st.booleans(),
+        ruling=st.sampled_from(("accept_loss", "accept_replay", None)),
+    )
+
+
+def duels() -> st.SearchStrategy[tuple[Fault, ...]]:
+    """Two or three drivers that take turns, and one thing that goes wrong meanwhile."""
+    turn = st.builds(Fault, st.just("switch"), st.integers(0, 40), arg=st.integers(0, 3))
+    return st.tuples(st.lists(turn, min_size=2, max_size=7), faults(), st.integers(0, 7)).map(
+        lambda drawn: (*drawn[0][: drawn[2]], drawn[1], *drawn[0][drawn[2] :])
+    )
+
+
+def schedules() -> st.SearchStrategy[Schedule]:
+    several = st.lists(faults(), min_size=1, max_size=5).map(tuple)
+    return st.builds(Schedule, configs(), st.one_of(several, several, duels()))

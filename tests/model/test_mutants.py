@@ -1,0 +1,63 @@
+"""Every bug that is planted is found: so the model would find it too if somebody made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from .families import FAMILIES
+from .mutants import MUTANTS, Mutant
+from .schedule import Schedule, schedules
+from .world import Violation, World
+
+MOST_RANDOM = 2000
+
+
+def first_violation(mutant: Mutant, model_seed: int) -> tuple[int, str]:
+    """Play the schedules of `test_model` until one breaks. Return how many that took, and how."""
+    played = 0
+
+    def play(schedule: Schedule) -> None:
+        nonlocal played
+        played += 1
+        World(schedule).run()
+
+    @seed(model_seed)
+    @settings(
+        max_examples=MOST_RANDOM,
+        phases=(Phase.generate,),
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(schedules())
+    def play_any(schedule: Schedule) -> None:
+        play(schedule)
+
+    try:
+        for family in (mutant.family, *FAMILIES):
+            for schedule in family():
+                play(schedule)
+        play_any()
+    except Violation as violation:
+        return played, str(violation)
+    pytest.fail(f"{played} schedules, and the mutant is alive: the model is too weak")
+
+
+def test_there_are_enough() -> None:
+    assert len(MUTANTS) >= 14
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_it_is_caught(
+    mutant: Mutant,
+    model_seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Callable[[str], None],
+) -> None:
+    mutant.plant(monkeypatch)
+    played, violation = first_violation(mutant, model_seed)
+    report(f"mutant {mutant.name}: caught by schedule {played}: {violation.splitlines()[0]}")
