@@ -101,6 +101,8 @@ ROOTS = {
             "org.apache.commons:commons-pool2:2.13.1",
         ),
     ),
+    # A small HDFS inside Spark's own JVM, for the tests of the log there. Hadoop's version is Spark's.
+    "hdfs": Roots(alone=("org.apache.hadoop:hadoop-client-minicluster:3.5.0",)),
 }
 
 

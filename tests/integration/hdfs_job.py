@@ -1,0 +1,102 @@
+"""A driver whose checkpoint and log are on HDFS: a small one, inside its own JVM.
+
+Run by `test_hadoop.py`, for the JVM of the other tests has no HDFS. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+
+import poundlock as lock
+from poundlock import jars, sinks
+from poundlock.core.model import Bound, Generation, Namespace
+from poundlock.core.protocol import Step
+from poundlock.errors import Fenced, Parted
+from poundlock.spark.storage import HadoopFiles, HadoopLog, open_log
+
+
+def main(servers: str, source: str, target: str, directory: str) -> None:
+    (minicluster,) = jars.paths("hdfs")
+    spark = lock.session(
+        "local[2]",
+        conf={"spark.ui.enabled": "false", "spark.driver.extraClassPath": str(minicluster)},
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    hadoop = spark._jvm.org.apache.hadoop  # pyright: ignore
+    conf = hadoop.conf.Configuration()
+    conf.set("hdfs.minidfs.basedir", directory)
+    cluster = hadoop.hdfs.MiniDFSCluster.Builder(conf).numDataNodes(1).build()
+    root = cluster.getFileSystem().getUri().toString()
+    try:
+        report = {
+            "log": _log(spark, root),
+            "pipeline": _pipeline(spark, root, servers, source, target),
+        }
+    finally:
+        cluster.shutdown()
+    print(json.dumps(report))
+
+
+def _log(spark, root: str) -> dict[str, object]:
+    namespace = Namespace("p", "0011223344556677")
+    first = open_log(spark, f"{root}/log")
+    first.load()
+    first.append(Generation(1, namespace, first.uri, None, "first"))
+    first.append(Bound("query"))
+    second = HadoopLog(HadoopFiles(spark, f"{root}/log"))
+    found = second.load()
+    second.append(Generation(2, namespace, second.uri, None, "second"))
+    try:
+        first.append(Generation(3, namespace, first.uri, None, "zombie"))
+        fenced = False
+    except Fenced:
+        fenced = True
+    second.audit({"action": "look", "id": "x"})
+    HadoopFiles(spark, f"{root}/log").probe(rounds=5)
+    return {
+        "kind": type(first).__name__,
+        "query": found.query,
+        "fenced": fenced,
+        "generation": second.load().generation.number,  # pyright: ignore
+        "audits": len(second.audits()),
+    }
+
+
+def _pipeline(spark, root: str, servers: str, source: str, target: str) -> dict[str, object]:
+    steps: list[str] = []
+
+    def observe(step: Step, facts: Mapping[str, object]) -> None:
+        steps.append(step.value)
+        if step is Step.DECIDED and steps.count("decided") == 2:
+            raise KeyboardInterrupt("the driver dies after its second decision")
+
+    def pipeline(checkpoint: str) -> lock.Pipeline:
+        frame = lock.read_kafka(
+            spark, source, bootstrap_servers=servers, starting_offsets="earliest",
+            maxOffsetsPerTrigger=40,
+        ).selectExpr("value")  # fmt: skip
+        sink = sinks.Kafka(target, bootstrap_servers=servers)
+        return lock.pipeline(frame, name="hdfs", checkpoint_location=checkpoint).to(sink)
+
+    checkpoint = f"{root}/checkpoint"
+    query = pipeline(checkpoint).observe(observe).start(availableNow=True)
+    try:
+        query.spark_query.awaitTermination()
+        died = False
+    except Exception:  # noqa: BLE001 (whatever Spark makes of it)
+        died = True
+    pipeline(checkpoint).start(availableNow=True).awaitTermination()
+    files = HadoopFiles(spark, root)
+    files.call(lambda: files.system.rename(files.at("checkpoint"), files.at("moved")))
+    try:
+        pipeline(f"{root}/moved").start(availableNow=True)
+        moved = "accepted"
+    except Parted as error:
+        moved = str(error)
+    return {"died": died, "moved": moved}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
