@@ -545,7 +545,9 @@ class World:
             case LogCorrupt():
                 return "failed to make the log durable" in str(error)
             case InDoubt():
-                return driver.stopping or self._unprovable()
+                # A person may have ruled on it before this driver got to say so.
+                ruled = any(story.excused for story in self.oracle.stories.values())
+                return driver.stopping or ruled or self._unprovable()
             case PromiseBroken():
                 return self.config.salted or self.config.shifting
             case Rejected() | Unavailable():

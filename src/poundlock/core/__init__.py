@@ -1,4 +1,5 @@
 """Two-phase commit itself, with the standard library alone.
 
-Read in this order: model, protocol, participant, log, coordinator. The guarantee table stands apart.
+Read in this order: model, protocol, participant, job, log, coordinator (with sweep). The guarantee
+table stands apart.
 """

@@ -17,13 +17,12 @@ import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from poundlock.core.job import Job, Votes
 from poundlock.core.log import TransactionLog
 from poundlock.core.model import (
     Bound,
     Decided,
-    Fingerprint,
     Finished,
     Generation,
     Namespace,
@@ -45,8 +44,8 @@ from poundlock.core.protocol import (
     compare,
     enter,
     match_lost,
-    to_sweep,
 )
+from poundlock.core.sweep import sweep_once
 from poundlock.errors import (
     BadRow,
     Fenced,
@@ -63,39 +62,6 @@ from poundlock.errors import (
 logger = logging.getLogger("poundlock")
 
 BranchKey = tuple[str, str]  # (sink, id)
-
-
-@dataclass(frozen=True, slots=True)
-class Votes:
-    """What the tasks of one attempt handed back."""
-
-    receipts: tuple[Receipt, ...]
-    totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
-
-
-class Job(Protocol):
-    """The work of one batch, as whoever runs the tasks offers it."""
-
-    @property
-    def stateful(self) -> bool:
-        """Whether a skipped batch must still run to nowhere, for the sake of its state."""
-        ...
-
-    def write(
-        self,
-        transaction: Transaction,
-        sinks: frozenset[str],
-        taken: Mapping[str, frozenset[str]],
-    ) -> Votes:
-        """Run the batch once: open, write and prepare a branch of each of `sinks` in each task.
-
-        Totals are computed for all sinks. `taken` are the ids that may not be used. Raises `Rejected`.
-        """
-        ...
-
-    def drain(self) -> Mapping[str, Fingerprint]:
-        """Run the batch to nowhere and return the totals of all sinks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,7 +524,7 @@ class Coordinator:
         for sink in self.sinks.values():
             delay = self.settings.retry_first_s
             while True:
-                aborted, clean = self._sweep_once(sink)
+                aborted, clean = sweep_once(self.state, sink)
                 count += aborted
                 if clean:
                     break
@@ -572,25 +538,6 @@ class Coordinator:
         self._step(Step.SWEPT, count=count)
         return count
 
-    def _sweep_once(self, sink: Participant) -> tuple[int, bool]:
-        """Abort the strays of one sink. Return how many there were, and whether all are gone."""
-        try:
-            strays = to_sweep(self.state, sink.find(self.generation.namespace))
-            states = sink.abort(strays) if strays else []
-        except Unavailable:
-            return 0, False
-        actions = [RECOVERY[Stage.NONE][state] for state in states]
-        impossible = [
-            stray.id for stray, action in zip(strays, actions, strict=True) if action is Action.STOP
-        ]
-        if impossible:
-            raise Parted(
-                f"{', '.join(impossible)} was committed though no decision names it: somebody else "
-                "finished it. Compare the output with the input before going on",
-                sink=sink.name,
-            )
-        return len(strays), all(action is Action.NOTHING for action in actions)
-
     def _clear_the_way(self) -> None:
         """Abort the strays that can be reached: an open one can hide what is committed after it.
 
@@ -600,7 +547,7 @@ class Coordinator:
         with contextlib.suppress(Unavailable):
             self.log.ensure_owned()
             for sink in self.sinks.values():
-                self._sweep_once(sink)
+                sweep_once(self.state, sink)
 
     def _abort_attempt(self, transaction: Transaction) -> None:
         """Abort what an attempt left. If that fails the next sweep will do it: abort is presumed."""

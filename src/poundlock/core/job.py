@@ -1,0 +1,42 @@
+"""What the coordinator asks of whoever runs the tasks of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from poundlock.core.model import Fingerprint, Receipt, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """What the tasks of one attempt handed back."""
+
+    receipts: tuple[Receipt, ...]
+    totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
+
+
+class Job(Protocol):
+    """The work of one batch, as whoever runs the tasks offers it."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a skipped batch must still run to nowhere, for the sake of its state."""
+        ...
+
+    def write(
+        self,
+        transaction: Transaction,
+        sinks: frozenset[str],
+        taken: Mapping[str, frozenset[str]],
+    ) -> Votes:
+        """Run the batch once: open, write and prepare a branch of each of `sinks` in each task.
+
+        Totals are computed for all sinks. `taken` are the ids that may not be used. Raises `Rejected`.
+        """
+        ...
+
+    def drain(self) -> Mapping[str, Fingerprint]:
+        """Run the batch to nowhere and return the totals of all sinks."""
+        ...

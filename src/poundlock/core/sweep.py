@@ -1,0 +1,31 @@
+"""The sweep of one sink: abort is presumed, so what no decision names is aborted."""
+
+from __future__ import annotations
+
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import RECOVERY, Action, LogState, Stage, to_sweep
+from poundlock.errors import Parted, Unavailable
+
+
+def sweep_once(state: LogState, sink: Participant) -> tuple[int, bool]:
+    """Abort the strays of a sink. Return how many there were, and whether all are gone.
+
+    `state` must be that of a log whose tail was read just now, and no task of ours may be running.
+    """
+    assert state.generation is not None
+    try:
+        strays = to_sweep(state, sink.find(state.generation.namespace))
+        states = sink.abort(strays) if strays else []
+    except Unavailable:
+        return 0, False
+    actions = [RECOVERY[Stage.NONE][found] for found in states]
+    impossible = [
+        stray.id for stray, action in zip(strays, actions, strict=True) if action is Action.STOP
+    ]
+    if impossible:
+        raise Parted(
+            f"{', '.join(impossible)} was committed though no decision names it: somebody else "
+            "finished it. Compare the output with the input before going on",
+            sink=sink.name,
+        )
+    return len(strays), all(action is Action.NOTHING for action in actions)
