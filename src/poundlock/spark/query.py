@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
-from poundlock.errors import PoundlockError
+from poundlock.errors import Fenced, PoundlockError
 from poundlock.spark.internals import sleep_in_stream_thread
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ class Query:
                 ended = self.spark_query.awaitTermination(timeout)  # pyright: ignore (takes floats)
         except StreamingQueryException as wrapped:
             self._close()
-            if isinstance(self.error, PoundlockError):
-                raise self.error from wrapped
-            raise
+            raise self._reason(wrapped) from wrapped
         if ended:
             self._close()
         return ended
@@ -111,10 +109,23 @@ class Query:
         try:
             self.spark_query.processAllAvailable()
         except StreamingQueryException as wrapped:
-            if isinstance(self.error, PoundlockError):
-                raise self.error from wrapped
-            raise
+            raise self._reason(wrapped) from wrapped
+
+    def _reason(self, wrapped: StreamingQueryException) -> BaseException:
+        """Return the error of ours that ended the query, or Spark's where there is none."""
+        if isinstance(self.error, PoundlockError):
+            return self.error
+        try:
+            # Between two batches Spark stumbles over a second driver's files before we do.
+            if self._batches is not None:
+                self._batches.coordinator.log.ensure_owned()
+        except Fenced as fenced:
+            return fenced
+        except PoundlockError:
+            pass  # whether we were replaced cannot be seen now
+        return wrapped
 
     def _close(self) -> None:
+        self._now.set()  # nothing is waited for any more
         if self._batches is not None:
             self._batches.close()
