@@ -106,6 +106,11 @@ class Faults:
         while not Path(self.reports, f"{name}.go").exists():
             time.sleep(_POLL_S)
 
+    def _outlive(self, name: str) -> None:
+        """The same, and stay alive when the executor dies (in a task only)."""
+        os.setpgid(0, 0)  # a daemon whose executor has died ends its group
+        self._hold(name)
+
     def _kill_worker(self, name: str) -> None:
         """Kill this Python worker (in a task only)."""
         assert os.getpid() != self.driver
