@@ -119,8 +119,13 @@ def forgotten_outcomes() -> Iterator[Schedule]:
 
 def unknown_appends() -> Iterator[Schedule]:
     """A record is under way, its writer hears nothing, and something else happens meanwhile."""
-    for config, nth, stubborn in itertools.product((REMOTE, SWALLOWING), range(8), (True, False)):
-        config = replace(config, stubborn=stubborn)
+    long = replace(LONG, log="remote", late=False)
+    for config, stubborn in itertools.product((REMOTE, SWALLOWING, long), (True, False)):
+        yield from _silences(replace(config, stubborn=stubborn))
+
+
+def _silences(config: Config) -> Iterator[Schedule]:
+    for nth in range(effects(config).count("put")):
         for kind, long in itertools.product(("delay", "lose_answer"), (3, 7)):
             silence = (Fault(kind, nth, "put"), Fault("outage", arg=long))
             yield Schedule(config, silence)

@@ -282,7 +282,6 @@ class World:
         self.runs: dict[int, int] = {}
         self.drivers: list[Driver] = []
         self.switched = 0
-        self.tampered = False
         self.replans = 0
         self.stopped = False
         self._now = 1_000_000.0
@@ -480,7 +479,6 @@ class World:
             self.oracle.late = False
 
     def tamper(self, fault: Fault) -> None:
-        self.tampered = True
         self.replans += 1
         self.oracle.count(f"checkpoint tampered with: {fault.kind}")
         if fault.kind == "restore":
@@ -541,7 +539,7 @@ class World:
             case Fenced():
                 return self.oracle.last_writer != driver.name
             case Parted():
-                return self.tampered
+                return self.replans > 0  # somebody tampered with the checkpoint
             case LogCorrupt():
                 return "failed to make the log durable" in str(error)
             case InDoubt():
@@ -567,7 +565,6 @@ class World:
 
     def _restore_checkpoint(self) -> None:
         """Put the checkpoint back that belongs to the log."""
-        self.tampered = False
         stories = self.oracle.stories
         self.checkpoint.query = self.oracle.query
         self.checkpoint.offsets = {batch: story.rows for batch, story in stories.items()}

@@ -312,6 +312,19 @@ def test_the_first_error_is_remembered_and_the_others_go_on() -> None:
     assert bench.sinks["c"].system.visible == [1, 2]
 
 
+def test_a_sink_that_fails_in_its_own_words_does_not_hold_up_the_others() -> None:
+    bench = Bench()
+
+    def answer(receipt: Receipt) -> None:
+        raise ConnectionResetError("peer went away")
+
+    bench.sinks["a"].answer = answer
+    with pytest.raises(InDoubt, match="ConnectionResetError: peer went away") as caught:
+        bench.run()
+    assert caught.value.sink == "a"
+    assert bench.sinks["b"].system.visible == [1, 2]
+
+
 def test_the_soonest_to_expire_is_committed_first() -> None:
     bench = Bench(("a", "b"), commits_at_once=1)
     times = iter((500.0, 400.0, 300.0, 200.0))

@@ -375,6 +375,14 @@ class Coordinator:
         except Unavailable as error:
             logger.warning("sink %s cannot be reached to commit: %s", name, error)
             return [BranchState.UNREACHABLE] * len(receipts)
+        except PoundlockError:
+            raise
+        except Exception as error:
+            raise InDoubt(
+                f"the sink failed while it committed {receipts[0].id} ({type(error).__name__}: "
+                f"{error}). The batch is decided and nothing is lost: start the pipeline again",
+                sink=name,
+            ) from error
 
     def _be_patient(self, batch: int, waiting: Sequence[Receipt], warned_at: float) -> float:
         """Warn about branches that near their end; give up only when asked to stop."""
