@@ -1,0 +1,99 @@
+"""Sets the scene, has both sides killed and restarted until they are through, and counts."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from poundlock import jars
+from poundlock.demo import plan, topics
+from poundlock.demo.count import compare, from_json, from_line
+from poundlock.demo.result import Order, Outcome, Result
+from poundlock.demo.screen import Screen
+from poundlock.demo.side import PoundlockSide, Scene, Side, SparkSide
+from poundlock.errors import Unavailable
+from poundlock.servers import kafka
+
+_POLL_S = 0.01
+
+
+def run(order: Order, screen: Screen) -> Result:
+    """Run the demo. Whatever it starts has ended when this returns or raises."""
+    order.out.mkdir(parents=True, exist_ok=True)
+    screen.say("fetching what is needed, unless it is here already")
+    jars.paths("kafka-server")
+    jars.paths("spark-kafka")
+    with _workplace(order) as place, contextlib.ExitStack() as stack:
+        screen.say("starting a Kafka broker")
+        broker = stack.enter_context(kafka.running(place / "kafka"))
+        servers = broker.bootstrap_servers
+        screen.say(f"sending {order.rows:,} sensor lines")
+        topics.create(servers)
+        topics.feed(servers, topics.sensor_lines(order.rows, order.seed))
+        scene = Scene(
+            servers=servers,
+            checkpoints=place / "checkpoints",
+            logs=_fresh(order.out / "logs"),
+            rows_per_batch=math.ceil(order.rows / plan.batches(order.kills)),
+            kills=tuple(plan.kills(order.kills, order.seed)),
+            began=time.monotonic(),
+            told=screen.told,
+        )
+        sides = [PoundlockSide(scene), SparkSide(scene)]
+        for side in sides:
+            stack.callback(side.close)
+        _play(sides, screen, order.time_limit_s)
+        seconds = scene.now()
+        screen.say("counting the topics' rows")
+        outcomes = [_outcome(side, servers) for side in sides]
+        return Result(order, *outcomes, seconds=seconds)
+
+
+def _play(sides: list[Side], screen: Screen, time_limit_s: float) -> None:
+    deadline = time.monotonic() + time_limit_s
+    with screen.live(sides):
+        while not all(side.done for side in sides):
+            if time.monotonic() > deadline:
+                where = "; ".join(
+                    f"{side.title}: {side.state}, batch {side.batch}, {side.kills} kills"
+                    for side in sides
+                )
+                raise Unavailable(
+                    f"the demo was not through after {time_limit_s:.0f} s ({where}). On a busy "
+                    "machine ask for fewer --rows and --kills, or give it more --time-limit"
+                )
+            for side in sides:
+                side.poll()
+            screen.update()
+            time.sleep(_POLL_S)
+
+
+def _outcome(side: Side, servers: str) -> Outcome:
+    sent = map(from_line, topics.read(servers, topics.SENSOR))
+    received = map(from_json, topics.read(servers, side.topic))
+    count = compare(sent, received)
+    return Outcome(side.key, side.title, side.topic, count, side.kills, side.history)
+
+
+@contextlib.contextmanager
+def _workplace(order: Order) -> Iterator[Path]:
+    """A directory for the broker and the checkpoints, which goes unless it is to be kept."""
+    if order.keep:
+        yield _fresh(order.out / "kept")
+        return
+    place = Path(tempfile.mkdtemp(prefix="poundlock-demo-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _fresh(directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory

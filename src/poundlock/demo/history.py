@@ -1,0 +1,160 @@
+"""What happened on one side of the demo, as it was observed, and what follows from it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from poundlock.core.protocol import Step
+
+
+class What(Enum):
+    """What can be observed of a side."""
+
+    STARTED = "started"  # its process
+    OPENED = "opened"  # its Spark session
+    RUNNING = "running"  # its query
+    PLANNED = "planned"  # Spark has written offsets/N
+    STEP = "step"  # Poundlock tells of a step
+    COMMITTED = "committed"  # Spark has written commits/N
+    KILLED = "killed"
+    ENDED = "ended"  # by itself, with all input used up
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One observation."""
+
+    at: float  # seconds since the demo began
+    what: What
+    batch: int | None = None
+    step: Step | None = None
+    rows: int | None = (
+        None  # decided in the batch; or, when killed or opened, left in the topic by it
+    )
+    count: int | None = None  # transactions swept
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One life of a side's process."""
+
+    started: float
+    opened: float | None
+    running: float | None
+    ended: float
+    killed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a batch, until Spark's commit or a kill."""
+
+    batch: int
+    started: float
+    ended: float
+    again: bool  # an earlier try was killed
+    killed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A kill that happened, and what the next run made of it."""
+
+    number: int  # from 1
+    event: Event
+    recovered_at: float | None  # when Spark wrote commits/N in the end
+    aborted: int = 0  # open transactions that the next run found and aborted
+    rewritten: bool = False  # the batch was written again
+    recommitted: bool = False  # the next run committed what the log had decided
+    left: int = 0  # rows of the killed attempt that stayed in the topic
+
+
+@dataclass
+class History:
+    """All observations of one side, in order."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def runs(self) -> list[Run]:
+        return [_run(events) for events in self._lives()]
+
+    def attempts(self) -> list[Attempt]:
+        """Return every try at every batch. A batch tried again begins with the run that does so."""
+        found: list[Attempt] = []
+        begun: dict[int, tuple[float, bool]] = {}
+        unfinished: set[int] = set()
+        for event in self.events:
+            batch = event.batch
+            if event.what is What.PLANNED and batch is not None:
+                begun[batch] = (event.at, False)
+                unfinished.add(batch)
+            elif event.what is What.RUNNING:
+                begun |= dict.fromkeys(unfinished, (event.at, True))
+            elif event.what is What.COMMITTED and batch in begun:
+                found.append(Attempt(batch, begun[batch][0], event.at, begun[batch][1], False))
+                unfinished.discard(batch)
+                del begun[batch]
+            elif event.what is What.KILLED:
+                for tried, (started, again) in begun.items():
+                    found.append(Attempt(tried, started, event.at, again, True))
+                begun.clear()
+        return found
+
+    def deaths(self) -> list[Death]:
+        lives = [*self._lives(), []]
+        killed = [
+            (life[-1], after)
+            for life, after in itertools.pairwise(lives)
+            if life[-1].what is What.KILLED
+        ]
+        return [_death(number, *pair) for number, pair in enumerate(killed, start=1)]
+
+    def marks(self, step: Step) -> list[Event]:
+        return [event for event in self.events if event.step is step]
+
+    def _lives(self) -> Iterator[list[Event]]:
+        """Cut the events into one list per process."""
+        life: list[Event] = []
+        for event in self.events:
+            if event.what is What.STARTED and life:
+                yield life
+                life = []
+            life.append(event)
+        if life:
+            yield life
+
+
+def _run(events: list[Event]) -> Run:
+    first = {event.what: event.at for event in reversed(events)}
+    return Run(
+        started=events[0].at,
+        opened=first.get(What.OPENED),
+        running=first.get(What.RUNNING),
+        ended=events[-1].at,
+        killed=What.KILLED in first,
+    )
+
+
+def _death(number: int, kill: Event, after: list[Event]) -> Death:
+    same = [event for event in after if event.batch == kill.batch]
+    steps = {event.step for event in same}
+    return Death(
+        number=number,
+        event=kill,
+        recovered_at=next((it.at for it in same if it.what is What.COMMITTED), None),
+        # The first sweep of a run is that of its start; later ones are of its own making.
+        aborted=next((it.count or 0 for it in after if it.step is Step.SWEPT), 0),
+        rewritten=Step.WRITING in steps,
+        recommitted=Step.COMMITTING in steps and Step.WRITING not in steps,
+        left=next((it.rows or 0 for it in after if it.what is What.OPENED), 0),
+    )
+
+
+def where(kill: Event) -> str:
+    """Say where a kill hit."""
+    if kill.step is not None:
+        return f"at step {kill.step.value}"
+    return f"with {kill.rows or 0:,} of its rows written and Spark's commit still to come"

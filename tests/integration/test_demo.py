@@ -1,0 +1,30 @@
+"""The demo itself, small: a real broker, real drivers, real kills."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from poundlock.cli_demo import demo
+
+ROWS, KILLS = 20_000, 3
+
+
+def test_poundlock_is_exact_where_sparks_own_sink_repeats(tmp_path: Path) -> None:
+    arguments = ["--rows", ROWS, "--kills", KILLS, "--seed", 2, "--out", tmp_path, "--json"]
+    done = CliRunner().invoke(demo, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["poundlock"] == {
+        "rows_in": ROWS, "rows_out": ROWS, "lost": 0, "repeated": 0, "kills": KILLS,
+    }  # fmt: skip
+    theirs = report["spark_sink"]
+    assert theirs["kills"] == KILLS and theirs["lost"] == 0
+    assert theirs["repeated"] > 0
+    assert theirs["rows_out"] == ROWS + theirs["repeated"]
+    assert json.loads(done.stdout) == report
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('class="kill"') == 2 * KILLS
+    assert not (tmp_path / "kept").exists()
