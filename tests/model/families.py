@@ -77,6 +77,8 @@ def races() -> Iterator[Schedule]:
         for place in (*LOSABLE, "commit", "offsets", "commits", "metadata"):
             for nth in range(effects(config).count(place)):
                 yield Schedule(config, (Fault("switch", nth, place),))
+                back = Fault("switch", 0, place, arg=1)
+                yield Schedule(config, (Fault("switch", nth, place), back))
 
 
 def lost_messages() -> Iterator[Schedule]:
@@ -86,6 +88,15 @@ def lost_messages() -> Iterator[Schedule]:
     yield from everywhere(replace(PLAIN, stubborn=True), "interrupt_after")
     yield from everywhere(REMOTE, "delay")
     yield from everywhere(SWALLOWING, "outage", 7)
+
+
+def repeated_requests() -> Iterator[Schedule]:
+    """A commit or an abort that was sent long ago arrives once more, at any time."""
+    for config, arg in ((PLAIN, 0), (REMOTE, 2), (SHIFTING, 1)):
+        yield from everywhere(config, "repeat", arg, step=2)
+    for nth, place in itertools.product(range(6), ("commit", "abort", "init", "put")):
+        again = (Fault("duplicate", nth, place), Fault("crash", 20), Fault("deliver", 3, "commit"))
+        yield Schedule(replace(PLAIN, log="remote"), again)
 
 
 def losses() -> Iterator[Schedule]:
@@ -177,6 +188,7 @@ FAMILIES = (
     interrupted_links,
     unsynced_links,
     lost_messages,
+    repeated_requests,
     unknown_appends,
     losses,
     stragglers,

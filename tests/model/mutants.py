@@ -339,12 +339,20 @@ def repair_without_record(patch: Patch) -> None:
     families.tampered_checkpoints, "a batch is skipped by its number alone, whatever its offsets"
 )
 def skip_by_number(patch: Patch) -> None:
-    def enter(state: LogState, batch: int, offsets: str) -> Stage:
+    def enter(state: LogState, batch: int, offsets: str, before: str | None) -> Stage:
         story = state.batches.get(batch)
         return original(state, batch, story.decided.offsets if story else offsets)
 
     original = protocol.enter
     patch.setattr(coordinating, "enter", enter)
+
+
+@mutant(families.races, "nobody looks whether the checkpoint still holds the plan that was run")
+def plan_before_unchecked(patch: Patch) -> None:
+    patch.setattr(
+        coordinating, "enter", lambda state, batch, offsets, _: original(state, batch, offsets)
+    )
+    original = protocol.enter
 
 
 @mutant(families.lost_messages, "the sweep does not spare branches that a decision names")

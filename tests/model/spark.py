@@ -22,8 +22,13 @@ class SparkConflict(Exception):
 
 @dataclass
 class Checkpoint:
-    """`offsets/N` before a batch and `commits/N` after it, each created only if absent."""
+    """`offsets/N` before a batch and `commits/N` after it, each created only if absent.
 
+    Where it swallows, as Spark's checkpoint manager does on S3A, the loser of a race hears nothing,
+    and goes on with the plan it has in memory.
+    """
+
+    swallows: bool = False
     query: str | None = None
     offsets: dict[int, Range] = field(default_factory=dict)
     commits: set[int] = field(default_factory=set)
@@ -42,16 +47,11 @@ class Checkpoint:
         return last if last >= 0 and last not in self.commits else last + 1
 
     def plan(self, batch: int, planned: Range) -> None:
-        if self.offsets.setdefault(batch, planned) is not planned:
+        if self.offsets.setdefault(batch, planned) is not planned and not self.swallows:
             raise SparkConflict
-
-    def planned(self, batch: int) -> Range:
-        if batch not in self.offsets:
-            raise SparkConflict
-        return self.offsets[batch]
 
     def commit(self, batch: int) -> None:
-        if batch in self.commits:
+        if batch in self.commits and not self.swallows:
             raise SparkConflict
         self.commits.add(batch)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import TypeVar
 
 from poundlock.core.coordinator import Coordinator, Settings
@@ -113,18 +114,32 @@ class Driver:
         query = self._spark("metadata", checkpoint.start)
         self._patiently(lambda: coordinator.bind(query))
         first = checkpoint.next_batch()
-        for batch in range(first, len(config.batches)):
+        rows = checkpoint.offsets.get(first - 1, (0, 0))
+        for batch in itertools.takewhile(world.has_batch, itertools.count(first)):
             self.batch = batch
-            if batch > first or batch not in checkpoint.offsets:  # else it is a replay
-                planned = world.planned(batch)
+            if batch == first and batch in checkpoint.offsets:
+                rows = checkpoint.offsets[batch]  # a replay
+            else:
+                rows = planned = world.planned(batch, rows[1], self)
                 self._spark("offsets", lambda b=batch, p=planned: checkpoint.plan(b, p))
-            rows = checkpoint.planned(batch)
-            job = SimJob(config, rows, sinks, self.runs, batch)
-            hashed = f"{rows[0]}-{rows[1]}"
-            self._patiently(lambda b=batch, h=hashed, j=job: coordinator.run(b, h, j))
-            kept = (job.kept or {}) if config.stateful else None
-            world.oracle.spark_committed(batch, kept)
-            self._spark("commits", lambda b=batch: checkpoint.commit(b))
+            self._batch(coordinator, batch, rows, sinks)
+
+    def _batch(
+        self, coordinator: Coordinator, batch: int, rows: Range, sinks: Mapping[str, Participant]
+    ) -> None:
+        """Run one batch as Spark does: by the plan in memory, whatever the checkpoint holds."""
+        world, checkpoint = self.world, self.world.checkpoint
+        job = SimJob(world.config, rows, sinks, self.runs, batch)
+
+        def call() -> None:
+            stored = checkpoint.offsets.get(batch - 1)
+            before = None if stored is None else f"{stored[0]}-{stored[1]}"
+            coordinator.run(batch, f"{rows[0]}-{rows[1]}", job, before=before)
+
+        self._patiently(call)
+        kept = (job.kept or {}) if world.config.stateful else None
+        world.oracle.spark_committed(batch, kept)
+        self._spark("commits", lambda: checkpoint.commit(batch))
 
     def _metadata(self) -> str | None:
         return self._spark("metadata", lambda: self.world.checkpoint.query)
@@ -271,7 +286,8 @@ class World:
         self.disk = SimDisk()
         self.disk_failed = False
         self.records: dict[int, bytes] = {}  # of the remote log
-        self.checkpoint = Checkpoint()
+        self.checkpoint = Checkpoint(swallows=self.config.log == "swallowing")
+        self.sizes = list(self.config.batches)
         self.servers = {
             f"{kind}{index}": SERVERS[kind](f"{kind}{index}", self.oracle)
             for index, kind in enumerate(self.config.sinks)
@@ -329,10 +345,13 @@ class World:
                 made[name] = Blind(server, wire, clock)
         return made
 
-    def planned(self, batch: int) -> Range:
+    def has_batch(self, batch: int) -> bool:
+        return batch < len(self.sizes)
+
+    def planned(self, batch: int, start: int, driver: Driver) -> Range:
         """Plan a batch as Spark does: from where the one before ended. Planned again, it differs."""
-        start = self.checkpoint.planned(batch - 1)[1] if batch else 0
-        return start, start + self.config.batches[batch] + self.replans % 2
+        differs = self.replans + (self.drivers.index(driver) if self.checkpoint.swallows else 0)
+        return start, start + self.sizes[batch] + differs % 2
 
     # Playing a schedule.
 
@@ -383,7 +402,7 @@ class World:
         return self._new_driver()
 
     def _complete(self) -> bool:
-        return len(self.checkpoint.commits) == len(self.config.batches)
+        return len(self.checkpoint.commits) == len(self.sizes)
 
     def _heal(self) -> None:
         """Let everything late arrive and everyone paused wake; then start once more and look."""
@@ -395,15 +414,22 @@ class World:
         while self.limbo:
             self._deliver(0)
         self.pass_time(1.0)
-        complete = self._complete() and not self.stopped
-        if complete:
-            last = self._new_driver()
-            last.resume()
-            self._judge(last)
-            complete = not self.stopped
+        if not self.stopped:
+            if self.replans or self.checkpoint.swallows:
+                self.sizes.append(1)  # log and checkpoint may have parted: go on, to find out
+            self._finish()
         self._replay_log()
-        ranges = [self.checkpoint.offsets[b] for b in sorted(self.checkpoint.offsets)]
-        self.oracle.final(sorted(ranges) if complete else None)
+        position = max((end for _, end in self.checkpoint.offsets.values()), default=0)
+        self.oracle.final(None if self.stopped else position)
+
+    def _finish(self) -> None:
+        """Start once more, and again as long as a person has to help."""
+        while True:
+            driver = self._new_driver()
+            driver.resume()
+            self._judge(driver)
+            if self.stopped or (driver.error is None and self._complete()):
+                return
 
     def _replay_log(self) -> None:
         """The log must be readable, and say what the oracle saw."""
@@ -539,7 +565,8 @@ class World:
             case Fenced():
                 return self.oracle.last_writer != driver.name
             case Parted():
-                return self.replans > 0  # somebody tampered with the checkpoint
+                # Somebody tampered with the checkpoint, or two drivers wrote to it.
+                return self.replans > 0 or self.checkpoint.swallows
             case LogCorrupt():
                 return "failed to make the log durable" in str(error)
             case InDoubt():

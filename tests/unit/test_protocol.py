@@ -254,6 +254,17 @@ def test_enter_refuses(records: Sequence[Record], batch: int, offsets: str, reas
         enter(state_of(*records), batch, offsets)
 
 
+def test_the_checkpoint_must_still_hold_the_plan_that_was_run() -> None:
+    state = state_of(decided(0), Finished(0))
+    for before in ("hash-0", None):
+        assert enter(state, 1, "hash-1", before) is Stage.NONE
+    with pytest.raises(Parted, match="batch 0 is in the log with other source offsets"):
+        enter(state, 1, "hash-1", "other")
+    state = state_of(decided(0), Finished(0), decided(1), Finished(1))
+    with pytest.raises(Parted, match="batch 0"):
+        enter(state, 1, "hash-1", "other")
+
+
 # Sweeping.
 
 

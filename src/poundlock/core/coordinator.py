@@ -187,19 +187,20 @@ class Coordinator:
 
     # One batch.
 
-    def run(self, batch: int, offsets: str, job: Job) -> Stage:
+    def run(self, batch: int, offsets: str, job: Job, *, before: str | None = None) -> Stage:
         """Bring one batch through both gates. Return how far the log knew it before.
 
-        `offsets` is the hash of Spark's plan for the batch. When this returns, the batch is finished
-        in every system and in the log.
+        `offsets` is the hash of Spark's plan for the batch, `before` that of the plan which its
+        checkpoint now holds for the batch before. When this returns, the batch is finished in every
+        system and in the log.
         """
         with self._true_reason():
-            return self._run(batch, offsets, job)
+            return self._run(batch, offsets, job, before)
 
-    def _run(self, batch: int, offsets: str, job: Job) -> Stage:
+    def _run(self, batch: int, offsets: str, job: Job, before: str | None) -> Stage:
         self._step(Step.ENTERED, batch=batch)
         self.log.ensure_owned()
-        known = enter(self.state, batch, offsets)
+        known = enter(self.state, batch, offsets, before)
         if known is Stage.FINISHED:
             self._drain(self.state.batches[batch], job)
         elif known is Stage.DECIDED:

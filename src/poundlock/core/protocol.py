@@ -236,11 +236,13 @@ class LogState:
         return story  # pyright: ignore[reportReturnType]
 
 
-def enter(state: LogState, batch: int, offsets: str) -> Stage:
+def enter(state: LogState, batch: int, offsets: str, before: str | None = None) -> Stage:
     """Say what the log knows of `batch`, whose offsets Spark planned as `offsets`.
 
-    Raises `Parted` where log and checkpoint cannot belong together: a batch is never skipped, and
-    never run, by its number alone.
+    `before` is the plan that the checkpoint holds for the batch before it, if it holds one: where a
+    file system lets two drivers write one plan, the batch may have been run by the other. Raises
+    `Parted` where log and checkpoint cannot belong together: a batch is never skipped, and never
+    run, by its number alone.
     """
     if batch < state.batch_floor:
         raise Parted(
@@ -248,16 +250,18 @@ def enter(state: LogState, batch: int, offsets: str) -> Stage:
             f"{state.batch_floor - 1}: the checkpoint was restored to an older state. Restore the "
             "checkpoint that belongs to this log, or start a new pipeline name and checkpoint"
         )
-    story = state.batches.get(batch)
-    if story is not None:
-        if story.decided.offsets != offsets:
+    for number, planned in ((batch, offsets), (batch - 1, before)):
+        story = state.batches.get(number)
+        if story is not None and planned not in (None, story.decided.offsets):
             raise Parted(
-                f"batch {batch} is in the log with other source offsets (hash "
-                f"{story.decided.offsets[:12]}) than Spark planned now ({offsets[:12]}): the "
-                "checkpoint was restored to an older state, deleted or exchanged. Restore the "
-                "checkpoint that belongs to this log, or start a new pipeline name and checkpoint"
+                f"batch {number} is in the log with other source offsets (hash "
+                f"{story.decided.offsets[:12]}) than in Spark's plan ({planned[:12]}): the "
+                "checkpoint was restored to an older state, deleted, exchanged, or written to by two "
+                "drivers. Restore the checkpoint that belongs to this log, or start a new pipeline "
+                "name and checkpoint"
             )
-        return story.stage
+    if batch in state.batches:
+        return state.batches[batch].stage
     if state.batches:
         last = max(state.batches)
         unfinished = [story.decided.batch for story in state.unfinished]
