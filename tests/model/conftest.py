@@ -10,7 +10,7 @@ import pytest
 
 from .world import read_once
 
-SEED, SCHEDULES = "20261115", 3000
+SEED, SCHEDULES = "20261115", 3400
 LINES = pytest.StashKey[list[str]]()
 
 
