@@ -2,9 +2,10 @@
 
 The real coordinator runs over the real log code. Around it stand simulated systems (`kafka`,
 `database`), a disk that forgets what was not synced (`disk`), Spark's checkpoint and tasks (`spark`)
-and any number of drivers that are switched at every effect (`world`). A `schedule` says what goes wrong
-and where; it alone determines a run. The `oracle` sees everything and knows what may never be.
-`mutants` are protocol bugs put in on purpose: each must be caught.
+and any number of drivers that are switched at every effect (`driver`, `world`). A `schedule` says what
+goes wrong and where; it alone determines a run. `families` are schedules by enumeration, Hypothesis
+makes the others. The `oracle` sees everything and knows what may never be. `mutants` are protocol bugs
+put in on purpose: each must be caught.
 
     pytest tests/model -s                                   the counts and the seed
     pytest tests/model -s --model-seed random               other schedules than last time

@@ -10,7 +10,7 @@ import pytest
 
 from .world import read_once
 
-SEED, SCHEDULES = "20261115", 3400
+SEED, SCHEDULES = "20261115", 3300
 LINES = pytest.StashKey[list[str]]()
 
 

@@ -16,7 +16,7 @@ STATEFUL = Config(sinks=("kafka", "kafka"), batches=(3,), tasks=3, stateful=True
 SALTED = Config(sinks=("database", "kafka"), batches=(3,), stateful=True, salted=True)
 SHIFTING = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, shifting=True)
 BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
-LONG = Config(sinks=("kafka",), batches=(1, 1, 1, 1), keep=1, late=True)
+LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
 
 ALL = (PLAIN, REMOTE, SWALLOWING, STATEFUL, SALTED, SHIFTING, BLIND, LONG)
 

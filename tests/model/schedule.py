@@ -103,7 +103,7 @@ def configs() -> st.SearchStrategy[Config]:
                 ("kafka", "blind"),
             )
         ),
-        batches=st.sampled_from(((2,), (2, 1), (1, 1, 1, 1), (0, 2), (3, 2), (4,))),
+        batches=st.sampled_from(((2,), (2, 1), (1, 1, 1), (0, 2), (3, 2), (4,))),
         tasks=st.integers(1, 3),
         stateful=one_in_four,
         salted=one_in_four,

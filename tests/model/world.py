@@ -1,25 +1,22 @@
-"""The machine: drivers, switched at every effect, and what befalls them by schedule.
+"""Everything there is: drivers, systems, disk, checkpoint, and what befalls them by schedule.
 
-Each driver is a thread, but only one ever runs: control goes back and forth by locks, so that a
-schedule determines everything. Where a driver is about to have an effect it comes through `_gate`,
-and there the schedule may kill it, put it to sleep, or spoil the effect.
+The world also judges. A driver may only stop for a reason that the schedule gave it, and what its
+message asks a person to do is then done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.coordinator import Coordinator
 from poundlock.core.log import Entry, FileLog, TransactionLog
 from poundlock.core.model import Ruled, Ruling
 from poundlock.core.participant import Participant
-from poundlock.core.protocol import Step
 from poundlock.errors import (
     Fenced,
     InDoubt,
@@ -33,241 +30,22 @@ from poundlock.errors import (
 
 from .database import Blind, BlindServer, Database, DatabaseServer
 from .disk import ROOT, DriverDisk, RemoteLog, SimDisk
+from .driver import Driver, Interrupt
 from .kafka import KafkaServer, KafkaSink
 from .oracle import Oracle
-from .schedule import REQUEST, Fault, Schedule
-from .spark import Checkpoint, Range, Runs, SimJob, SparkConflict
+from .schedule import Fault, Schedule
+from .spark import Checkpoint, Range, SparkConflict
 from .systems import OURS, Crash, Wire
 
 T = TypeVar("T")
 
 LOG = f"{ROOT}/checkpoint/log"
 SERVERS = {"kafka": KafkaServer, "database": DatabaseServer, "blind": BlindServer}
-MOST_EFFECTS = 6000
 MOST_DRIVERS = 24
-
-
-class Interrupt(BaseException):
-    """The call was broken off, but its process lives on."""
 
 
 class Violation(AssertionError):
     """Something happened that must never happen."""
-
-
-class Driver:
-    """One process that runs the pipeline. A thread that has its turn only when told."""
-
-    def __init__(self, world: World, name: str):
-        self.world, self.name = world, name
-        self.dead = self.ended = self.hurt = self.stopping = False
-        self.error: BaseException | None = None
-        self.batch = -1
-        self.outage = 0
-        self.runs = Runs(world.runs)
-        self._turn = threading.Lock()
-        self._turn.acquire()
-        self._thread = threading.Thread(target=self._main, daemon=True)
-
-    @property
-    def started(self) -> bool:
-        return self._thread.ident is not None
-
-    def resume(self) -> None:
-        """Give this driver its turn, and wait until it ends or is switched away from."""
-        if not self.world.switches:
-            self._main()  # nobody will ever take its turn: no thread is needed
-        elif self.started:
-            self._turn.release()
-        else:
-            self._thread.start()
-        self.world.back.acquire()
-
-    def pause(self) -> None:
-        self.world.back.release()
-        self._turn.acquire()
-        if self.dead:
-            raise Crash
-
-    def _main(self) -> None:
-        try:
-            self._run()
-        except BaseException as error:  # noqa: BLE001 (the world judges it)
-            self.error = error
-        self.ended = True
-        self.world.back.release()
-
-    def _run(self) -> None:
-        world, config = self.world, self.world.config
-        sinks = world.sinks(self._wire, world.clock)
-        coordinator = Coordinator(
-            world.open_log(self.effect, self.name),
-            sinks,
-            settings=Settings(keep_batches=config.keep, commits_at_once=2, sweep_every_s=0.0),
-            observe=self._observe,
-            stopping=lambda: self.stopping,
-            clock=world.clock,
-            sleep=self._sleep,
-        )
-        checkpoint = world.checkpoint
-        self._patiently(lambda: coordinator.take_over(OURS, query=self._metadata, owner=self.name))
-        query = self._spark("metadata", checkpoint.start)
-        self._patiently(lambda: coordinator.bind(query))
-        first = checkpoint.next_batch()
-        rows = checkpoint.offsets.get(first - 1, (0, 0))
-        for batch in itertools.takewhile(world.has_batch, itertools.count(first)):
-            self.batch = batch
-            if batch == first and batch in checkpoint.offsets:
-                rows = checkpoint.offsets[batch]  # a replay
-            else:
-                rows = planned = world.planned(batch, rows[1], self)
-                self._spark("offsets", lambda b=batch, p=planned: checkpoint.plan(b, p))
-            self._batch(coordinator, batch, rows, sinks)
-
-    def _batch(
-        self, coordinator: Coordinator, batch: int, rows: Range, sinks: Mapping[str, Participant]
-    ) -> None:
-        """Run one batch as Spark does: by the plan in memory, whatever the checkpoint holds."""
-        world, checkpoint = self.world, self.world.checkpoint
-        job = SimJob(world.config, rows, sinks, self.runs, batch)
-
-        def call() -> None:
-            stored = checkpoint.offsets.get(batch - 1)
-            before = None if stored is None else f"{stored[0]}-{stored[1]}"
-            coordinator.run(batch, f"{rows[0]}-{rows[1]}", job, before=before)
-
-        self._patiently(call)
-        kept = (job.kept or {}) if world.config.stateful else None
-        world.oracle.spark_committed(batch, kept)
-        self._spark("commits", lambda: checkpoint.commit(batch))
-
-    def _metadata(self) -> str | None:
-        return self._spark("metadata", lambda: self.world.checkpoint.query)
-
-    def _patiently(self, step: Callable[[], object]) -> None:
-        """Do it; if stubborn, do it again after a failure that allows it."""
-        for _ in range(3):
-            try:
-                step()
-                return
-            except (Unavailable, Interrupt) as error:
-                if isinstance(error, Unavailable) and "its fate is unknown" in str(error):
-                    self.world.oracle.count("append of unknown outcome")
-                if not self.world.config.stubborn:
-                    raise
-                self.world.oracle.count("step repeated in the same process")
-        step()
-
-    # The effects of a driver.
-
-    def _observe(self, step: Step, facts: object) -> None:
-        if step in (Step.DRAINED, Step.REPAIRED, Step.ABORTED):
-            self.world.oracle.count(f"step {step.value}")
-        self._gate("step")
-
-    def _sleep(self, seconds: float) -> None:
-        self._gate("sleep")
-        self.world.pass_time(seconds)
-
-    def effect(self, label: str, effect: Callable[[], T]) -> T:
-        """Let something happen on the disk, or not."""
-        fault = self._gate(label)
-        if self.outage and label != "sync":
-            self.outage -= 1
-            fault = fault or "lose_request"
-        if fault == "delay" and label != "put":
-            fault = "lose_request"
-        if fault is not None and label == "sync":
-            self.world.disk_failed = True
-        return self._spoil(fault, label, effect, OSError(5, "Input/output error"))
-
-    def _spark(self, label: str, effect: Callable[[], T]) -> T:
-        """Let Spark read or write a file of its checkpoint; what goes wrong there is its own."""
-        return self._spoil(self._gate(label), label, effect, SparkConflict())
-
-    def _wire(self, label: str, request: Callable[[], T]) -> T:
-        """Send a request to a system, and perhaps get its answer."""
-        fault = self._gate(label)
-        if self.outage:
-            self.outage -= 1
-            fault = fault or "lose_request"
-        if fault == "duplicate" and label in ("produce", "prepare"):
-            fault = None  # sequence numbers and session state keep these from happening twice
-        if label in ("commit", "abort"):
-            self.world.requests.append((label, request))
-        return self._spoil(fault, label, request, Unavailable("no answer"))
-
-    def _spoil(self, fault: str | None, label: str, effect: Callable[[], T], error: Exception) -> T:
-        if fault is None:
-            return effect()
-        self.hurt = True
-        self.world.oracle.count(fault)
-        if fault in ("lose_answer", "interrupt_after", "duplicate"):
-            result = effect()
-            if fault == "duplicate":
-                self.world.limbo.append((label, effect))
-                return result
-        if fault == "delay":
-            self.world.limbo.append((label, effect))
-        if fault == "interrupt_after":
-            raise Interrupt
-        raise error
-
-    def _gate(self, label: str) -> str | None:
-        """The point before an effect: whatever is due happens here. Returns how to spoil it."""
-        world = self.world
-        if self.dead:
-            raise Crash
-        world.effects += 1
-        if world.effects > MOST_EFFECTS:
-            world.oracle.fail("it goes on for ever")
-        if world.trace is not None:
-            world.trace.append(label)
-        while world.faults and not world.disk_failed:
-            fault = world.faults[0]
-            if fault.at is not None and fault.at != label:
-                return None
-            if world.waited < fault.after:
-                world.waited += 1
-                return None
-            world.faults.popleft()
-            world.waited = 0
-            spoiled = self._fire(fault)
-            if spoiled is not None:
-                return spoiled
-        return None
-
-    def _fire(self, fault: Fault) -> str | None:
-        world = self.world
-        match fault.kind:
-            case "crash":
-                self.dead = True
-                raise Crash
-            case "machine":
-                world.crash_machine(fault.arg)
-                self.dead = True
-                raise Crash
-            case "switch":
-                world.switched = fault.arg
-                self.pause()
-            case "interrupt":
-                raise Interrupt
-            case "stop":
-                self.stopping = True
-            case "outage":
-                self.outage = 2 + fault.arg
-                self.hurt = True
-            case "restore" | "delete":
-                world.tamper(fault)
-                self.dead = True
-                raise Crash
-            case "copy":
-                world.start_on_copy()
-            case kind if kind in REQUEST or kind == "interrupt_after":
-                return kind
-            case _:
-                world.befall(fault)
-        return None
 
 
 class World:
