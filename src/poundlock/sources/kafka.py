@@ -27,6 +27,7 @@ from poundlock.kafka.branches import (
 )
 from poundlock.kafka.client import Evidence, KafkaClient, Outcome, Written
 from poundlock.kafka.producer import ArrowProducer
+from poundlock.kafka.producer_settings import SECRET
 
 logger = logging.getLogger("poundlock")
 
@@ -292,8 +293,20 @@ def read_kafka(
     chosen |= {key: str(value) for key, value in options.items()}
     token = uuid.uuid4().hex
     _sources[token] = KafkaSource(group, mode, known, topics)
+    for name in ("py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).addFilter(_NO_SECRETS)  # twice the same filter changes nothing
     reader = spark.readStream.format("kafka").option(SOURCE_OPTION, token)
     return reader.options(**chosen).load()
+
+
+class _NoSecrets(logging.Filter):
+    """At DEBUG py4j writes every call with its arguments: not those that hold a password."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.DEBUG or not SECRET.search(record.getMessage())
+
+
+_NO_SECRETS = _NoSecrets()
 
 
 def _offset_mode(offsets: str | OffsetMode) -> OffsetMode:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from poundlock.errors import UsageError
+from poundlock.sources.kafka import SOURCE_OPTION
 from poundlock.spark.internals import analyzed_plan
 
 # Nodes known to keep nothing from one batch to the next. Whatever is not here counts as stateful,
@@ -54,13 +55,16 @@ NOT_REPLAYABLE = frozenset({"socket", "textsocket"})
 
 REPLAY_OPTION = "poundlock.replayable"  # what a custom source says of itself
 
+# The options that are looked at. The others stay where they are: passwords are among them.
+_OPTIONS = (SOURCE_OPTION, REPLAY_OPTION, "failOnDataLoss")
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """One source of a streaming plan."""
 
     name: str
-    options: Mapping[str, str] = field(repr=False)  # passwords are among them
+    options: Mapping[str, str]
 
     @property
     def replayable(self) -> bool:
@@ -115,12 +119,18 @@ def _walk(node: Any) -> Iterator[Any]:
 
 def _source(node: Any) -> Source:
     if node.nodeName() == "StreamingRelationV2":
-        options = dict(node.extraOptions().asCaseSensitiveMap())
-        return Source(node.sourceName().lower(), options)
-    source = node.dataSource()
-    pairs, options = source.options().iterator(), {}
-    while pairs.hasNext():
-        pair = pairs.next()
-        options[pair._1()] = pair._2()
-    name = source.className().lower()
-    return Source(name, options)
+        given = node.extraOptions()
+        found = {name: given.get(name) for name in _OPTIONS}
+        name = node.sourceName()
+    else:
+        source = node.dataSource()
+        given = source.options()
+        found = {name: _or_none(given.get(name)) for name in _OPTIONS}
+        name = source.className()
+    options = {option: value for option, value in found.items() if value is not None}
+    return Source(name.lower(), options)
+
+
+def _or_none(option: Any) -> Any:
+    """Return what is in an `Option` of Scala's."""
+    return option.get() if option.isDefined() else None
