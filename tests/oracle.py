@@ -75,7 +75,9 @@ class Kafka:
         if replicas is None:
             topic = NewTopic(name, partitions, 1, config=dict(config or {}))
         else:
-            topic = NewTopic(name, replica_assignment=replicas, config=dict(config or {}))
+            topic = NewTopic(
+                name, len(replicas), replica_assignment=replicas, config=dict(config or {})
+            )
         self._admin.create_topics([topic])[name].result(SECONDS)
         eventually(lambda: self.partitions(name), want=lambda seen: None not in seen)
         return name
