@@ -99,6 +99,7 @@ class Participant(ABC):
     name: str  # unique within its pipeline
     commitment: Commitment
     semantic: Semantic = Semantic.EXACTLY_ONCE
+    hidden: bool = False  # something open hides committed branches from readers: perhaps a stray
 
     # Before anything starts, on the driver.
 

@@ -148,6 +148,7 @@ class KafkaBranches(Participant):
                     sink=self.name,
                 )
             states[receipt.id] = _SEEN[settlement.progress]
+            self.hidden = self.hidden or settlement.hidden
         return states
 
     def _conclude(self, receipt: Receipt, answer: Answer) -> BranchState:
@@ -172,6 +173,7 @@ class KafkaBranches(Participant):
         )
 
     def find(self, namespace: Namespace) -> list[Stray]:
+        self.hidden = False
         prefix = f"{_PREFIX}.{namespace.pipeline}.{namespace.identity}."
         mine: dict[str, int] = {}
         for found in self.client.list_open(prefix):

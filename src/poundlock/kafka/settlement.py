@@ -41,6 +41,7 @@ class Progress(Enum):
 class Settlement:
     progress: Progress
     why: str
+    hidden: bool = False  # from readers, by another transaction that is open before it
 
 
 async def settlements(
@@ -117,7 +118,8 @@ def _by_partitions(view: _View, identity: Identity, written: Sequence[Written]) 
         said = [settlement.why for settlement in found if settlement.progress is progress]
         if said:
             return Settlement(progress, "; ".join(said))
-    return Settlement(Progress.SETTLED, "every partition has its marker")
+    hidden = any(settlement.hidden for settlement in found)
+    return Settlement(Progress.SETTLED, "every partition has its marker", hidden)
 
 
 def _by_partition(view: _View, identity: Identity, part: Written) -> Settlement:
@@ -139,4 +141,5 @@ def _by_partition(view: _View, identity: Identity, part: Written) -> Settlement:
         if since is not None and since <= part.last_offset:
             why = f"producer {state.producer_id} is open there since {since}"
             return Settlement(Progress.TORN, f"{part}: {why}")
-    return Settlement(Progress.SETTLED, f"{part}: only another transaction holds readers back")
+    why = f"{part}: only another transaction holds readers back"
+    return Settlement(Progress.SETTLED, why, hidden=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,12 @@ from pyspark.sql import DataFrame
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
+from poundlock.errors import PoundlockError
 from poundlock.sources.kafka import KafkaSource, OffsetMode
 from poundlock.spark.job import SparkJob
 from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
+
+logger = logging.getLogger("poundlock")
 
 
 class Gate(Protocol):
@@ -42,14 +46,26 @@ class Batches:
     observe: Callable[[Step, Mapping[str, object]], None]
     gate: Gate | None
     _bound: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
 
     def take_over(self) -> None:
         """Become the pipeline's owner and finish what is decided."""
         owner = f"{socket.gethostname()}:{os.getpid()}"
         self.coordinator.take_over(self.name, query=self.checkpoint.query, owner=owner)
 
-    def close(self) -> None:
-        """Let go of the driver's connections."""
+    def close(self, *, sweep: bool) -> None:
+        """Abort what losing attempts may have left, and let go of the driver's connections.
+
+        Kafka hides from readers what comes after an open branch, and the next start may be far.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if sweep:
+                self.coordinator.sweep()
+        except PoundlockError as error:
+            logger.warning("%s: not swept at the end: %s", self.name, error)
         for sink in self.coordinator.sinks.values():
             sink.close()
         for source in self.sources:
@@ -85,6 +101,8 @@ class Batches:
             own=[source.branch(offsets) for source, offsets in ends if source.transactional],
         )
         self.coordinator.run(batch, fingerprint_of_plan(plan), job)
+        if any(sink.hidden for sink in self.coordinator.sinks.values()):
+            self.coordinator.sweep()  # a losing attempt may have left a branch before ours
         self._hand_back(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
 

@@ -128,4 +128,4 @@ class Query:
     def _close(self) -> None:
         self._now.set()  # nothing is waited for any more
         if self._batches is not None:
-            self._batches.close()
+            self._batches.close(sweep=self.error is None)
