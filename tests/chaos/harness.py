@@ -14,6 +14,7 @@ n-th time that it is reached in this life, and facts that must hold. `then` is o
                    `kill`, each halts at its point, and the last to arrive kills all of them
     kill-python    the same, but the JVM stays behind as a zombie
     hold           wait for `child.release(pipeline, point)`
+    outlive        the same in a task, which then outlives its executor
     note           only report
     fail, reject   raise an unknown error, or a no vote
     kill-worker, kill-executor    in a task: this Python worker, or the JVM of its executor
@@ -37,28 +38,30 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import pyspark
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from kafka.admin import KafkaAdminClient
+
+from poundlock import jars
 
 HERE = Path(__file__).parent
 LIFE_TIMEOUT_S = 180.0
 _POLL_S = 0.02
 
 # A driver that lives for seconds: no compiler that pays later, no page to look at.
-CONF = {
-    "spark.ui.enabled": "false",
-    "spark.driver.memory": "600m",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-}
+CONF = {"spark.ui.enabled": "false", "spark.driver.memory": "600m"}
+_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xlog:cds=off -Xlog:cds+dynamic=off"
+_JVM_OPTION = "spark.driver.extraJavaOptions"
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,10 @@ class Life:
 class Child:
     """A driver that runs. It leads a process group of its own, with its JVM in it."""
 
+    all: ClassVar[list[Child]] = []  # `conftest` sees to it that none outlives its test
+
     def __init__(self, config: Path, reports: Path, log: Path):
+        self.all.append(self)
         self._reports, self._log = reports, log
         paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         with log.open("wb") as output:
@@ -217,7 +223,7 @@ class Chaos:
     ):
         self.directory, self.servers, self.master = directory, bootstrap_servers, master
         self.queries = {query.pipeline: query for query in queries}
-        self.conf = CONF | dict(conf or {})
+        self.conf = CONF | {_JVM_OPTION: _JVM} | dict(conf or {})
         self.run = uuid.uuid4().hex[:8]
         self.lives = 0
         create_topics(
@@ -262,6 +268,8 @@ class Chaos:
         **changes: Any,
     ) -> Child:
         """Start a driver with all pipelines, or `only` some; `changes` replace fields of theirs."""
+        if self.conf[_JVM_OPTION] == _JVM:
+            self.conf[_JVM_OPTION] += f" -XX:SharedArchiveFile={class_archive(self.servers)}"
         self.lives += 1
         reports = self.directory / f"life-{self.lives}"
         reports.mkdir(parents=True)
@@ -389,6 +397,24 @@ class Chaos:
         """Read the records of the transaction log, as any reader of JSON would."""
         files = (self.checkpoint(pipeline) / "poundlock").glob("[0-9]*.json")
         return [json.loads(file.read_text())["body"]["record"] for file in sorted(files)]
+
+
+def class_archive(bootstrap_servers: str) -> Path:
+    """Return an archive of the classes that a driver loads: a third of the cost of every start.
+
+    Made once, by a driver that runs each kind of query. To the JVM it is a hint: one that does not
+    fit is passed over.
+    """
+    archive = jars.cache().parent / "chaos" / f"spark-{pyspark.__version__}.jsa"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
+            made = Path(directory) / "archive"
+            conf = {_JVM_OPTION: f"{_JVM} -XX:ArchiveClassesAtExit={made}"}
+            queries = [Query(kind, rows=40) for kind in OUTPUTS]
+            Chaos(Path(directory), bootstrap_servers, queries, conf=conf).live().ended()
+            made.replace(archive)
+    return archive
 
 
 def _several(faults: Fault | Sequence[Fault]) -> list[Fault]:

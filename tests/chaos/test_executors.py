@@ -1,0 +1,139 @@
+"""Executors and Python workers that die, tasks that fail, and two copies of one task, after the
+prepare.
+
+Each leaves a branch behind that no vote names: rows that are in the topic, in a transaction that
+nobody will ever commit. The batch itself must succeed, with the rows of the attempt that Spark
+counted and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cluster
+import pytest
+from confluent_kafka import Producer
+from harness import HERE, Chaos, Fault, Query, open_transactions
+
+from poundlock.servers.kafka import Cluster
+
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+EXECUTORS = {
+    "spark.executor.memory": "600m",
+    "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.executorEnv.PYTHONPATH": str(HERE),
+}
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "0ms",
+}
+
+
+# What is shown may not depend on the sweep that comes once a minute.
+NO_SWEEP = {"sweep_every_s": 3600}
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster.standalone(tmp_path_factory.mktemp("standalone")) as url:
+        yield url
+
+
+@pytest.fixture
+def master(request: pytest.FixtureRequest) -> str:
+    return LOCAL_CLUSTER if request.param == "local" else request.getfixturevalue("standalone")
+
+
+@pytest.mark.parametrize("master", ["local", "standalone"], indirect=True)
+def test_undisturbed(kafka_server: Cluster, tmp_path: Path, master: str) -> None:
+    query = Query("stateless", rows=100, rows_per_batch=50)
+    servers = kafka_server.bootstrap_servers
+    chaos = Chaos(tmp_path, servers, [query], master=master, conf=EXECUTORS)
+    chaos.live().ended()
+    chaos.check()
+
+
+def orphans(batch: int, then: str) -> list[Fault]:
+    """The first attempt of a task to come so far suffers after its prepare; the next is noted."""
+    task = {"batch": batch, "task": 0}  # never the retry: it begins anew when Spark repeats a stage
+    return [
+        Fault("task:prepared", then, match=task, name=then),
+        Fault("task:prepared", "note", match=task, name=f"{then}, again"),
+    ]
+
+
+def hold(point: str, batch: int) -> Fault:
+    return Fault(point, "hold", match={"batch": batch})
+
+
+def names(faults: list[Fault]) -> list[str]:
+    return [fault.report for fault in faults]
+
+
+@pytest.mark.parametrize("kind", ["outputs", "stateful"])
+def test_executor_worker_and_task_lost_after_prepare(
+    kafka_server: Cluster, tmp_path: Path, kind: str
+) -> None:
+    query = Query(kind, rows=150, settings=NO_SWEEP)
+    servers = kafka_server.bootstrap_servers
+    chaos = Chaos(tmp_path, servers, [query], master=LOCAL_CLUSTER, conf=EXECUTORS)
+    lost = orphans(1, "kill-worker") + orphans(2, "fail") + orphans(3, "kill-executor")
+    child = chaos.start({kind: [*lost, hold("returning", 3)]})
+    child.wait_for(kind, "returning")
+    chaos.check_underway(kind)  # a branch left behind may not hide what is committed after it
+    child.release(kind, "returning")
+    life = child.finish().ended()
+    assert life.reached == {kind: [*names(lost), "returning"]}
+    chaos.check()
+
+
+def test_two_copies_of_one_task(kafka_server: Cluster, tmp_path: Path, standalone: str) -> None:
+    """Speculation: a copy wins while the first attempt is still running, and prepared already."""
+    query = Query("outputs", rows=90, settings=NO_SWEEP)
+    servers, conf = kafka_server.bootstrap_servers, EXECUTORS | SPECULATION
+    chaos = Chaos(tmp_path, servers, [query], master=standalone, conf=conf)
+    copies = orphans(1, "hold")  # never released: Spark itself ends it
+    child = chaos.start({"outputs": [*copies, hold("returning", 1)]})
+    child.wait_for("outputs", "returning")
+    chaos.check_underway("outputs")
+    child.release("outputs", "returning")
+    life = child.finish().ended()
+    assert life.reached == {"outputs": [*names(copies), "returning"]}
+    chaos.check()
+
+
+def test_loser_that_comes_late(kafka_server: Cluster, tmp_path: Path) -> None:
+    """An attempt that lost may write at any time: between two batches, and after the last one."""
+    query = Query("stateless", rows=60, settings=NO_SWEEP)
+    chaos = Chaos(tmp_path, kafka_server.bootstrap_servers, [query])
+    child = chaos.start({"stateless": [hold("entered", 1), hold("returning", 1)]})
+    child.wait_for("stateless", "entered")
+    write_late(chaos, "stateless", 998)
+    child.release("stateless", "entered")
+    child.wait_for("stateless", "returning")
+    chaos.check_underway(
+        "stateless"
+    )  # the batch came after the late rows, and is not hidden by them
+    write_late(chaos, "stateless", 999)
+    child.release("stateless", "returning")
+    child.finish().ended()
+    chaos.check()
+
+
+def write_late(chaos: Chaos, pipeline: str, attempt: int) -> None:
+    """Write to all partitions, as an attempt that lost and has not noticed, and leave it open."""
+    generation = [it for it in chaos.log(pipeline) if it["kind"] == "Generation"][-1]
+    (topic,) = chaos.outputs(pipeline)
+    name = f"poundlock.{pipeline}.{generation['identity']}.{generation['number']}.{topic}.{attempt}"
+    producer = Producer({"bootstrap.servers": chaos.servers, "transactional.id": name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(chaos.queries[pipeline].partitions):
+        producer.produce(topic, value="too late", partition=number)
+    assert producer.flush(30) == 0
+    assert open_transactions(chaos.servers, [topic])[name] == "Ongoing"
