@@ -1,0 +1,433 @@
+"""What is decided and then lost: repaired where the rules allow it, stopped and ruled on where not.
+
+Here Kafka really aborts decided transactions: their time-out is a few seconds, and the driver is dead,
+or held, until the broker has acted on it. Then the parts of a pipeline that do not belong together.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from harness import Chaos, Fault, Query
+from pyspark.sql import SparkSession
+
+import oracle
+import poundlock as lock
+import trial
+from poundlock import sinks
+from poundlock.cli import poundlock
+from poundlock.core.protocol import Step
+from poundlock.errors import Parted, PromiseBroken
+from poundlock.servers import kafka as servers
+from trial import Died, copying, die, finish
+
+ROWS = [f"row-{number}" for number in range(30)]
+TIMEOUT_S = 5
+# Branches live for seconds here: take those that have little time left, one commit after the other.
+PATIENCE = {"least_time_left_s": 0.5, "tries": 5, "commits_at_once": 1}
+RANDOM = ["concat(CAST(value AS STRING), ':', rand()) AS value"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[servers.Cluster]:
+    swift = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    with servers.running(properties=swift) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kafka(cluster: servers.Cluster) -> oracle.Kafka:
+    return oracle.Kafka(cluster.client_settings())
+
+
+class Case:
+    """A pipeline from a topic of two partitions, so of two branches, over a checkpoint of its own."""
+
+    def __init__(self, spark: SparkSession, kafka: oracle.Kafka, checkpoint: Path):
+        self._spark = spark
+        self.kafka = kafka
+        self.checkpoint = checkpoint
+        self.source, self.target = kafka.create(partitions=2), kafka.create(partitions=2)
+        kafka.produce(self.source, ROWS)
+
+    def pipeline(self, **changes: Any) -> lock.Pipeline:
+        return copying(
+            *(self._spark, self.kafka, self.source, self.target, self.checkpoint),
+            settings=lock.Settings(**PATIENCE),
+            sink={"transaction_timeout": TIMEOUT_S},
+            **changes,
+        )
+
+    def lose(self, pipeline: lock.Pipeline, at: Step = Step.DECIDED) -> list[str]:
+        """Let the driver die, and wait until the broker has aborted what it left. Return that."""
+        die(pipeline, at)
+        ids = trial.decided(self.checkpoint)
+        gone = [id_ for id_ in ids if self.kafka.transaction(id_) != "CompleteCommit"]
+        self.expire(gone)
+        return gone
+
+    def expire(self, ids: Sequence[str]) -> None:
+        oracle.eventually(
+            lambda: {self.kafka.transaction(id_) for id_ in ids},
+            want=lambda states: states == {"CompleteAbort"},
+        )
+
+    def rule(self, *arguments: str) -> None:
+        """Rule as a person would, on the command line."""
+        line = ["txn", "commit", "--log", str(self.checkpoint), "--yes", *arguments]
+        result = CliRunner().invoke(poundlock, line)
+        assert result.exit_code == 0, result.output
+
+    def kinds(self) -> list[str]:
+        return [record["kind"] for record in trial.records(self.checkpoint)]
+
+    def repairs(self) -> list[tuple[int, int]]:
+        """How many branches were lost, and how many took their place, in each repair."""
+        return [
+            (len(record["lost"]), len(record["receipts"]))
+            for record in trial.records(self.checkpoint)
+            if record["kind"] == "Repaired"
+        ]
+
+    def check(self, rows: Iterable[str] = ROWS) -> None:
+        self.kafka.assert_exact(self.target, rows)
+        self.kafka.assert_settled(self.target)
+
+
+@pytest.fixture
+def case(spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path) -> Case:
+    return Case(spark, kafka, tmp_path / "checkpoint")
+
+
+# Repaired.
+
+
+def test_all_lost_while_the_driver_was_dead(case: Case) -> None:
+    pipeline = case.pipeline()
+    assert len(case.lose(pipeline)) == 2
+    assert case.kafka.values(case.target) == Counter()
+    finish(pipeline)
+    assert case.repairs()[0] == (2, 2)
+    case.check()
+
+
+def test_all_lost_while_the_driver_was_held(case: Case) -> None:
+    """The driver lives, comes late to its own commit, and repairs in the same breath."""
+
+    def wait(step: Step, facts: Mapping[str, object]) -> None:
+        if step is Step.DECIDED:
+            case.expire(trial.decided(case.checkpoint))
+
+    finish(case.pipeline().observe(wait))
+    assert case.repairs()[0] == (2, 2)
+    case.check()
+
+
+def test_partly_lost(case: Case) -> None:
+    """One branch was committed before the driver died: only the other is written again."""
+    pipeline = case.pipeline()
+    assert len(case.lose(pipeline, at=Step.COMMITTED_ONE)) == 1
+    before = case.kafka.values(case.target)
+    assert 0 < before.total() < len(ROWS)
+    finish(pipeline)
+    assert case.repairs()[0] == (1, 1)
+    case.check()
+
+
+def test_all_lost_and_cut_otherwise(case: Case) -> None:
+    """A replay with other partitions has other branches but the same rows: good, if all are lost."""
+    case.lose(case.pipeline())
+    finish(case.pipeline(minPartitions=5))
+    lost, new = case.repairs()[0]
+    assert lost == 2 and new > 2
+    case.check()
+
+
+def test_partly_lost_and_cut_otherwise(case: Case) -> None:
+    """Rows of the committed branch could come twice: refused, until it is cut as it was."""
+    case.lose(case.pipeline(), at=Step.COMMITTED_ONE)
+    before = case.kafka.values(case.target)
+    with pytest.raises(PromiseBroken, match="cut the same rows into other partitions") as broken:
+        finish(case.pipeline(minPartitions=5))
+    assert "1 of 2 branches are already committed" in str(broken.value)
+    assert case.kafka.values(case.target) == before
+    case.kafka.assert_settled(case.target)
+    finish(case.pipeline())
+    case.check()
+
+
+def test_lost_to_another_producer(case: Case) -> None:
+    """Somebody opened the id anew: the broker forgot the outcome, the rows themselves prove it."""
+    pipeline = case.pipeline()
+    die(pipeline, Step.DECIDED)
+    for id_ in trial.decided(case.checkpoint):
+        case.kafka.fence(id_)
+    finish(pipeline)
+    assert case.repairs()[0] == (2, 2)
+    case.check()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [Step.REPAIRING, "prepared", Step.REPAIRED, Step.COMMITTED_ONE, Step.COMMITTED, Step.FINISHED],
+    ids=str,
+)
+def test_died_again_in_the_repair(
+    case: Case, step: Step | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it dies, the next start finishes the repair, or makes another."""
+    pipeline = case.pipeline()
+    case.lose(pipeline)
+    if isinstance(step, Step):
+        die(pipeline, step, after=Step.REPAIRING)
+    else:
+        with monkeypatch.context() as patch:
+            # Called once the replay's branches are prepared, and before the repair is in the log.
+            patch.setattr(sinks.Kafka, "annotate", _die)
+            query = pipeline.start(availableNow=True)
+            with pytest.raises(Exception, match="Died"):
+                query.awaitTermination()
+            assert isinstance(query.error, Died)
+    finish(pipeline)
+    case.check()
+
+
+def _die(*arguments: Any) -> Any:
+    raise Died
+
+
+def test_lost_again_after_the_repair(case: Case) -> None:
+    """The new branches time out as well: repaired once more."""
+    pipeline = case.pipeline()
+    case.lose(pipeline)
+    die(pipeline, Step.REPAIRED)
+    repaired = [it for it in trial.records(case.checkpoint) if it["kind"] == "Repaired"][-1]
+    case.expire([receipt["id"] for receipt in repaired["receipts"]])
+    finish(pipeline)
+    assert len(case.repairs()) >= 2
+    case.check()
+
+
+def test_a_query_of_every_kind_killed_for_real(
+    cluster: servers.Cluster, kafka: oracle.Kafka, tmp_path: Path
+) -> None:
+    """SIGKILL after the decision: one output, several, one with state; repaired by the next life."""
+    kinds = ("stateless", "outputs", "stateful")
+    queries = [
+        Query(kind, rows=60, sink={"transaction_timeout": TIMEOUT_S}, settings=PATIENCE)
+        for kind in kinds
+    ]
+    chaos = Chaos(tmp_path, cluster.bootstrap_servers, queries)
+    chaos.die_at({kind: Fault("decided", nth=2) for kind in kinds})
+    lost = {kind: trial.decided(chaos.checkpoint(kind)) for kind in kinds}
+    for ids in lost.values():
+        assert ids
+        oracle.eventually(
+            lambda ids=ids: {kafka.transaction(id_) for id_ in ids},
+            want=lambda states: states == {"CompleteAbort"},
+        )
+    chaos.live().ended()
+    for kind in kinds:
+        records = trial.records(chaos.checkpoint(kind))
+        assert "Repaired" in [record["kind"] for record in records], kind
+    chaos.check()
+
+
+# Not repaired.
+
+
+def test_a_query_that_never_gives_the_same_twice(case: Case) -> None:
+    """Stopped with both fingerprints; nothing written, nothing lost in silence; then ruled on."""
+    pipeline = case.pipeline(select=RANDOM)
+    case.lose(pipeline)
+    for _ in range(2):  # it stays stopped
+        with pytest.raises(PromiseBroken) as broken:
+            finish(pipeline)
+        message = str(broken.value)
+        prints = re.search(
+            r"recorded: 30 rows, hash (\w{16}); replayed: 30 rows, hash (\w{16})", message
+        )
+        assert prints is not None and prints[1] != prints[2]
+        assert "--accept-replay" in message and "--accept-loss" in message
+        assert case.kafka.values(case.target) == Counter()
+        case.kafka.assert_settled(case.target)
+        assert "Repaired" not in case.kinds() and "Finished" not in case.kinds()
+
+    case.rule("--batch", "0", "--accept-replay")
+    case.kafka.produce(case.source, ["more"])
+    finish(pipeline)
+    seen = Counter(value.split(":")[0] for value in case.kafka.values(case.target).elements())
+    assert seen == Counter([*ROWS, "more"])
+    case.kafka.assert_settled(case.target)
+
+
+def test_loss_is_accepted(case: Case) -> None:
+    pipeline = case.pipeline(select=RANDOM)
+    case.lose(pipeline)
+    with pytest.raises(PromiseBroken):
+        finish(pipeline)
+    case.rule("--batch", "0", "--accept-loss")
+    case.kafka.produce(case.source, ["more"])
+    finish(pipeline)
+    assert [value.split(":")[0] for value in case.kafka.values(case.target)] == ["more"]
+    case.kafka.assert_settled(case.target)
+
+
+def test_partly_lost_and_never_the_same_twice(case: Case) -> None:
+    """No replay can stand in for half of the rows: only their loss can be accepted."""
+    pipeline = case.pipeline(select=RANDOM)
+    case.lose(pipeline, at=Step.COMMITTED_ONE)
+    before = case.kafka.values(case.target)
+    with pytest.raises(PromiseBroken):
+        finish(pipeline)
+    case.rule("--batch", "0", "--accept-replay")
+    with pytest.raises(PromiseBroken):
+        finish(pipeline)
+    assert case.kafka.values(case.target) == before
+    case.kafka.assert_settled(case.target)
+    case.rule("--batch", "0", "--accept-loss")
+    finish(pipeline)
+    assert case.kafka.values(case.target) == before
+    case.kafka.assert_settled(case.target)
+
+
+# Parts that do not belong together. The log is in the checkpoint's directory, unless it is moved.
+
+
+def without_log(checkpoint: Path) -> list[Path]:
+    return [entry for entry in checkpoint.iterdir() if entry.name != "poundlock"]
+
+
+def save(checkpoint: Path, aside: Path) -> None:
+    """Copy Spark's part of a checkpoint."""
+    aside.mkdir()
+    for entry in without_log(checkpoint):
+        copy = shutil.copytree if entry.is_dir() else shutil.copy2
+        copy(entry, aside / entry.name)
+
+
+def wipe(checkpoint: Path) -> None:
+    """Delete Spark's part of a checkpoint."""
+    for entry in without_log(checkpoint):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def restore(aside: Path, checkpoint: Path) -> None:
+    wipe(checkpoint)
+    shutil.copytree(aside, checkpoint, dirs_exist_ok=True)
+
+
+def refused(case: Case, pipeline: lock.Pipeline, *words: str) -> None:
+    """See that the pipeline does not run, says why and what to do, and changes nothing."""
+    before = case.kafka.values(case.target)
+    with pytest.raises(Parted) as parted:
+        finish(pipeline)
+    for word in words:
+        assert word in str(parted.value)
+    assert case.kafka.values(case.target) == before
+    case.kafka.assert_settled(case.target)
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["new-rows", "no-new-rows"])
+def test_checkpoint_restored_to_an_older_state(case: Case, tmp_path: Path, fresh: bool) -> None:
+    """Spark plans batch 1 anew. It may be the very same rows, or not: its number says nothing."""
+    pipeline = case.pipeline()
+    finish(pipeline)
+    save(case.checkpoint, tmp_path / "old")
+    case.kafka.produce(case.source, ["one"])
+    finish(pipeline)
+    save(case.checkpoint, tmp_path / "new")
+    if fresh:
+        case.kafka.produce(case.source, ["two"])
+
+    restore(tmp_path / "old", case.checkpoint)
+    refused(case, pipeline, "batch 1", "other source offsets", "Restore the checkpoint")
+
+    restore(tmp_path / "new", case.checkpoint)
+    finish(pipeline)
+    case.check([*ROWS, "one", "two"] if fresh else [*ROWS, "one"])
+
+
+def test_log_restored_to_an_older_state(case: Case, tmp_path: Path) -> None:
+    pipeline = case.pipeline()
+    finish(pipeline)
+    shutil.copytree(case.checkpoint / "poundlock", tmp_path / "old")
+    for row in ("one", "two"):
+        case.kafka.produce(case.source, [row])
+        finish(pipeline)
+    shutil.move(case.checkpoint / "poundlock", tmp_path / "new")
+    shutil.copytree(tmp_path / "old", case.checkpoint / "poundlock")
+    case.kafka.produce(case.source, ["three"])
+    refused(case, pipeline, "batch 3", "its last is 0", "Restore the two together")
+
+    shutil.rmtree(case.checkpoint / "poundlock")
+    shutil.move(tmp_path / "new", case.checkpoint / "poundlock")
+    # The refused driver planned batch 3 and wrote nothing: the right log goes on with it.
+    finish(pipeline)
+    case.check([*ROWS, "one", "two", "three"])
+
+
+def test_checkpoint_deleted(case: Case, tmp_path: Path) -> None:
+    pipeline = case.pipeline()
+    finish(pipeline)
+    save(case.checkpoint, tmp_path / "saved")
+    wipe(case.checkpoint)
+    refused(
+        case, pipeline, "the checkpoint was deleted", "Restore it, or start with a new pipeline"
+    )
+    assert not without_log(case.checkpoint), "it was not even begun"
+    restore(tmp_path / "saved", case.checkpoint)
+    finish(pipeline)
+    case.check()
+
+
+def test_checkpoint_of_another_query(case: Case, tmp_path: Path) -> None:
+    pipeline = case.pipeline()
+    finish(pipeline)
+    save(case.checkpoint, tmp_path / "saved")
+    other = Case(case._spark, case.kafka, tmp_path / "other")
+    finish(other.pipeline())
+    save(other.checkpoint, tmp_path / "exchanged")
+    restore(tmp_path / "exchanged", case.checkpoint)
+    refused(case, pipeline, "deleted or exchanged", "Restore it, or start with a new pipeline name")
+    restore(tmp_path / "saved", case.checkpoint)
+    finish(pipeline)
+    case.check()
+
+
+def test_checkpoint_copied_with_its_log(case: Case, tmp_path: Path) -> None:
+    """A copy has the identity of the original: both at once would undo each other's work."""
+    pipeline = case.pipeline()
+    finish(pipeline)
+    copy = tmp_path / "copy"
+    shutil.copytree(case.checkpoint, copy)
+    case.kafka.produce(case.source, ["more"])
+    original, case.checkpoint = case.checkpoint, copy
+    refused(
+        case, case.pipeline(), "moved or copied", "poundlock txn adopt", "new checkpoint location"
+    )
+    case.checkpoint = original
+    finish(pipeline)
+    case.check([*ROWS, "more"])
+
+
+def test_checkpoint_moved_for_good(case: Case, tmp_path: Path) -> None:
+    """The way out that the refusal names."""
+    finish(case.pipeline())
+    case.kafka.produce(case.source, ["more"])
+    case.checkpoint = Path(shutil.move(case.checkpoint, tmp_path / "moved"))
+    refused(case, case.pipeline(), "poundlock txn adopt")
+    adopt = ["txn", "adopt", "--yes", "--log", str(case.checkpoint)]
+    assert CliRunner().invoke(poundlock, adopt).exit_code == 0
+    finish(case.pipeline())
+    case.check([*ROWS, "more"])
