@@ -157,4 +157,4 @@ def where(kill: Event) -> str:
     """Say where a kill hit."""
     if kill.step is not None:
         return f"at step {kill.step.value}"
-    return f"with {kill.rows or 0:,} of its rows written and Spark's commit still to come"
+    return f"{kill.rows or 0:,} rows written, before Spark's commit"

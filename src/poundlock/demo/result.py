@@ -69,8 +69,8 @@ class Result:
                 + _faults(self.spark_sink.count)
             )
         found += [
-            f"{side.title} was killed {side.kills} times, not {self.order.kills}: its input was used "
-            "up too soon. Ask for more --rows"
+            f"{side.title} was killed {side.kills} times, not {self.order.kills}: the moment for the "
+            "next kill never came"
             for side in self.sides
             if side.kills != self.order.kills
         ]

@@ -100,8 +100,9 @@ def _line(side: Side, event: Event) -> Text | None:
             style, said = "green", "through: all input is used up"
         case _:
             return None
-    line = Text(f"{event.at:7.1f} s  ", style="dim")
-    return line.append(f"{side.title:<20}", style="bold").append(said, style=style)
+    return Text.assemble(
+        (f"{event.at:7.1f} s  ", "dim"), (f"{side.title:<20}", "bold"), (said, style)
+    )
 
 
 def show(console: Console, result: Result) -> None:

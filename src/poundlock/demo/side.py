@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,10 +151,9 @@ class Side:
         status = self._child.kill()  # itself it has ended; what it started may not have
         self._child = None
         if status != 0:
-            tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
             raise PoundlockError(
-                f"the {self.title} job ended with status {status}, and nobody had killed it. The end "
-                f"of {self.log}:\n{tail}"
+                f"the job of {self.title} ended with status {status}, and nobody had killed it: "
+                f"{_last_error(self.log)}. More is in {self.log.absolute()}"
             )
         self.done = True
         self.state, self.step = "done", ""
@@ -244,3 +244,10 @@ class SparkSide(Side):
     def _wound(self) -> dict[str, Any]:
         self.rows_out = self._watch.rows()
         return {"batch": self._planned, "rows": self.rows_out - self._before}
+
+
+def _last_error(log: Path) -> str:
+    """Return the last line of a Python traceback in the log, or the last line that there is."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|errors\.\w+): ", line)]
+    return (errors or lines or ["it said nothing"])[-1][:500]
