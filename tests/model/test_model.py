@@ -1,9 +1,8 @@
 """Exactly once, under every schedule that we can think of and thousands that nobody thought of.
 
-To replay a schedule that failed, print what it did:
+A schedule that fails is printed as it stands. To replay it, from the folder above:
 
-    from tests.model.world import World
-    World(Schedule(...)).run()
+    python -c "from model.schedule import *; from model.world import World; World(Schedule(...)).run()"
 """
 
 from __future__ import annotations
@@ -40,6 +39,8 @@ INTERESTING = (
     "lose_request",
     "machine crashed",
     "paused driver went on",
+    "pipeline came through",
+    "pipeline stopped for good",
     "record below the floor",
     "request repeated",
     "step aborted",

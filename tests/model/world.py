@@ -199,6 +199,7 @@ class World:
         self._replay_log()
         position = max((end for _, end in self.checkpoint.offsets.values()), default=0)
         self.oracle.final(None if self.stopped else position)
+        self.oracle.count("pipeline stopped for good" if self.stopped else "pipeline came through")
 
     def _finish(self) -> None:
         """Start once more, and again as long as a person has to help."""
