@@ -7,7 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from poundlock.cli_demo import demo
+from poundlock.cli.demo import demo
 
 ROWS, KILLS = 20_000, 3
 

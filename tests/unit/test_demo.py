@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from poundlock.cli_demo import demo
+from poundlock.cli.demo import demo
 from poundlock.core.protocol import Step
 from poundlock.demo import plan, report, topics
 from poundlock.demo.count import Count, compare, from_json, from_line
@@ -274,7 +274,7 @@ def test_fewer_than_three_kills_are_refused() -> None:
 
 def test_the_command_loads_nothing_heavy() -> None:
     code = (
-        "import sys, poundlock.cli_demo; print({'rich', 'pyspark', 'pyarrow'} & set(sys.modules))"
+        "import sys, poundlock.cli.demo; print({'rich', 'pyspark', 'pyarrow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
