@@ -155,7 +155,7 @@ class Driver:
             fault = fault or "lose_request"
         if fault == "delay" and label != "put":
             fault = "lose_request"
-        if fault is not None and label == "sync":
+        if fault in ("lose_request", "lose_answer") and label == "sync":
             self.world.disk_failed = True
         return self._spoil(fault, label, effect, OSError(5, "Input/output error"))
 
