@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from poundlock.core.belonging import check_belonging, exchanged, is_newest
 from poundlock.core.job import Job, Votes
 from poundlock.core.log import TransactionLog
 from poundlock.core.model import (
@@ -137,8 +138,12 @@ class Coordinator:
         for last_try in (False, False, False, True):
             state = self.log.load()
             found = query()  # after the log: whatever checkpoint that knows must be there by now
-            self._check_belonging(state, pipeline, found)
+            check_belonging(self.log, pipeline, found)
             before = state.generation
+            if before is not None and not is_newest(self.log, self.sinks):
+                if last_try:
+                    raise Fenced("other drivers keep taking over this pipeline: run one of them")
+                continue
             namespace = before.namespace if before else Namespace(pipeline, secrets.token_hex(8))
             number = before.number + 1 if before else 1
             bound = found or state.query
@@ -158,32 +163,7 @@ class Coordinator:
         if self.state.query is None:
             self.log.append(Bound(query))
         elif self.state.query != query:
-            raise _exchanged(self.state.query, query)
-
-    def _check_belonging(self, state: LogState, pipeline: str, query: str | None) -> None:
-        before = state.generation
-        if before is None:
-            return
-        if before.namespace.pipeline != pipeline:
-            raise Parted(
-                f"the log at {self.log.uri} belongs to pipeline {before.namespace.pipeline!r}, not "
-                f"to {pipeline!r}. Give each pipeline a checkpoint location of its own"
-            )
-        if before.uri != self.log.uri:
-            raise Parted(
-                f"the log was written at {before.uri} but is now found at {self.log.uri}: it was "
-                "moved or copied, and two drivers with one identity would undo each other's work. "
-                "If it was moved for good, run 'poundlock txn adopt' on it; for a copy, start with "
-                "a new checkpoint location"
-            )
-        if state.query is not None and query is None and state.batches:
-            raise Parted(
-                f"the log knows {len(state.batches)} batches of Spark's query {state.query}, but "
-                "there is no checkpoint beside it: the checkpoint was deleted. Restore it, or start "
-                "with a new pipeline name and checkpoint location"
-            )
-        if state.query is not None and query is not None and state.query != query:
-            raise _exchanged(state.query, query)
+            raise exchanged(self.state.query, query)
 
     # One batch.
 
@@ -583,11 +563,3 @@ def _urgency(receipt: Receipt) -> tuple[float, str]:
 def _by_sink(receipts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
     names = dict.fromkeys(receipt.sink for receipt in receipts)
     return [(name, [r for r in receipts if r.sink == name]) for name in names]
-
-
-def _exchanged(recorded: str, found: str) -> Parted:
-    return Parted(
-        f"the log belongs to Spark's query {recorded}, but the checkpoint is that of {found}: the "
-        "checkpoint was deleted or exchanged. Restore it, or start with a new pipeline name and "
-        "checkpoint location"
-    )

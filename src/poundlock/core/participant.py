@@ -162,5 +162,12 @@ class Participant(ABC):
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         """Abort open branches as found. ABORTED, UNREACHABLE, or COMMITTED if too late."""
 
+    def newest_generation(self, namespace: Namespace) -> int:
+        """Return the highest generation of the namespace that the system remembers, 0 if none.
+
+        Branches that are over count too: a log that knows less was restored to an older state.
+        """
+        return 0
+
     def close(self) -> None:  # noqa: B027 (a sink without connections needs none)
         """Let go of the driver's connections. They may be opened again."""

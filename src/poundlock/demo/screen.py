@@ -67,11 +67,12 @@ class Screen:
             self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
-        table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim")
+        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
         for name in ("", "state", "batch", "step", "rows in", "rows out", "kills", "restarts"):
             number = name in ("batch", "rows in", "rows out", "kills", "restarts")
-            width = 15 if name == "step" else None
-            table.add_column(name, justify="right" if number else "left", min_width=width)
+            width = {"state": 8, "step": 13, "rows in": 9, "rows out": 9}.get(name)
+            justify = "right" if number else "left"
+            table.add_column(name, justify=justify, min_width=width, no_wrap=True)
         for side in self._sides:
             table.add_row(
                 Text(side.title, style="bold"),

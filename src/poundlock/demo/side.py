@@ -234,7 +234,8 @@ class SparkSide(Side):
         self.rows_out = self._watch.rows() if self.state == "running" else self.rows_out
         if self._planned > self._attempted:
             self._attempted, self._before = self._planned, self.rows_out
-        self.step = "writing" if self.rows_out > self._before else ""
+        writing = self.state == "running" and self.rows_out > self._before
+        self.step = "writing" if writing else ""
 
     def _is_due(self, kill: Kill) -> bool:
         grown = self.rows_out - self._before

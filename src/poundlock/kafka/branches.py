@@ -53,10 +53,9 @@ def transactional_id(branch: Branch, bound: int) -> str:
     """
     transaction = branch.transaction
     stem = _stem(transaction.namespace, transaction.generation, branch.sink)
-    for step in range(bound):
-        candidate = f"{stem}.{(branch.task_attempt + step) % bound}"
-        if candidate not in branch.taken:
-            return candidate
+    free = [id_ for id_ in (f"{stem}.{slot}" for slot in range(bound)) if id_ not in branch.taken]
+    if free:  # spread over all that are free, so that tasks do not meet behind a held block
+        return free[branch.task_attempt % len(free)]
     raise NoFreeId(
         f"all {bound} transactional ids of the sink are held by batches that are decided but not "
         "finished. Let those finish (see 'poundlock txn list'), raise transactional_ids=, run fewer "
@@ -171,6 +170,11 @@ class KafkaBranches(Participant):
             # A client's own abort leaves the epoch, version 5 and a time-out raise it.
             and now.epoch in (identity.epoch, identity.epoch + 1)
         )
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        prefix = f"{_PREFIX}.{namespace.pipeline}.{namespace.identity}."
+        parsed = (parse_id(found.transactional_id) for found in self.client.list_all(prefix))
+        return max((it[1] for it in parsed if it and it[0] == namespace), default=0)
 
     def find(self, namespace: Namespace) -> list[Stray]:
         self.hidden = False

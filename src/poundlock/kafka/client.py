@@ -111,6 +111,10 @@ class KafkaClient:
         """
         return self._run(lambda wire: transactions.list_open(wire, prefix))
 
+    def list_all(self, prefix: str) -> list[OpenTxn]:
+        """List the transactions of such ids in any state, as long as Kafka remembers the id."""
+        return self._wire.run(lambda: transactions.list_open(self._wire, prefix, states=()))
+
     def settled(self, identity: Identity, written: Sequence[Written]) -> Settlement:
         """Say whether a transaction whose commit was DONE has reached every partition."""
         return self.settled_many([(identity, written)])[0]

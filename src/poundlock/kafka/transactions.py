@@ -158,22 +158,26 @@ def _described(row: Any) -> TxnDescription | Again | None:
     )
 
 
-async def list_open(wire: Wire, prefix: str) -> list[OpenTxn]:
+async def list_open(wire: Wire, prefix: str, states: Sequence[str] = _OPEN) -> list[OpenTxn]:
     """List unfinished transactions whose id begins with `prefix`, on every broker.
+
+    No states at all mean every state, so also what is over and not yet forgotten.
 
     A broker left out would hide a stray, so either all answered, and no coordinator moved meanwhile,
     or `Again` is raised and all is asked anew: a broker that died has a successor by then.
     """
     before = await _coordinators(wire)
-    found = await wire.gather(partial(_list_on, wire, node, prefix) for node in before.brokers)
+    found = await wire.gather(
+        partial(_list_on, wire, node, prefix, states) for node in before.brokers
+    )
     if await _coordinators(wire) != before:
         raise Again("the coordinators of transactions moved while being asked")
     return sorted(chain.from_iterable(found), key=lambda it: it.transactional_id)
 
 
-async def _list_on(wire: Wire, node: int, prefix: str) -> list[OpenTxn]:
+async def _list_on(wire: Wire, node: int, prefix: str, states: Sequence[str]) -> list[OpenTxn]:
     request = admin.ListTransactionsRequest(
-        state_filters=list(_OPEN),
+        state_filters=list(states),
         producer_id_filters=[],
         duration_filter=-1,
         transactional_id_pattern=re.escape(prefix) + ".*",

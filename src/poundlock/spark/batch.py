@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
-from poundlock.errors import PoundlockError
+from poundlock.errors import Parted, PoundlockError
 from poundlock.sources.kafka import KafkaSource, OffsetMode
 from poundlock.spark.job import SparkJob
 from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
@@ -48,8 +48,20 @@ class Batches:
     _bound: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
 
-    def take_over(self) -> None:
-        """Become the pipeline's owner and finish what is decided."""
+    def take_over(self, *, adopt: bool = False) -> None:
+        """Become the pipeline's owner and finish what is decided.
+
+        `adopt`: the checkpoint is that of a query which ran without us until now. Otherwise a
+        checkpoint without a log means that the log was deleted, and with it all that was decided.
+        """
+        known = self.coordinator.log.load().generation is not None
+        if not known and not adopt and self.checkpoint.query() is not None:
+            raise Parted(
+                f"there is a checkpoint, but no log at {self.coordinator.log.uri}: the log was "
+                "deleted, and nobody can say which batch was committed. Restore it, or start with a "
+                "new checkpoint location. If the checkpoint is that of a query which never ran with "
+                "Poundlock, say so with adopt_checkpoint=True: its last batch may be written again"
+            )
         owner = f"{socket.gethostname()}:{os.getpid()}"
         self.coordinator.take_over(self.name, query=self.checkpoint.query, owner=owner)
 
@@ -100,7 +112,13 @@ class Batches:
             prepare_timeout_s=self.prepare_timeout_s,
             own=[source.branch(offsets) for source, offsets in ends if source.transactional],
         )
-        self.coordinator.run(batch, fingerprint_of_plan(plan), job)
+        before = self.checkpoint.planned(batch - 1)
+        self.coordinator.run(
+            batch,
+            fingerprint_of_plan(plan),
+            job,
+            before=None if before is None else fingerprint_of_plan(before),
+        )
         if any(sink.hidden for sink in self.coordinator.sinks.values()):
             self.coordinator.sweep()  # a losing attempt may have left a branch before ours
         self._hand_back(batch, ends)

@@ -45,6 +45,7 @@ class Pipeline:
     log_location: str
     output_mode: str = "append"
     prepare_timeout_s: float | None = None
+    adopt_checkpoint: bool = False
     settings: Settings = field(default_factory=Settings)
     routes: tuple[Route, ...] = ()
     observers: tuple[Observer, ...] = ()
@@ -106,7 +107,7 @@ class Pipeline:
         logger.info("pipeline %s\n%s", self.name, statement)
         query = Query(self.name)
         batches = self._batches(spark, plan, sources, query)
-        batches.take_over()
+        batches.take_over(adopt=self.adopt_checkpoint)
         writer = (
             frame.writeStream.queryName(self.name)
             .outputMode(self.output_mode)
@@ -208,6 +209,7 @@ def pipeline(
     log_location: str | None = None,
     output_mode: str = "append",
     prepare_timeout: float | None = None,
+    adopt_checkpoint: bool = False,
     settings: Settings | None = None,
 ) -> Pipeline:
     """Begin a pipeline over a streaming frame.
@@ -218,6 +220,7 @@ def pipeline(
         log_location: Another place for the log, where the checkpoint's file system is not safe for it.
         output_mode: Spark's own: append, update or complete.
         prepare_timeout: Seconds after which a task that has not voted counts as a no.
+        adopt_checkpoint: The checkpoint is that of a query which ran without Poundlock until now.
     """
     location = checkpoint_location.rstrip("/")
     if not location:
@@ -229,6 +232,7 @@ def pipeline(
         log_location=(log_location or f"{location}/{LOG_DIRECTORY}").rstrip("/"),
         output_mode=output_mode,
         prepare_timeout_s=prepare_timeout,
+        adopt_checkpoint=adopt_checkpoint,
         settings=settings or Settings(),
     )
 
@@ -237,6 +241,7 @@ def foreach_batch(
     *sinks: Participant,
     name: str,
     log_location: str | None = None,
+    adopt_checkpoint: bool = False,
     settings: Settings | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Make a function for `writeStream.foreachBatch`, for code that has a query already.
@@ -260,7 +265,7 @@ def foreach_batch(
             )
         if running is None or running[1] != this_run:
             batches = _adopted(spark, name, sinks, log_location, settings)
-            batches.take_over()
+            batches.take_over(adopt=adopt_checkpoint or batch == 0)
             running = (query, this_run, batches)
         running[2](routed(frame, [Route(sink) for sink in sinks]), batch)
 

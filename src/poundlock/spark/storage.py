@@ -212,13 +212,17 @@ class Checkpoint:
 
     def offsets(self, batch: int) -> bytes:
         """Return Spark's plan for a batch, which it wrote before it called us."""
-        data = self._read(f"offsets/{batch}")
+        data = self.planned(batch)
         if data is None:
             raise Parted(
                 f"Spark runs batch {batch}, but offsets/{batch} is not in its checkpoint at "
                 f"{self._path or (self._files and self._files.root)}. Is it written to by two queries?"
             )
         return data
+
+    def planned(self, batch: int) -> bytes | None:
+        """Return Spark's plan for an earlier batch, None if it is gone."""
+        return self._read(f"offsets/{batch}")
 
     def _read(self, name: str) -> bytes | None:
         if self._files is not None:
