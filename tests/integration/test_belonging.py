@@ -36,7 +36,7 @@ def test_log_and_checkpoint_restored_together(scene: Any, kafka: oracle.Kafka) -
     trial.finish(pipeline)
     shutil.rmtree(checkpoint)
     shutil.copytree(backup, checkpoint)
-    with pytest.raises(Parted, match="seen generation 2 .* knows only 1: it was restored"):
+    with pytest.raises(Parted, match=r"seen generation 2 .* knows only 1: it was restored"):
         pipeline.start(availableNow=True)
     kafka.assert_exact(target, FIRST + SECOND)
 
@@ -45,7 +45,7 @@ def test_log_deleted(scene: Any, kafka: oracle.Kafka) -> None:
     pipeline, source, target, checkpoint = scene
     shutil.rmtree(checkpoint / "poundlock")
     kafka.produce(source, SECOND)
-    with pytest.raises(Parted, match="no log at .* the log was deleted"):
+    with pytest.raises(Parted, match=r"no log at .* the log was deleted"):
         pipeline.start(availableNow=True)
     kafka.assert_exact(target, FIRST)
 

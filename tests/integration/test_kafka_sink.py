@@ -223,7 +223,13 @@ def test_row_that_names_a_topic_that_is_not_there(
 # Semantics below exactly-once write straight through.
 
 
-@pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+@pytest.mark.parametrize(
+    ("semantic", "promise"),
+    [
+        ("at_least_once", lock.Guarantee.AT_LEAST_ONCE),
+        ("none", lock.Guarantee.NONE),
+    ],
+)
 def test_straight_through(
     spark: SparkSession,
     kafka: oracle.Kafka,
@@ -231,9 +237,10 @@ def test_straight_through(
     target: str,
     tmp_path: Path,
     semantic: str,
+    promise: lock.Guarantee,
 ) -> None:
     pipeline = copying(spark, kafka, source, target, tmp_path, sink={"semantic": semantic})
-    assert pipeline.guarantee().guarantee is lock.Guarantee.AT_LEAST_ONCE
+    assert pipeline.guarantee().guarantee is promise
     die(pipeline, Step.PREPARED)
     assert kafka.values(target, committed=False) == Counter(ROWS), "visible before the decision"
     finish(pipeline)
@@ -384,7 +391,11 @@ def test_a_task_that_does_not_vote_in_time(
     reasons: list[str] = []
     frame = read(spark, kafka, source, ["value"]).mapInArrow(slow, "value binary")
     pipeline = lock.pipeline(
-        frame, name="slow", checkpoint_location=str(tmp_path / "c"), prepare_timeout=3
+        frame,
+        name="slow",
+        checkpoint_location=str(tmp_path / "c"),
+        prepare_timeout=3,
+        settings=lock.Settings(tries=20),  # on a busy machine even a task that is awake may be late
     ).to(sinks.Kafka(target, bootstrap_servers=kafka.servers))
     finish(pipeline.observe(wake))
     assert "not every task had voted after 3 s" in reasons[0]
