@@ -67,10 +67,10 @@ class Screen:
             self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
-        table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
         for name in ("", "state", "batch", "step", "rows in", "rows out", "kills", "restarts"):
             number = name in ("batch", "rows in", "rows out", "kills", "restarts")
-            width = {"state": 8, "step": 13, "rows in": 9, "rows out": 9}.get(name)
+            width = {"state": 8, "step": 13}.get(name)  # so that nothing moves
             justify = "right" if number else "left"
             table.add_column(name, justify=justify, min_width=width, no_wrap=True)
         for side in self._sides:
@@ -81,7 +81,7 @@ class Screen:
                 side.step,
                 f"{side.rows_in:,}",
                 f"{side.rows_out:,}",
-                f"{side.kills} of {len(side.scene.kills)}",
+                f"{side.kills}/{len(side.scene.kills)}",
                 str(max(side.starts - 1, 0)),
             )
         return Group(Text(), table, Text(), *self._lines)
