@@ -17,6 +17,10 @@ from poundlock.errors import Fenced, Parted
 from poundlock.spark.storage import HadoopFiles, HadoopLog, open_log
 
 
+class Died(Exception):
+    """The driver is no more."""
+
+
 def main(servers: str, source: str, target: str, directory: str) -> None:
     (minicluster,) = jars.paths("hdfs")
     spark = lock.session(
@@ -70,7 +74,7 @@ def _pipeline(spark, root: str, servers: str, source: str, target: str) -> dict[
     def observe(step: Step, facts: Mapping[str, object]) -> None:
         steps.append(step.value)
         if step is Step.DECIDED and steps.count("decided") == 2:
-            raise KeyboardInterrupt("the driver dies after its second decision")
+            raise Died("after its second decision")
 
     def pipeline(checkpoint: str) -> lock.Pipeline:
         frame = lock.read_kafka(
