@@ -12,7 +12,7 @@ from pathlib import Path
 
 from poundlock import jars
 from poundlock.demo import plan, topics
-from poundlock.demo.count import compare, from_json, from_line
+from poundlock.demo.count import Reading, compare, from_json, from_line
 from poundlock.demo.result import Order, Outcome, Result
 from poundlock.demo.screen import Screen
 from poundlock.demo.side import PoundlockSide, Scene, Side, SparkSide
@@ -50,7 +50,8 @@ def run(order: Order, screen: Screen) -> Result:
         _play(sides, screen, order.time_limit_s)
         seconds = scene.now()
         screen.say("counting the topics' rows")
-        outcomes = [_outcome(side, servers) for side in sides]
+        sent = [from_line(line) for line in topics.read(servers, topics.SENSOR)]
+        outcomes = [_outcome(side, sent, servers) for side in sides]
         return Result(order, *outcomes, seconds=seconds)
 
 
@@ -73,8 +74,7 @@ def _play(sides: list[Side], screen: Screen, time_limit_s: float) -> None:
             time.sleep(_POLL_S)
 
 
-def _outcome(side: Side, servers: str) -> Outcome:
-    sent = map(from_line, topics.read(servers, topics.SENSOR))
+def _outcome(side: Side, sent: list[Reading], servers: str) -> Outcome:
     received = map(from_json, topics.read(servers, side.topic))
     count = compare(sent, received)
     return Outcome(side.key, side.title, side.topic, count, side.kills, side.history)

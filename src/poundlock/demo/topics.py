@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,9 +91,13 @@ def read(servers: str, topic: str) -> Iterator[bytes]:
     try:
         consumer.assign(partitions)
         ended: set[int] = set()
+        heard_at = time.monotonic()
         while len(ended) < len(partitions):
-            messages = consumer.consume(10_000, timeout=_PATIENCE_S)
-            if not messages:
+            # Waits for all of them or the time-out, so at a topic's end always for the time-out.
+            messages = consumer.consume(10_000, timeout=0.1)
+            if messages:
+                heard_at = time.monotonic()
+            elif time.monotonic() - heard_at > _PATIENCE_S:
                 raise Unavailable(f"topic {topic} gave nothing for {_PATIENCE_S:.0f} s")
             for message in messages:
                 error = message.error()
