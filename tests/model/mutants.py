@@ -458,13 +458,13 @@ def no_drain(patch: Patch) -> None:
     families.tampered_checkpoints, "a log found under another address is taken for the log itself"
 )
 def copy_accepted(patch: Patch) -> None:
-    def check(self: Coordinator, state: LogState, pipeline: str, query: str | None) -> None:
-        if state.generation is not None:
-            state.generation = replace(state.generation, uri=self.log.uri)
-        original(self, state, pipeline, query)
+    def check(log: TransactionLog, pipeline: str, query: str | None) -> None:
+        if log.state.generation is not None:
+            log.state.generation = replace(log.state.generation, uri=log.uri)
+        original(log, pipeline, query)
 
-    original = Coordinator._check_belonging
-    patch.setattr(Coordinator, "_check_belonging", check)
+    original = coordinating.check_belonging
+    patch.setattr(coordinating, "check_belonging", check)
 
 
 @mutant(families.races, "a driver that was replaced blames the systems for what its successor did")
