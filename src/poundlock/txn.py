@@ -22,6 +22,8 @@ from poundlock.kafka.branches import KafkaBranches, parse_id, stray_of
 from poundlock.sinks.kafka import Kafka
 from poundlock.sources.kafka import GroupOffsetsParticipant
 
+_PATIENCE_S = 30.0  # for a commit to reach every partition
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -124,7 +126,13 @@ class Desk:
     def commit(self, id: str) -> BranchState:
         """Commit a branch that the log has decided to commit."""
         batch, receipt = self._decided(id)
-        state = self._participant(receipt).commit([receipt])[0]
+        participant, deadline = self._participant(receipt), time.monotonic() + _PATIENCE_S
+        state = participant.commit([receipt])[0]
+        while state in (BranchState.PREPARED, BranchState.UNREACHABLE):
+            if time.monotonic() > deadline:
+                break  # its markers are still to be written: what was asked for goes on without us
+            time.sleep(0.1)
+            state = participant.commit([receipt])[0]
         self._audit("commit", id, batch=batch, outcome=state.value)
         return state
 
