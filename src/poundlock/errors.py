@@ -22,6 +22,7 @@ or row data.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -67,7 +68,22 @@ class Rejected(PoundlockError):
 
 
 class BadRow(Rejected):
-    """The data does not fit the sink; running again will not help."""
+    """The data does not fit the sink; running again will not help.
+
+    `rows` says which rows of the batch just written, and why each, if the sink knows: for the task
+    alone, which may send them elsewhere. It does not travel.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        transaction: str | None = None,
+        sink: str | None = None,
+        rows: Mapping[int, str] | None = None,
+    ):
+        super().__init__(message, transaction=transaction, sink=sink)
+        self.rows: Mapping[int, str] = rows or {}
 
 
 class OutOfTime(Rejected):

@@ -32,7 +32,7 @@ from poundlock.core.model import (
     Ruling,
     Transaction,
 )
-from poundlock.core.participant import Participant, Semantic
+from poundlock.core.participant import Commitment, Participant, Semantic
 from poundlock.core.protocol import (
     RECOVERY,
     Action,
@@ -144,7 +144,7 @@ class Coordinator:
                 if last_try:
                     raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue
-            namespace = before.namespace if before else Namespace(pipeline, secrets.token_hex(8))
+            namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
             bound = found or state.query
             self._step(Step.TAKING_OVER, generation=number)
@@ -157,6 +157,9 @@ class Coordinator:
                 # each other for ever.
                 if last_try:
                     raise
+
+    def _new_namespace(self, pipeline: str) -> Namespace:
+        return Namespace.new(pipeline, self._clock(), secrets.randbits(32))
 
     def bind(self, query: str) -> None:
         """Tie the log to Spark's query, whose id is known only once it runs."""
@@ -195,8 +198,16 @@ class Coordinator:
             self._first_gate(batch, offsets, job)
             self._second_gate(batch, job)
         if len(self.state.batches) > 2 * self.settings.keep_batches:
-            self.log.compact(self.settings.keep_batches)
+            self._compact()
         return known
+
+    def _compact(self) -> None:
+        self.log.compact(self.settings.keep_batches)
+        for sink in self.sinks.values():
+            try:
+                sink.prune(self.generation.namespace, self.state.batch_floor)
+            except Unavailable as error:  # old witnesses only take space: the next time will do
+                logger.warning("sink %s: old witnesses were not pruned: %s", sink.name, error)
 
     @contextlib.contextmanager
     def _true_reason(self) -> Generator[None]:
@@ -339,8 +350,10 @@ class Coordinator:
         return frozenset(lost)
 
     def _portions(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
-        size = self.settings.commits_at_once
-        for _, mine in _by_sink(receipts):
+        for name, mine in _by_sink(receipts):
+            sink = self.sinks.get(name)
+            whole = sink is not None and sink.commitment is Commitment.STAGED
+            size = len(mine) if whole else self.settings.commits_at_once
             yield from (mine[start : start + size] for start in range(0, len(mine), size))
 
     def _commit_some(self, receipts: Sequence[Receipt]) -> list[BranchState]:

@@ -32,10 +32,18 @@ def checked_name(kind: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Pipeline name and the log's random identity: all that is ours in another system carries it."""
+    """Pipeline name and the log's own identity: all that is ours in another system carries it."""
 
     pipeline: str
-    identity: str
+    identity: str  # milliseconds since 1970 when the log began, and chance; in hexadecimal
+
+    @classmethod
+    def new(cls, pipeline: str, now: float, chance: int) -> Namespace:
+        return cls(pipeline, f"{int(now * 1000):012x}{chance % (1 << 32):08x}")
+
+    def version(self, batch: int) -> int:
+        """Return a number that grows with every batch, and with every log begun after this one."""
+        return int(self.identity[:12], 16) + batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,7 @@ class Branch:
     task_attempt: int  # unique within one driver
     retry: int = 0  # how many attempts of this task came before
     taken: frozenset[str] = frozenset()  # ids that decided but unfinished branches still hold
+    tolerant: bool = False  # bad rows are to be left out, not to end the batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ What every sink owes:
 4. `commit` tells the truth: COMMITTED and ABORTED are proven, everything else is NO_WITNESS or
    UNREACHABLE. No error is ever mapped to success.
 5. `find` shows every open branch of the namespace given, compared whole, and none of any other.
+6. What it cannot take it names: `write` takes a batch of rows whole, or raises `BadRow` and, where
+   the branch is tolerant, has taken none of it.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ from typing import Any
 
 from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
 
 
 class Commitment(Enum):
-    """How a sink keeps a branch between prepare and commit."""
+    """How a sink keeps a branch between prepare and commit.
+
+    The branches of a STAGED batch are committed in one call, so that it appears at one instant.
+    """
 
     TRANSACTIONAL = "transactional"  # the server holds the prepared branch
     STAGED = "staged"  # written aside, moved after the decision by one atomic step
@@ -50,7 +56,9 @@ class Writer(ABC):
     def write(self, rows: Any) -> None:
         """Take a `pyarrow.RecordBatch` with the columns that `Participant.project` asked for.
 
-        Raises `BadRow` for data that the sink cannot take, `Rejected` for any other no.
+        Raises `BadRow` for data that the sink cannot take, naming the rows where it can, and
+        `Rejected` for any other no. In a tolerant branch a `BadRow` leaves nothing of these rows
+        behind, and the good ones are given once more.
         """
 
     @abstractmethod
@@ -93,6 +101,16 @@ class Column:
     type: str  # as Spark's `simpleString`, for example `array<struct<key:string,value:binary>>`
 
 
+# What a dead letter says. `row` is JSON: the row as the sink was given it.
+LETTER: Mapping[str, Column] = {
+    "pipeline": Column("pipeline", "string"),
+    "batch": Column("batch", "bigint"),
+    "sink": Column("sink", "string"),
+    "error": Column("error", "string"),
+    "row": Column("row", "string"),
+}
+
+
 class Participant(ABC):
     """A sink. Must survive pickling: a copy travels to every task."""
 
@@ -117,11 +135,21 @@ class Participant(ABC):
         """
         return []
 
+    def attach(self, site: Site) -> None:  # noqa: B027 (most systems hold their branches themselves)
+        """Learn where rows may be kept and who sends them. Called before `preflight`."""
+
     def reader_needs(self) -> str:
         """Say what a reader of this sink must set to see each row exactly once."""
         return "nothing"
 
     # In a task.
+
+    def letters(self, letters: Any) -> Any:
+        """Turn dead letters into rows for the writer, where this sink takes another's bad rows.
+
+        `letters` is a `pyarrow.RecordBatch` with the columns of `LETTER`; `project` has seen them.
+        """
+        return letters
 
     @abstractmethod
     def begin(self, branch: Branch) -> Writer:
@@ -168,6 +196,9 @@ class Participant(ABC):
         Branches that are over count too: a log that knows less was restored to an older state.
         """
         return 0
+
+    def prune(self, namespace: Namespace, floor: int) -> None:  # noqa: B027
+        """Forget the witnesses of batches below `floor`: the log has, and Spark will not ask."""
 
     def close(self) -> None:  # noqa: B027 (a sink without connections needs none)
         """Let go of the driver's connections. They may be opened again."""

@@ -114,6 +114,10 @@ class Memory(Participant):
             states.append(held.state)
         return states
 
+    def newest_generation(self, namespace: Namespace) -> int:
+        mine = (held for held in self.system.branches.values() if held.namespace == namespace)
+        return max((held.generation for held in mine), default=0)
+
     def _state(self, receipt: Receipt) -> BranchState:
         held = self.system.branches.get(receipt.id)
         return held.state if held else BranchState.NO_WITNESS

@@ -40,6 +40,7 @@ class Batches:
     coordinator: Coordinator
     checkpoint: Checkpoint
     sinks: Sequence[Participant]
+    letters: Mapping[str, Participant | None]  # sinks that leave bad rows out, and who takes them
     sources: Sequence[KafkaSource | None]  # in the plan's order; None: offsets are not ours to keep
     stateful: bool
     prepare_timeout_s: float | None
@@ -108,6 +109,7 @@ class Batches:
         job = SparkJob(
             frame,
             self.sinks,
+            letters=self.letters,
             stateful=self.stateful,
             prepare_timeout_s=self.prepare_timeout_s,
             own=[source.branch(offsets) for source, offsets in ends if source.transactional],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
 from poundlock.errors import Rejected
 from poundlock.spark.task import VOTE_SCHEMA, WriteTask, read_votes
+
+logger = logging.getLogger("poundlock")
 
 
 class DriverBranch(Protocol):
@@ -41,12 +44,14 @@ class SparkJob:
         frame: DataFrame,
         sinks: Sequence[Participant],
         *,
+        letters: Mapping[str, Participant | None] | None = None,
         stateful: bool,
         prepare_timeout_s: float | None = None,
         own: Sequence[DriverBranch] = (),
     ):
         self._frame = frame
         self._sinks = sinks
+        self._letters = dict(letters or {})
         self._stateful = stateful
         self._prepare_timeout_s = prepare_timeout_s
         self._own = own
@@ -61,7 +66,10 @@ class SparkJob:
         sinks: frozenset[str],
         taken: Mapping[str, frozenset[str]],
     ) -> Votes:
-        receipts, totals = self._run(WriteTask(self._sinks, transaction, sinks, taken))
+        # Dead letters are known only by writing: whoever may send some writes too.
+        senders = [name for name, taker in self._letters.items() if taker and taker.name in sinks]
+        task = WriteTask(self._sinks, self._letters, transaction, sinks.union(senders), taken)
+        receipts, totals = self._run(task)
         for branch in self._own:
             totals[branch.name] = branch.fingerprint()
             if branch.name in sinks and totals[branch.name].rows:
@@ -74,7 +82,7 @@ class SparkJob:
         return Votes(tuple(receipts), totals)
 
     def drain(self) -> Mapping[str, Fingerprint]:
-        _, totals = self._run(WriteTask(self._sinks))
+        _, totals = self._run(WriteTask(self._sinks, self._letters))
         return totals | {branch.name: branch.fingerprint() for branch in self._own}
 
     def _run(self, task: WriteTask) -> tuple[list[Receipt], dict[str, Fingerprint]]:
@@ -88,7 +96,11 @@ class SparkJob:
                     "(prepare_timeout): silence is a no. Make batches smaller or the limit longer"
                 ) from error
             raise Rejected(f"the tasks failed: {_first_line(error)}") from error
-        receipts, totals = read_votes([row.vote for row in rows])
+        receipts, totals, bad = read_votes([row.vote for row in rows])
+        for name, count in bad.items():
+            taker = self._letters[name]
+            where = f"sent to sink {taker.name}" if taker else "left out (on_bad_row='skip')"
+            logger.warning("sink %s could not take %d rows: they are %s", name, count, where)
         return receipts, {sink.name: Fingerprint() for sink in self._sinks} | totals
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,8 @@ from poundlock.spark import internals
 from poundlock.spark.batch import Batches
 from poundlock.spark.plan import Plan, read_plan
 from poundlock.spark.query import Query
-from poundlock.spark.routes import Route, routed
+from poundlock.spark.routes import Route, letters_of, routed, taking_letters
+from poundlock.spark.site import SparkSite
 from poundlock.spark.storage import Checkpoint, open_log
 
 logger = logging.getLogger("poundlock")
@@ -56,17 +57,41 @@ class Pipeline:
         *,
         where: str | Column | None = None,
         select: str | Column | Sequence[str | Column] | None = None,
+        on_bad_row: str | Participant = "fail",
     ) -> Pipeline:
-        """Send rows to a sink: all, or those that `where` keeps, as `select` shapes them."""
-        if any(route.sink.name == sink.name for route in self.routes):
+        """Send rows to a sink: all, or those that `where` keeps, as `select` shapes them.
+
+        `on_bad_row` says what becomes of rows that the sink cannot take: "fail" (the batch is
+        aborted), "skip" (they are left out and counted), or a sink that takes them, with the error,
+        in the same decision.
+        """
+        if not isinstance(on_bad_row, Participant) and on_bad_row not in ("fail", "skip"):
             raise UsageError(
-                f"two sinks are called {sink.name!r}: give one of them another name=",
-                sink=sink.name,
+                f"on_bad_row={on_bad_row!r}: give 'fail', 'skip' or a sink", sink=sink.name
             )
+        for name, known in (*self._sinks().items(), (sink.name, sink)):
+            for other in (sink, on_bad_row):
+                if isinstance(other, Participant) and other.name == name and other is not known:
+                    raise UsageError(
+                        f"two sinks are called {name!r}: give one of them another name=", sink=name
+                    )
+        if any(sink is route.sink for route in self.routes):
+            raise UsageError(f"{sink.name!r} has been added already", sink=sink.name)
         if isinstance(select, str | Column):
             select = [select]
         chosen = None if select is None else tuple(select)
-        return replace(self, routes=(*self.routes, Route(sink, where, chosen)))
+        route = Route(sink, where, chosen, on_bad_row)
+        if any(letter is other.sink for other in (*self.routes, route)
+               for letter in taking_letters((*self.routes, route))):  # fmt: skip
+            raise UsageError(
+                "a sink takes either rows or bad rows, not both: use two", sink=sink.name
+            )
+        return replace(self, routes=(*self.routes, route))
+
+    def _sinks(self) -> dict[str, Participant]:
+        """Return every sink by its name, those for bad rows last."""
+        sinks = [route.sink for route in self.routes] + taking_letters(self.routes)
+        return {sink.name: sink for sink in sinks}
 
     def observe(self, observer: Observer) -> Pipeline:
         """Have `observer(step, facts)` called at each step, in the batch's own thread."""
@@ -75,8 +100,9 @@ class Pipeline:
     def guarantee(self) -> guarantee.Statement:
         """Say what this pipeline promises, sink by sink, and why."""
         plan = read_plan(self.frame)
-        sinks = [route.sink for route in self.routes]
-        return guarantee.state(plan.source_names, replayable=plan.replayable, sinks=sinks)
+        return guarantee.state(
+            plan.source_names, replayable=plan.replayable, sinks=list(self._sinks().values())
+        )
 
     def explain(self) -> str:
         """Return the routes and Spark's plan, without any option that could be a secret."""
@@ -101,9 +127,7 @@ class Pipeline:
         sources = [source_of(source.options) for source in plan.sources]
         for source in filter(None, sources):
             source.preflight()
-        for route in self.routes:
-            for warning in route.sink.preflight():
-                logger.warning("sink %s: %s", route.sink.name, warning)
+        _preflight(spark, self._sinks().values(), self.log_location)
         logger.info("pipeline %s\n%s", self.name, statement)
         query = Query(self.name)
         batches = self._batches(spark, plan, sources, query)
@@ -145,7 +169,7 @@ class Pipeline:
                     "failOnDataLoss=false: rows that Kafka has dropped are passed over in silence, and "
                     "a replay may then differ from what was decided"
                 )
-        exact = any(route.sink.semantic is Semantic.EXACTLY_ONCE for route in self.routes)
+        exact = any(sink.semantic is Semantic.EXACTLY_ONCE for sink in self._sinks().values())
         if plan.volatile and exact:
             logger.warning(
                 "the query uses %s: a replay gives other rows, so a branch that is lost after the "
@@ -167,7 +191,7 @@ class Pipeline:
         sources: Sequence[KafkaSource | None],
         query: Query,
     ) -> Batches:
-        sinks = {route.sink.name: route.sink for route in self.routes}
+        sinks = self._sinks()
         groups = {source.key: source for source in sources if source and source.transactional}
         for source in groups.values():
             if source.name in sinks:
@@ -193,6 +217,7 @@ class Pipeline:
             coordinator=coordinator,
             checkpoint=Checkpoint(spark, self.checkpoint_location),
             sinks=[route.sink for route in self.routes],
+            letters=letters_of(self.routes),
             sources=sources,
             stateful=plan.stateful,
             prepare_timeout_s=self.prepare_timeout_s,
@@ -281,22 +306,30 @@ def _adopted(
 ) -> Batches:
     """Bind to the query that is calling us, found through Spark's own objects."""
     root = internals.checkpoint_root(spark, internals.batch_identity(spark)[0])
-    for sink in sinks:
-        for warning in sink.preflight():
-            logger.warning("sink %s: %s", sink.name, warning)
+    location = log_location or f"{root}/{LOG_DIRECTORY}"
+    _preflight(spark, sinks, location)
     by_name = {sink.name: sink for sink in sinks}
-    log = open_log(spark, log_location or f"{root}/{LOG_DIRECTORY}")
+    log = open_log(spark, location)
     return Batches(
         name=name,
         coordinator=Coordinator(log, by_name, settings=settings),
         checkpoint=Checkpoint(spark, root),
         sinks=sinks,
+        letters={},
         sources=[],
         stateful=True,  # the plan before foreachBatch is not ours to see: when in doubt, drain
         prepare_timeout_s=None,
         observe=lambda step, facts: None,
         gate=None,
     )
+
+
+def _preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: str) -> None:
+    site = SparkSite(spark, log_location)
+    for sink in sinks:
+        sink.attach(site)
+        for warning in sink.preflight():
+            logger.warning("sink %s: %s", sink.name, warning)
 
 
 def _check_trigger(trigger: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from poundlock.core.participant import Column, Participant
+from poundlock.core.participant import LETTER, Column, Participant
 from poundlock.errors import UsageError
 from poundlock.spark.task import hash_column, rows_column
 
@@ -29,6 +29,12 @@ class Route:
     sink: Participant
     where: str | SparkColumn | None = None
     select: tuple[str | SparkColumn, ...] | None = None
+    on_bad_row: str | Participant = "fail"
+
+    @property
+    def letters(self) -> Participant | None:
+        """The sink that takes the rows which this one cannot."""
+        return self.on_bad_row if isinstance(self.on_bad_row, Participant) else None
 
     def describe(self) -> str:
         parts = [self.sink.name]
@@ -36,7 +42,26 @@ class Route:
             parts.append("select " + ", ".join(str(item) for item in self.select))
         if self.where is not None:
             parts.append(f"where {self.where}")
+        if self.letters is not None:
+            parts.append(f"bad rows to {self.letters.name}")
+        elif self.on_bad_row == "skip":
+            parts.append("bad rows left out")
         return "; ".join(parts)
+
+
+def taking_letters(routes: Sequence[Route]) -> list[Participant]:
+    """Return the sinks that take other sinks' bad rows, each once, and see that they can."""
+    found: dict[str, Participant] = {}
+    for route in routes:
+        if route.letters is not None and route.letters.name not in found:
+            route.letters.project(LETTER)
+            found[route.letters.name] = route.letters
+    return list(found.values())
+
+
+def letters_of(routes: Sequence[Route]) -> dict[str, Participant | None]:
+    """Return the sinks that leave bad rows out, and to each the sink that takes them, if any."""
+    return {route.sink.name: route.letters for route in routes if route.on_bad_row != "fail"}
 
 
 def routed(frame: DataFrame, routes: Sequence[Route]) -> DataFrame:

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from poundlock import errors
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
-from poundlock.core.participant import Participant, Writer
+from poundlock.core.participant import Participant
 from poundlock.errors import PoundlockError
+from poundlock.spark.lane import Lane
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
@@ -37,50 +37,12 @@ def hash_column(index: int) -> str:
     return f"hash{index}"
 
 
-@dataclass
-class Lane:
-    """One sink's way through a task: its fingerprint, and its branch if it has rows to write."""
-
-    sink: Participant
-    index: int
-    branch: Branch | None  # None: only the fingerprint is wanted
-    writer: Writer | None = None
-    fingerprint: Fingerprint = field(default_factory=Fingerprint)
-
-    def take(self, batch: pa.RecordBatch) -> None:
-        rows = batch.column(rows_column(self.index))
-        hashes = batch.column(hash_column(self.index))
-        if rows.null_count:
-            mine = rows.is_valid()
-            rows, hashes = rows.filter(mine), hashes.filter(mine)
-        if len(rows) == 0:
-            return
-        digest = int(np.asarray(hashes).view(np.uint64).sum(dtype=np.uint64))
-        self.fingerprint += Fingerprint(len(rows), digest)
-        if self.branch is not None:
-            self.writer = self.writer or self.sink.begin(self.branch)
-            self.writer.write(pa.RecordBatch.from_struct_array(rows))
-
-    def prepare(self) -> Receipt | None:
-        prepared = self.writer.prepare() if self.writer else None
-        if prepared is None or self.branch is None:
-            return None
-        return Receipt(
-            sink=self.sink.name,
-            id=prepared.id,
-            task=self.branch.task,
-            fingerprint=self.fingerprint,
-            handle=prepared.handle,
-            began_at=prepared.began_at,
-            expires_at=prepared.expires_at,
-        )
-
-
 @dataclass(frozen=True)
 class WriteTask:
     """The function that Spark runs on each partition, as `mapInArrow` wants it."""
 
-    sinks: Sequence[Participant]
+    sinks: Sequence[Participant]  # each with a column of rows, in this order
+    letters: Mapping[str, Participant | None] = field(default_factory=dict)  # of tolerant sinks
     transaction: Transaction | None = None  # None: a drain, which writes nothing
     writing: frozenset[str] = frozenset()  # the others only have their fingerprints computed
     taken: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -90,7 +52,7 @@ class WriteTask:
 
         context = TaskContext.get()
         assert context is not None
-        lanes = [self._lane(index, sink, context) for index, sink in enumerate(self.sinks)]
+        lanes = self._lanes(context)
         try:
             votes = self._write(lanes, batches)
         except PoundlockError as refusal:
@@ -103,43 +65,55 @@ class WriteTask:
             raise
         yield pa.RecordBatch.from_pydict({"vote": votes}, schema=_VOTE)
 
-    def _lane(self, index: int, sink: Participant, context: TaskContext) -> Lane:
+    def _lanes(self, context: TaskContext) -> list[Lane]:
+        """Return a lane for each sink, in their order, and behind them those for dead letters."""
+        takers = {sink.name: Lane(sink, self._branch(sink, context))
+                  for sink in self.letters.values() if sink is not None}  # fmt: skip
+        lanes: list[Lane] = []
+        for sink in self.sinks:
+            taker = self.letters.get(sink.name)
+            letters = None if taker is None else takers[taker.name]
+            lanes.append(Lane(sink, self._branch(sink, context), letters))
+        return [*lanes, *takers.values()]
+
+    def _branch(self, sink: Participant, context: TaskContext) -> Branch | None:
         if self.transaction is None or sink.name not in self.writing:
-            return Lane(sink, index, None)
-        branch = Branch(
+            return None
+        return Branch(
             transaction=self.transaction,
             sink=sink.name,
             task=context.partitionId(),
             task_attempt=context.taskAttemptId(),
             retry=context.attemptNumber(),
             taken=self.taken.get(sink.name, frozenset()),
+            tolerant=sink.name in self.letters,
         )
-        return Lane(sink, index, branch)
 
     def _write(self, lanes: Sequence[Lane], batches: Iterator[pa.RecordBatch]) -> list[str]:
+        routed = lanes[: len(self.sinks)]
         for batch in batches:
-            for lane in lanes:
-                lane.take(batch)
+            for index, lane in enumerate(routed):
+                lane.take(batch.column(rows_column(index)), batch.column(hash_column(index)))
         # All lanes have all their rows before the first is prepared: a late refusal costs least.
         receipts = [lane.prepare() for lane in lanes]
-        return [yes(lane.sink.name, lane.fingerprint, receipt)
+        return [yes(lane.sink.name, lane.offered, receipt, lane.bad)
                 for lane, receipt in zip(lanes, receipts, strict=True)]  # fmt: skip
 
 
 def _abandon(lanes: Sequence[Lane]) -> None:
     for lane in lanes:
-        if lane.writer is not None:
-            lane.writer.abort()
+        lane.abandon()
 
 
-def yes(sink: str, fingerprint: Fingerprint, receipt: Receipt | None) -> str:
+def yes(sink: str, offered: Fingerprint, receipt: Receipt | None, bad: int = 0) -> str:
     """Spell a yes vote of one sink in one task; without a receipt there is nothing to commit."""
     return json.dumps(
         {
             "sink": sink,
-            "rows": fingerprint.rows,
-            "digest": f"{fingerprint.digest:016x}",
+            "rows": offered.rows,
+            "digest": f"{offered.digest:016x}",
             "receipt": receipt.to_json() if receipt else None,
+            "bad": bad,
         }
     )
 
@@ -155,10 +129,16 @@ def no(refusal: PoundlockError) -> str:
     return json.dumps({"no": body})
 
 
-def read_votes(votes: Sequence[str]) -> tuple[list[Receipt], dict[str, Fingerprint]]:
-    """Read the votes of all tasks. Raises the first refusal, as the sink raised it."""
+def read_votes(
+    votes: Sequence[str],
+) -> tuple[list[Receipt], dict[str, Fingerprint], dict[str, int]]:
+    """Read the votes of all tasks: receipts, totals, and bad rows that were left out, by sink.
+
+    Raises the first refusal, as the sink raised it.
+    """
     receipts: list[Receipt] = []
     totals: dict[str, Fingerprint] = {}
+    bad: dict[str, int] = {}
     for vote in map(json.loads, votes):
         if "no" in vote:
             raise _refusal(vote["no"])
@@ -167,7 +147,9 @@ def read_votes(votes: Sequence[str]) -> tuple[list[Receipt], dict[str, Fingerpri
         totals[sink] = totals.get(sink, Fingerprint()) + part
         if vote["receipt"] is not None:
             receipts.append(Receipt.from_json(vote["receipt"]))
-    return receipts, totals
+        if vote["bad"]:
+            bad[sink] = bad.get(sink, 0) + vote["bad"]
+    return receipts, totals, bad
 
 
 def _refusal(body: Mapping[str, Any]) -> PoundlockError:

@@ -1,0 +1,63 @@
+"""How branches are called in systems that take any name: spelled and read in one place.
+
+    poundlock.PIPELINE.IDENTITY.GENERATION.SINK.BATCH.ATTEMPT.TASK
+
+The name alone says whose the branch is, so that a system which lists its open branches can be swept
+without a register of ours. No part contains a dot. At most 196 bytes, which PostgreSQL allows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from poundlock.core.model import Branch, Namespace
+
+PREFIX = "poundlock"
+_SPELLED = re.compile(
+    rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)\.(\d+)\.(\d+)", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchName:
+    """What a branch's name says."""
+
+    namespace: Namespace
+    generation: int
+    sink: str
+    batch: int
+    attempt: int
+    task_attempt: int
+
+    def __str__(self) -> str:
+        space = self.namespace
+        return (
+            f"{PREFIX}.{space.pipeline}.{space.identity}.{self.generation}.{self.sink}."
+            f"{self.batch}.{self.attempt}.{self.task_attempt}"
+        )
+
+
+def name_of(branch: Branch) -> BranchName:
+    """Name a branch. No two branches of one namespace and sink ever get the same name."""
+    transaction = branch.transaction
+    return BranchName(
+        transaction.namespace,
+        transaction.generation,
+        branch.sink,
+        transaction.batch,
+        transaction.attempt,
+        branch.task_attempt,
+    )
+
+
+def parse_name(text: str) -> BranchName | None:
+    """Read a branch's name; None if it is not one of ours."""
+    match = _SPELLED.fullmatch(text)
+    if match is None:
+        return None
+    pipeline, identity, generation, sink, batch, attempt, task_attempt = match.groups()
+    return BranchName(
+        Namespace(pipeline, identity), int(generation), sink, int(batch), int(attempt),
+        int(task_attempt),
+    )  # fmt: skip

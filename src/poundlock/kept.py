@@ -1,0 +1,242 @@
+"""Rows kept beside the log, for systems that cannot hold a branch themselves.
+
+    ROWS/SINK/NAME.arrow      a prepared branch: its rows, as an Arrow stream
+    ROWS/SINK/NAME.sent       the witness that it was sent
+    ROWS/SINK/NAME.aborted    the witness that it was not, and never will be
+
+Tasks write the rows, and after the decision other tasks send them. Any file system will do that
+pyarrow can write to: local disks that all machines share, S3, GCS, Azure, HDFS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray
+from poundlock.core.naming import BranchName, name_of, parse_name
+from poundlock.core.participant import Participant, PreparedBranch, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
+from poundlock.errors import Unavailable, UsageError
+
+_KEPT, _SENT, _ABORTED = ".arrow", ".sent", ".aborted"
+_STATES = {_KEPT: BranchState.PREPARED, _SENT: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
+
+
+class Shelf:
+    """The directory of one sink. Survives pickling."""
+
+    def __init__(self, uri: str):
+        self.uri = uri.rstrip("/")
+
+    def write(self, name: str) -> ShelfWriter:
+        return ShelfWriter(self, name)
+
+    def read(self, name: str) -> Iterator[pa.RecordBatch]:
+        system, root = self._open()
+        with _reachable(self.uri), system.open_input_stream(f"{root}/{name}{_KEPT}") as stream:
+            yield from pa.ipc.open_stream(stream)
+
+    def states(self) -> dict[str, BranchState]:
+        """Say how far each branch on the shelf is. A witness counts more than the rows."""
+        system, root = self._open()
+        with _reachable(self.uri):
+            found = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
+        states: dict[str, BranchState] = {}
+        for suffix in (_KEPT, _ABORTED, _SENT):
+            for entry in found:
+                if entry.base_name.endswith(suffix) and not entry.base_name.startswith("."):
+                    states[entry.base_name.removesuffix(suffix)] = _STATES[suffix]
+        return states
+
+    def settle(self, name: str, *, sent: bool) -> None:
+        """Leave the witness, then drop the rows: in this order, or a crash would lose both."""
+        self._put(f"{name}{_SENT if sent else _ABORTED}")
+        self.drop(name, _KEPT)
+
+    def drop(self, name: str, *suffixes: str) -> None:
+        system, root = self._open()
+        for suffix in suffixes or (_KEPT, _SENT, _ABORTED):
+            with _reachable(self.uri), contextlib.suppress(FileNotFoundError):
+                system.delete_file(f"{root}/{name}{suffix}")
+
+    def _put(self, file: str) -> None:
+        system, root = self._open()
+        with _reachable(self.uri), system.open_output_stream(f"{root}/{file}"):
+            pass
+        _sync(system, f"{root}/{file}")
+
+    def _open(self) -> tuple[Any, str]:
+        """Return the file system and the directory in it, made if it is missing."""
+        with _reachable(self.uri):
+            if "://" not in self.uri and not self.uri.startswith("file:"):
+                system, root = pafs.LocalFileSystem(), os.path.abspath(self.uri)
+            else:
+                system, root = pafs.FileSystem.from_uri(self.uri)
+            system.create_dir(root, recursive=True)
+            return system, root
+
+
+class ShelfWriter:
+    """Writes one branch aside, and puts it on the shelf when it is whole."""
+
+    def __init__(self, shelf: Shelf, name: str):
+        self._system, root = shelf._open()
+        self._aside, self._final = f"{root}/.{name}.tmp", f"{root}/{name}{_KEPT}"
+        self._uri = shelf.uri
+        with _reachable(self._uri):
+            self._stream = self._system.open_output_stream(self._aside)
+        self._arrow: Any = None
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        with _reachable(self._uri):
+            if self._arrow is None:
+                self._arrow = pa.ipc.new_stream(self._stream, rows.schema)
+            self._arrow.write_batch(rows)
+
+    def finish(self) -> None:
+        with _reachable(self._uri):
+            if self._arrow is not None:
+                self._arrow.close()
+            self._stream.close()
+            _sync(self._system, self._aside)
+            self._system.move(self._aside, self._final)
+            _sync(self._system, self._final)
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self._stream.close()
+        with contextlib.suppress(Exception):
+            self._system.delete_file(self._aside)
+
+
+class KeptBranches(Participant):
+    """A participant whose branches are kept beside the log and sent after the decision."""
+
+    shelf: Shelf | None = None
+    _site: Site | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_site": None}
+
+    @abstractmethod
+    def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
+        """Send one branch, in a task. It may be sent again. Raises `Unavailable` to be retried."""
+
+    def attach(self, site: Site) -> None:
+        self._site = site
+        self.shelf = Shelf(f"{site.rows_uri}/{self.name}")
+
+    @property
+    def shelved(self) -> Shelf:
+        if self.shelf is None:
+            raise UsageError("the sink is not part of a pipeline yet", sink=self.name)
+        return self.shelf
+
+    def begin(self, branch: Branch) -> Writer:
+        return KeptWriter(self.shelved, branch)
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        states = self.shelved.states()
+        return [
+            None if states.get(receipt.id) is BranchState.PREPARED else "its rows are gone"
+            for receipt in receipts
+        ]
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        assert self._site is not None
+        states = self.shelved.states()
+        waiting = [r.id for r in receipts if states.get(r.id) is BranchState.PREPARED]
+        self._site.spread(partial(_send, self), waiting)
+        for name in waiting:
+            self.shelved.settle(name, sent=True)
+            states[name] = BranchState.COMMITTED
+        return [states.get(receipt.id, BranchState.NO_WITNESS) for receipt in receipts]
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        return [
+            Stray(self.name, str(name), name.generation, "kept")
+            for name, state in self._mine(namespace)
+            if state is BranchState.PREPARED
+        ]
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        states = self.shelved.states()
+        for stray in strays:
+            if states.get(stray.id) is not BranchState.COMMITTED:
+                self.shelved.settle(stray.id, sent=False)
+                states[stray.id] = BranchState.ABORTED
+        return [states[stray.id] for stray in strays]
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        return max((name.generation for name, _ in self._mine(namespace)), default=0)
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        for name, state in self._mine(namespace):
+            if state is not BranchState.PREPARED and name.batch < floor:
+                self.shelved.drop(str(name))
+
+    def _mine(self, namespace: Namespace) -> list[tuple[BranchName, BranchState]]:
+        found = ((parse_name(name), state) for name, state in self.shelved.states().items())
+        return [
+            (name, state)
+            for name, state in found
+            if name is not None and (name.namespace, name.sink) == (namespace, self.name)
+        ]
+
+
+class KeptWriter(Writer):
+    """The executor's half of a kept branch. A sink that must look at rows first extends it."""
+
+    def __init__(self, shelf: Shelf, branch: Branch):
+        self._name = str(name_of(branch))
+        self._began_at = time.time()
+        self._file = shelf.write(self._name)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._file.write(rows)
+
+    def prepare(self) -> PreparedBranch | None:
+        self._file.finish()
+        return PreparedBranch(self._name, {}, began_at=self._began_at, expires_at=None)
+
+    def abort(self) -> None:
+        self._file.abort()
+
+
+def _send(sink: KeptBranches, name: str) -> None:
+    parsed = parse_name(name)
+    assert parsed is not None
+    sink.send(parsed, sink.shelved.read(name))
+
+
+def _sync(system: Any, path: str) -> None:
+    """Make a local file and its name survive a crash of the machine; other systems do by themselves."""
+    if not isinstance(system, pafs.LocalFileSystem):
+        return
+    for place in (path, str(Path(path).parent)):
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _reachable(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"{uri}: {error}") from error

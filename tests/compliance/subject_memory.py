@@ -1,0 +1,65 @@
+"""The reference sink: a system in this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from poundlock.core.model import Receipt
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import BranchState
+from poundlock.sinks import Memory
+from poundlock.sinks.memory import MemorySystem
+
+from .subject import Subject
+
+_SYSTEMS: dict[str, MemorySystem] = {}
+
+
+class Sink(Memory):
+    """Copies share the system: it stands for a server, and a server is not copied."""
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"system": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state | {"system": _SYSTEMS[str(state["key"])]}
+
+
+class MemorySubject(Subject):
+    has_server = False
+
+    def sink(self, name: str = "out") -> Participant:
+        key = f"{name}-{len(_SYSTEMS)}"
+        made = Sink(name, _SYSTEMS.setdefault(key, MemorySystem()))
+        made.key = key  # type: ignore[attr-defined]
+        return made
+
+    def again(self, sink: Participant) -> Participant:
+        return sink
+
+    def rows(self, numbers: Sequence[int]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"number": list(numbers)})
+
+    def visible(self, sink: Participant) -> Counter[int]:
+        return Counter(row["number"] for row in sink.system.visible)  # type: ignore[attr-defined]
+
+    def open(self, sink: Participant) -> set[str]:
+        branches = sink.system.branches  # type: ignore[attr-defined]
+        return {id_ for id_, held in branches.items() if held.state is BranchState.PREPARED}
+
+    @contextmanager
+    def killed(self) -> Iterator[None]:
+        yield
+
+    def lose(self, sink: Participant, receipt: Receipt) -> None:
+        sink.system.branches[receipt.id].state = BranchState.ABORTED  # type: ignore[attr-defined]
+
+
+@contextmanager
+def started(directory: Path) -> Iterator[Subject]:
+    yield MemorySubject()
