@@ -4,6 +4,7 @@
     process   processes that outlive us, and are never mistaken for others
     guard     ends a private server with the program that it belongs to
     kafka     Apache Kafka, one broker or several; kafka_security adds SASL_SSL
+    postgres, mariadb, valkey, opensearch      one node each
 
 Each server's module has `up` and, for a private one that ends with the block, `running`. `down` and
 `status` need not know what kind of server it is.
@@ -16,7 +17,7 @@ from types import ModuleType
 
 from poundlock.errors import UsageError
 
-NAMES = ("kafka",)
+NAMES = ("kafka", "postgres", "mariadb", "valkey", "opensearch")
 
 
 def module(name: str) -> ModuleType:
