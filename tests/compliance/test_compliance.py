@@ -89,7 +89,7 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
 
     def test_a_commit_shows_every_row_once(self, subject: Subject, sink: Participant) -> None:
         receipts = [
-            prepare(subject, sink, range(0, 10), task=0),
+            prepare(subject, sink, range(10), task=0),
             prepare(subject, sink, range(10, 25), task=1),
         ]
         assert sink.check(receipts) == [None, None]

@@ -128,6 +128,10 @@ class Participant(ABC):
         Raises `UsageError` that names every column that is missing or of a wrong type.
         """
 
+    def check_letters(self) -> None:
+        """See that this sink could take another's bad rows. Raises `UsageError`."""
+        self.project(LETTER)
+
     def preflight(self) -> list[str]:
         """Look at the system. Return warnings; raise `UsageError` for what cannot work.
 
@@ -147,7 +151,7 @@ class Participant(ABC):
     def letters(self, letters: Any) -> Any:
         """Turn dead letters into rows for the writer, where this sink takes another's bad rows.
 
-        `letters` is a `pyarrow.RecordBatch` with the columns of `LETTER`; `project` has seen them.
+        `letters` is a `pyarrow.RecordBatch` with the columns of `LETTER`.
         """
         return letters
 

@@ -7,18 +7,20 @@ raw EndTxn, version 5: see `poundlock.kafka.branches`.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from poundlock.core.model import Branch, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Semantic, Writer
-from poundlock.errors import BadRow, PoundlockError, UsageError
+from poundlock.errors import BadRow, PoundlockError, Rejected, UsageError
 from poundlock.kafka.branches import (
     NEVER_MS,
     KafkaBranches,
@@ -31,6 +33,8 @@ from poundlock.kafka.producer import ArrowProducer, check_settings
 logger = logging.getLogger("poundlock")
 
 _DEFAULT_TIMEOUT_MS = 900_000  # Kafka's own limit, where we may not ask for it
+_LARGEST_MESSAGE = 1_000_000  # librdkafka's own default
+_ENVELOPE = 36  # what librdkafka adds to key and value before it compares
 _HEADERS = "array<struct<key:string,value:binary>>"
 _AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", "date")
 
@@ -137,6 +141,11 @@ class Kafka(KafkaBranches):
             )
         return wanted
 
+    def check_letters(self) -> None:
+        """A letter is one JSON text, without a key, whatever columns the sink takes otherwise."""
+        if self.topic is None:
+            raise UsageError("a sink for bad rows needs a fixed topic", sink=self.name)
+
     # What the brokers must offer.
 
     def preflight(self) -> list[str]:
@@ -212,6 +221,10 @@ class Kafka(KafkaBranches):
 
     # In a task.
 
+    def letters(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+        texts = [json.dumps(letter).encode() for letter in letters.to_pylist()]
+        return pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.binary())})
+
     def begin(self, branch: Branch) -> KafkaWriter:
         return KafkaWriter(self, branch)
 
@@ -254,6 +267,9 @@ class KafkaWriter(Writer):
     def __init__(self, sink: Kafka, branch: Branch):
         self._sink = sink
         self._began_at = time.time()
+        self._largest = None
+        if branch.tolerant:
+            self._largest = int(sink.settings.get("message.max.bytes", _LARGEST_MESSAGE))
         exact = sink.semantic is Semantic.EXACTLY_ONCE
         settings = dict(sink.settings)
         if exact:
@@ -270,6 +286,8 @@ class KafkaWriter(Writer):
 
     def write(self, rows: pa.RecordBatch) -> None:
         topic = self._sink.topic
+        if self._largest is not None:
+            self._refuse_large(rows, self._largest)
         if topic is not None:
             self._send(topic, rows)
             return
@@ -279,20 +297,40 @@ class KafkaWriter(Writer):
                 f"{topics.null_count} rows have no topic. Filter them out with where=, or fill the "
                 "column",
                 sink=self._sink.name,
+                rows=_at(topics.is_null(), "it has no topic"),
             )
         for name in topics.unique().to_pylist():
             self._send(name, rows.filter(pc.field("topic") == name))
 
+    def _refuse_large(self, rows: pa.RecordBatch, largest: int) -> None:
+        """Name the rows that librdkafka would refuse one by one, before any of them is sent."""
+        sizes = pa.array(np.full(len(rows), _ENVELOPE))
+        for name in {"key", "value"} & set(rows.schema.names):
+            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(rows.column(name)), 0))
+        large = pc.greater(sizes, largest)
+        if pc.any(large).as_py():
+            raise BadRow(
+                f"messages are larger than message.max.bytes={largest}",
+                sink=self._sink.name,
+                rows=_at(large, f"the message is larger than message.max.bytes={largest}"),
+            )
+
     def _send(self, topic: str, rows: pa.RecordBatch) -> None:
         columns = {name: rows.column(name) for name in rows.schema.names}
-        self._producer.write(
-            topic,
-            keys=columns.get("key"),
-            values=columns["value"],
-            partitions=columns.get("partition"),
-            headers=columns.get("headers"),
-            timestamps=columns.get("timestamp"),
-        )
+        try:
+            self._producer.write(
+                topic,
+                keys=columns.get("key"),
+                values=columns["value"],
+                partitions=columns.get("partition"),
+                headers=columns.get("headers"),
+                timestamps=columns.get("timestamp"),
+            )
+        except BadRow as error:
+            if self._largest is None:
+                raise
+            # Some of these rows are on their way: they cannot be given once more without the bad.
+            raise Rejected(f"{error.args[0]}; this cannot be skipped", sink=error.sink) from error
 
     def prepare(self) -> PreparedBranch | None:
         sink = self._sink
@@ -330,6 +368,11 @@ class KafkaWriter(Writer):
 
     def abort(self) -> None:
         self._producer.abort(timeout_s=5.0)
+
+
+def _at(marked: pa.Array, reason: str) -> dict[int, str]:
+    """Give the reason to each row that is marked."""
+    return dict.fromkeys(map(int, np.flatnonzero(np.asarray(marked))), reason)
 
 
 def _requested_ms(timeout: float | str | None) -> int | None:

@@ -15,7 +15,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from poundlock.core.participant import LETTER, Column, Participant
+from poundlock.core.participant import Column, Participant
 from poundlock.errors import UsageError
 from poundlock.spark.task import hash_column, rows_column
 
@@ -54,7 +54,7 @@ def taking_letters(routes: Sequence[Route]) -> list[Participant]:
     found: dict[str, Participant] = {}
     for route in routes:
         if route.letters is not None and route.letters.name not in found:
-            route.letters.project(LETTER)
+            route.letters.check_letters()
             found[route.letters.name] = route.letters
     return list(found.values())
 

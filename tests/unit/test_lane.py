@@ -1,0 +1,127 @@
+"""Bad rows in a task: left out or sent elsewhere, and the good ones written once."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from poundlock.core.model import Branch, Fingerprint, Namespace, Transaction
+from poundlock.core.participant import PreparedBranch, Writer
+from poundlock.errors import BadRow
+from poundlock.sinks.memory import Memory, MemorySystem, MemoryWriter
+from poundlock.spark.lane import Lane
+
+TRANSACTION = Transaction(Namespace("trial", "00"), 1, 7, 1)
+
+
+class Picky(Memory):
+    """Refuses odd numbers: whole batches only, naming the rows or not."""
+
+    names_rows = True
+
+    def begin(self, branch: Branch) -> Writer:  # type: ignore[override]
+        return PickyWriter(self, branch)
+
+
+class PickyWriter(MemoryWriter):
+    def write(self, rows: pa.RecordBatch) -> None:
+        odd = {i: f"{n} is odd" for i, n in enumerate(rows.column("n").to_pylist()) if n % 2}
+        if odd:
+            assert isinstance(self._sink, Picky)
+            raise BadRow("there are odd numbers", rows=odd if self._sink.names_rows else None)
+        super().write(rows)
+
+
+def branch(sink: str, *, tolerant: bool) -> Branch:
+    return Branch(TRANSACTION, sink, 0, 0, tolerant=tolerant)
+
+
+def columns(numbers: list[int | None]) -> tuple[pa.StructArray, pa.Array]:
+    rows = [None if n is None else {"n": n} for n in numbers]
+    structs = pa.array(rows, pa.struct([("n", pa.int64())]))
+    return structs, pa.array([n and n * 1000 for n in numbers], pa.int64())
+
+
+@pytest.fixture(params=[True, False], ids=["rows-named", "bisected"])
+def picky(request: pytest.FixtureRequest) -> Picky:
+    made = Picky("picky", MemorySystem())
+    made.names_rows = request.param
+    return made
+
+
+def test_one_bad_row_fails_the_branch(picky: Picky) -> None:
+    lane = Lane(picky, branch("picky", tolerant=False))
+    with pytest.raises(BadRow):
+        lane.take(*columns([2, 3]))
+
+
+def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
+    lane = Lane(picky, branch("picky", tolerant=True))
+    lane.take(*columns([2, 3, None, 4, 5, 6, 7, 8]))
+    receipt = lane.prepare()
+    assert receipt is not None
+    assert picky.commit([receipt]) and sorted(r["n"] for r in picky.system.visible) == [2, 4, 6, 8]
+    assert lane.bad == 3
+    assert receipt.fingerprint == Fingerprint(4, 20_000)
+    assert lane.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
+
+
+def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
+    dead = Memory("dead", MemorySystem())
+    letters = Lane(dead, branch("dead", tolerant=False))
+    lane = Lane(picky, branch("picky", tolerant=True), letters)
+    lane.take(*columns([1, 2, 3]))
+    receipts = [lane.prepare(), letters.prepare()]
+    assert dead.commit([receipts[1]])  # type: ignore[list-item]
+    found = sorted(dead.system.visible, key=lambda letter: letter["row"])
+    assert [json.loads(letter["row"]) for letter in found] == [{"n": 1}, {"n": 3}]
+    assert {(x["pipeline"], x["batch"], x["sink"]) for x in found} == {("trial", 7, "picky")}
+    assert all("odd" in letter["error"] for letter in found)
+    assert receipts[1].fingerprint == Fingerprint(2, 4000)  # type: ignore[union-attr]
+    assert letters.offered == Fingerprint(), "letters are known only by writing"
+
+
+def test_a_branch_with_bad_rows_alone_is_not_prepared(picky: Picky) -> None:
+    lane = Lane(picky, branch("picky", tolerant=True))
+    lane.take(*columns([1, 3]))
+    assert lane.prepare() is None
+    assert picky.system.branches == {}
+
+
+def test_a_lane_without_a_branch_only_counts(picky: Picky) -> None:
+    lane = Lane(picky, None)
+    lane.take(*columns([1, 2]))
+    assert lane.prepare() is None
+    assert lane.offered.rows == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(b"abc", "abc"), (b"\xff", "base64:/w=="), (1.5, 1.5)],
+)
+def test_a_letter_spells_any_value(value: object, text: object) -> None:
+    dead, sink = Memory("dead", MemorySystem()), Refusing("refusing", MemorySystem())
+    letters = Lane(dead, branch("dead", tolerant=False))
+    lane = Lane(sink, branch("refusing", tolerant=True), letters)
+    lane.take(pa.array([{"v": value}]), pa.array([1]))
+    assert letters.prepare() is not None
+    rows = next(iter(dead.system.branches.values())).rows
+    assert json.loads(rows[0]["row"]) == {"v": text}
+
+
+class Refusing(Memory):
+    def begin(self, branch: Branch) -> Writer:  # type: ignore[override]
+        return Refuses()
+
+
+class Refuses(Writer):
+    def write(self, rows: pa.RecordBatch) -> None:
+        raise BadRow("no")
+
+    def prepare(self) -> PreparedBranch | None:
+        raise AssertionError
+
+    def abort(self) -> None:
+        pass
