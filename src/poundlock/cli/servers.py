@@ -26,7 +26,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for sc
 
 @click.group()
 def servers() -> None:
-    """Real local servers, without Docker or root. Known: kafka, postgres, mariadb, valkey, opensearch."""
+    """Real local servers, without Docker or root: Kafka, databases, caches, search."""
 
 
 @servers.command()
