@@ -24,8 +24,8 @@ synced. For more than one driver at a time: `child = chaos.start(...)`, `child.w
 point)`, `child.release(...)`, `child.signal(SIGSTOP)`, `child.kill()`, `child.finish()`. `live` is
 start and finish.
 
-A `Query` is one of three kinds: "stateless" (one output topic), "outputs" (three sinks, four topics)
-and "stateful" (a windowed aggregation in update mode). Its `sink`, `source`, `settings` and `trigger`
+A `Query` is one of four kinds: "stateless" (one output topic), "outputs" (three sinks, four topics),
+"stateful" (a windowed aggregation in update mode) and "five" (five `systems`, see `test_five`). Its `sink`, `source`, `settings` and `trigger`
 go to the Kafka sinks, to `read_kafka`, to `Settings` and to `start`, and must be JSON; `start` and
 `live` take other values for one life. What the driver printed is in `life.output` and, while it runs,
 in DIRECTORY/life-N.log.
@@ -90,6 +90,7 @@ class Query:
     source: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     trigger: Mapping[str, Any] = field(default_factory=lambda: {"availableNow": True})
+    systems: Mapping[str, str] = field(default_factory=dict)  # of the kind "five": name to address
 
     @property
     def pipeline(self) -> str:
@@ -100,6 +101,7 @@ OUTPUTS = {
     "stateless": ["out"],
     "outputs": ["every", "hot", "even", "odd"],
     "stateful": ["counts"],
+    "five": ["out"],
 }
 
 
@@ -411,7 +413,7 @@ def class_archive(bootstrap_servers: str) -> Path:
         with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
             made = Path(directory) / "archive"
             conf = {_JVM_OPTION: f"{_JVM} -XX:ArchiveClassesAtExit={made}"}
-            queries = [Query(kind, rows=40) for kind in OUTPUTS]
+            queries = [Query(kind, rows=40) for kind in ("stateless", "outputs", "stateful")]
             Chaos(Path(directory), bootstrap_servers, queries, conf=conf).live().ended()
             made.replace(archive)
     return archive
@@ -491,10 +493,21 @@ def _stateful(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
     return [values]
 
 
+def _five(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
+    return [
+        [
+            _json({"i": row.i, "sensor": row.sensor, "temperature": row.temperature})
+            for batch in batches
+            for row in batch
+        ]
+    ]
+
+
 EXPECTED: Mapping[str, Callable[[Sequence[Sequence[Row]]], list[list[str]]]] = {
     "stateless": _stateless,
     "outputs": _outputs,
     "stateful": _stateful,
+    "five": _five,
 }
 
 

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import poundlock as lock
+from poundlock import sinks
 from poundlock.core.log import FileLog
 from poundlock.core.protocol import Step
 from poundlock.sources.kafka import GroupOffsetsBranch
@@ -158,7 +159,21 @@ def stateful(frame: DataFrame, query: Any, sink: Any) -> Any:
     return counted, [(sink(query["outputs"][0], key="sensor", value="json"), {})], "update"
 
 
-KINDS = {"stateless": stateless, "outputs": outputs, "stateful": stateful}
+def five(frame: DataFrame, query: Any, sink: Any) -> Any:
+    """Each row, to five systems in one decision."""
+    where, table = query["systems"], query["outputs"][0].replace("-", "_")
+    shaped = frame.selectExpr("i", "sensor", "temperature")
+    routes = [
+        sink(query["outputs"][0], name="kafka", key="sensor", value="json"),
+        sinks.Postgres(table, dsn=where["postgres"], name="postgres"),
+        sinks.MySQL(table, url=where["mariadb"], name="mariadb"),
+        sinks.Redis(hash=table, field="i", value="temperature", url=where["valkey"], name="valkey"),
+        sinks.OpenSearch(table, url=where["opensearch"], id="i", name="opensearch"),
+    ]
+    return shaped, [(made, {}) for made in routes], "append"
+
+
+KINDS = {"stateless": stateless, "outputs": outputs, "stateful": stateful, "five": five}
 
 
 def watch(queries: Any, faults: Mapping[str, Faults]) -> None:
