@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -44,13 +45,13 @@ class Shelf:
 
     def read(self, name: str) -> Iterator[pa.RecordBatch]:
         system, root = self._open()
-        with _reachable(self.uri), system.open_input_stream(f"{root}/{name}{_KEPT}") as stream:
+        with reachable(self.uri), system.open_input_stream(f"{root}/{name}{_KEPT}") as stream:
             yield from pa.ipc.open_stream(stream)
 
     def states(self) -> dict[str, BranchState]:
         """Say how far each branch on the shelf is. A witness counts more than the rows."""
         system, root = self._open()
-        with _reachable(self.uri):
+        with reachable(self.uri):
             found = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
         states: dict[str, BranchState] = {}
         for suffix in (_KEPT, _ABORTED, _SENT):
@@ -67,24 +68,21 @@ class Shelf:
     def drop(self, name: str, *suffixes: str) -> None:
         system, root = self._open()
         for suffix in suffixes or (_KEPT, _SENT, _ABORTED):
-            with _reachable(self.uri), contextlib.suppress(FileNotFoundError):
+            with reachable(self.uri), contextlib.suppress(FileNotFoundError):
                 system.delete_file(f"{root}/{name}{suffix}")
 
     def _put(self, file: str) -> None:
         system, root = self._open()
-        with _reachable(self.uri), system.open_output_stream(f"{root}/{file}"):
+        with reachable(self.uri), system.open_output_stream(f"{root}/{file}"):
             pass
-        _sync(system, f"{root}/{file}")
+        sync(system, f"{root}/{file}")
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system and the directory in it, made if it is missing."""
-        with _reachable(self.uri):
-            if "://" not in self.uri and not self.uri.startswith("file:"):
-                system, root = pafs.LocalFileSystem(), os.path.abspath(self.uri)
-            else:
-                system, root = pafs.FileSystem.from_uri(self.uri)
+        system, root = open_place(self.uri)
+        with reachable(self.uri):
             system.create_dir(root, recursive=True)
-            return system, root
+        return system, root
 
 
 class ShelfWriter:
@@ -94,24 +92,24 @@ class ShelfWriter:
         self._system, root = shelf._open()
         self._aside, self._final = f"{root}/.{name}.tmp", f"{root}/{name}{_KEPT}"
         self._uri = shelf.uri
-        with _reachable(self._uri):
+        with reachable(self._uri):
             self._stream = self._system.open_output_stream(self._aside)
         self._arrow: Any = None
 
     def write(self, rows: pa.RecordBatch) -> None:
-        with _reachable(self._uri):
+        with reachable(self._uri):
             if self._arrow is None:
                 self._arrow = pa.ipc.new_stream(self._stream, rows.schema)
             self._arrow.write_batch(rows)
 
     def finish(self) -> None:
-        with _reachable(self._uri):
+        with reachable(self._uri):
             if self._arrow is not None:
                 self._arrow.close()
             self._stream.close()
-            _sync(self._system, self._aside)
+            sync(self._system, self._aside)
             self._system.move(self._aside, self._final)
-            _sync(self._system, self._final)
+            sync(self._system, self._final)
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):
@@ -161,7 +159,12 @@ class KeptBranches(Participant):
         for name in waiting:
             self.shelved.settle(name, sent=True)
             states[name] = BranchState.COMMITTED
-        return [states.get(receipt.id, BranchState.NO_WITNESS) for receipt in receipts]
+        for name in {r.id for r in receipts} - set(states):
+            # Somebody took the rows away. Whether they were sent is unknown, but a system that is sent
+            # rows after the decision takes a repeat, so the replay may have their place.
+            self.shelved.settle(name, sent=False)
+            states[name] = BranchState.ABORTED
+        return [states[receipt.id] for receipt in receipts]
 
     def find(self, namespace: Namespace) -> list[Stray]:
         return [
@@ -220,7 +223,18 @@ def _send(sink: KeptBranches, name: str) -> None:
     sink.send(parsed, sink.shelved.read(name))
 
 
-def _sync(system: Any, path: str) -> None:
+def open_place(uri: str) -> tuple[Any, str]:
+    """Return pyarrow's file system for a URI or a local path, and the path in it."""
+    with reachable(uri):
+        if "://" not in uri and not uri.startswith("file:"):
+            return pafs.LocalFileSystem(), os.path.abspath(uri)
+        try:  # Hadoop's name for S3 is not Arrow's.
+            return pafs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", uri))
+        except pa.ArrowInvalid as error:
+            raise UsageError(f"{uri} cannot be opened: {error}") from error
+
+
+def sync(system: Any, path: str) -> None:
     """Make a local file and its name survive a crash of the machine; other systems do by themselves."""
     if not isinstance(system, pafs.LocalFileSystem):
         return
@@ -233,7 +247,7 @@ def _sync(system: Any, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _reachable(uri: str) -> Iterator[None]:
+def reachable(uri: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
