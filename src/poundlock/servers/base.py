@@ -126,6 +126,7 @@ class State:
     ports: dict[str, int] = field(default_factory=dict)
     url: str = ""
     stop_timeout: float = STOP_TIMEOUT
+    stop_signal: str = "SIGTERM"
     owner: str = ""  # of a private server: whoever started it last; see guard.py
     processes: dict[str, Process] = field(default_factory=dict)
 
@@ -208,6 +209,8 @@ class Instance:
                 state.url = self.server.url(state.ports)
                 state.options = dict(self.server.options)
                 state.stop_timeout = self.server.stop_timeout
+                # PostgreSQL takes SIGTERM to mean: when the last client has gone.
+                state.stop_signal = getattr(self.server, "stop_signal", "SIGTERM")
                 state.owner = self.owner
             started = [node for node in self.server.nodes if node not in running]
             for node in started:
@@ -360,7 +363,7 @@ def _stop(home: Path, nodes: Sequence[str], seconds: float) -> None:
     if state is None:
         return
     ending = {node: state.processes[node] for node in nodes if node in state.processes}
-    stop_all(list(ending.values()), seconds)
+    stop_all(list(ending.values()), seconds, signal.Signals[state.stop_signal])
     left = {node: process.pid for node, process in ending.items() if process.alive}
     for node in ending.keys() - left.keys():
         del state.processes[node]

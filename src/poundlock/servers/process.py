@@ -42,12 +42,14 @@ class Process:
         return True
 
 
-def stop_all(processes: Sequence[Process], seconds: float) -> None:
+def stop_all(
+    processes: Sequence[Process], seconds: float, number: signal.Signals = signal.SIGTERM
+) -> None:
     """Ask them all to end; those that still live after `seconds` are made to."""
     deadline = time.monotonic() + seconds
     if seconds > 0:
         for process in processes:
-            process.send(signal.SIGTERM)
+            process.send(number)
             process.send(signal.SIGCONT)  # a paused process would never see the request
     for process in processes:
         if not process.wait(deadline - time.monotonic()):
