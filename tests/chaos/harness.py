@@ -25,10 +25,10 @@ point)`, `child.release(...)`, `child.signal(SIGSTOP)`, `child.kill()`, `child.f
 start and finish.
 
 A `Query` is one of four kinds: "stateless" (one output topic), "outputs" (three sinks, four topics),
-"stateful" (a windowed aggregation in update mode) and "five" (five `systems`, see `test_five`). Its `sink`, `source`, `settings` and `trigger`
-go to the Kafka sinks, to `read_kafka`, to `Settings` and to `start`, and must be JSON; `start` and
-`live` take other values for one life. What the driver printed is in `life.output` and, while it runs,
-in DIRECTORY/life-N.log.
+"stateful" (a windowed aggregation in update mode) and "five" (five `systems`, see `test_five`). Its
+`sink`, `source`, `settings` and `trigger` go to the Kafka sinks, to `read_kafka`, to `Settings` and
+to `start`, and must be JSON; `start` and `live` take other values for one life. What the driver
+printed is in `life.output` and, while it runs, in DIRECTORY/life-N.log.
 """
 
 from __future__ import annotations
