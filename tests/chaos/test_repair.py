@@ -368,11 +368,11 @@ def test_log_restored_to_an_older_state(case: Case, tmp_path: Path) -> None:
     shutil.move(case.checkpoint / "poundlock", tmp_path / "new")
     shutil.copytree(tmp_path / "old", case.checkpoint / "poundlock")
     case.kafka.produce(case.source, ["three"])
-    refused(case, pipeline, "batch 3", "its last is 0", "Restore the two together")
+    refused(case, pipeline, "generation 3", "knows only 2", "Restore the newest log")
 
     shutil.rmtree(case.checkpoint / "poundlock")
     shutil.move(tmp_path / "new", case.checkpoint / "poundlock")
-    # The refused driver planned batch 3 and wrote nothing: the right log goes on with it.
+    # The refused driver wrote to the old log alone: the right one goes on.
     finish(pipeline)
     case.check([*ROWS, "one", "two", "three"])
 
