@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,32 +78,26 @@ def readings(spark: Any, servers: str, source: str, per_batch: int) -> Any:
 
 
 def run_once(
-    spark: Any, servers: str, source: str, side: str, rows: int, per_batch: int
+    spark: Any,
+    servers: str,
+    source: str,
+    side: str,
+    rows: int,
+    per_batch: int,
+    watch: AbstractContextManager[Any] | None = None,
 ) -> dict[str, Any]:
-    """Send `rows` rows through one side; return seconds, by the wall and by batch."""
-    import poundlock as lock
-    from poundlock.sinks import Kafka
+    """Send `rows` rows through one side; return seconds, by the wall and by batch.
 
+    `watch` is entered while the query runs, and left before its output is counted.
+    """
     topic, checkpoint = f"out-{uuid.uuid4().hex[:12]}", tempfile.mkdtemp(prefix="poundlock-bench-")
     create_topic(servers, topic)
     frame = readings(spark, servers, source, per_batch)
-    started = time.monotonic()
-    if side == "poundlock":
-        sink = Kafka(topic, bootstrap_servers=servers, key="id", value="json")
-        query = lock.pipeline(frame, name="bench", checkpoint_location=checkpoint).to(sink)
-        running = query.start(availableNow=True)
-    else:
-        running = (
-            frame.selectExpr("id AS key", "to_json(struct(*)) AS value")
-            .writeStream.format("kafka")
-            .option("kafka.bootstrap.servers", servers)
-            .option("topic", topic)
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-            .start()
-        )
-    running.awaitTermination()
-    seconds = time.monotonic() - started
+    with watch or nullcontext():
+        started = time.monotonic()
+        running = start(frame, servers, side, topic, checkpoint)
+        running.awaitTermination()
+        seconds = time.monotonic() - started
     batches = [
         progress["durationMs"]["triggerExecution"] / 1000
         for progress in map(json.loads, (item.json for item in running.recentProgress))
@@ -114,6 +109,26 @@ def run_once(
     delete_topic(servers, topic)
     shutil.rmtree(checkpoint)
     return {"seconds": seconds, "rows_per_second": rows / seconds, "batch_seconds": batches}
+
+
+def start(frame: Any, servers: str, side: str, topic: str, checkpoint: str) -> Any:
+    """Start the query of one side."""
+    import poundlock as lock
+    from poundlock.sinks import Kafka
+
+    if side == "poundlock":
+        sink = Kafka(topic, bootstrap_servers=servers, key="id", value="json")
+        pipeline = lock.pipeline(frame, name="bench", checkpoint_location=checkpoint)
+        return pipeline.to(sink).start(availableNow=True)
+    return (
+        frame.selectExpr("id AS key", "to_json(struct(*)) AS value")
+        .writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("topic", topic)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
 def count_rows(servers: str, topic: str) -> int:
@@ -179,8 +194,8 @@ def child(side: str, servers: str, source: str, rows: int) -> None:
     from benchmarks.memory import Watch
 
     spark = session()
-    with Watch(os.getpid()) as watch:
-        run_once(spark, servers, source, side, rows, rows)
+    watch = Watch(os.getpid())
+    run_once(spark, servers, source, side, rows, rows, watch)
     print(json.dumps(watch.peaks_mb))
 
 
@@ -215,6 +230,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=4)
     arguments.add_argument("--memory-rows", type=int, nargs=2, default=(1_000_000, 10_000_000))
     arguments.add_argument("--no-memory", action="store_true")
+    arguments.add_argument("--only-memory", action="store_true", help="keep the speeds on record")
     arguments.add_argument("--child", choices=("poundlock", "spark_sink"))
     arguments.add_argument("--servers")
     arguments.add_argument("--source", default="lines")
@@ -225,18 +241,22 @@ def main() -> None:
     from benchmarks import plot
     from poundlock.servers import kafka
 
+    path = RESULTS / "kafka.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     with kafka.running() as broker:
         servers = broker.bootstrap_servers
-        create_topic(servers, options.source)
-        print(f"writing {options.rows:,} sensor lines", flush=True)
-        fill(servers, options.source, options.rows)
-        results = compare(servers, options.source, options.rows, options.per_batch, options.rounds)
-        print(f"ratio to Spark's own sink: {results['ratio_vs_spark_sink']:.2f}", flush=True)
+        if not options.only_memory:
+            create_topic(servers, options.source)
+            print(f"writing {options.rows:,} sensor lines", flush=True)
+            fill(servers, options.source, options.rows)
+            results |= compare(
+                servers, options.source, options.rows, options.per_batch, options.rounds
+            )
+            print(f"ratio to Spark's own sink: {results['ratio_vs_spark_sink']:.2f}", flush=True)
+            results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": _commit()}
         if not options.no_memory:
             results["memory"] = memory(servers, tuple(options.memory_rows))
-    results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": _commit()}
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "kafka.json"
     path.write_text(json.dumps(results, indent=2) + "\n")
     plot.kafka(results, RESULTS / "kafka.svg")
     print(f"written to {path} and kafka.svg beside it")

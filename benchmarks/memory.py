@@ -38,17 +38,19 @@ class Watch:
             for pid in _family(self._root):
                 try:
                     role = self._role(pid)
-                    sums[role] = sums.get(role, 0.0) + _resident_mb(pid)
+                    if role is not None:
+                        sums[role] = sums.get(role, 0.0) + _resident_mb(pid)
                 except (FileNotFoundError, ProcessLookupError):
                     continue  # it has just ended
             for role, size in sums.items():
                 self.peaks_mb[role] = round(max(self.peaks_mb.get(role, 0.0), size), 1)
 
-    def _role(self, pid: int) -> str:
+    def _role(self, pid: int) -> str | None:
+        """None: a moment's child of the JVM, such as Hadoop's calls of `ls`, that borrows its memory."""
         if pid == self._root:
             return "driver"
         name = Path(f"/proc/{pid}/comm").read_text().strip()
-        return "jvm" if name == "java" else "python_workers"
+        return {"java": "jvm", "python": "python_workers", "python3": "python_workers"}.get(name)
 
 
 def _family(root: int) -> Iterator[int]:
