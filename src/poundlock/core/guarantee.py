@@ -121,19 +121,33 @@ def state(source: str, *, replayable: bool, sinks: Sequence[Participant]) -> Sta
         answer = cell(kind, replayable=replayable)
         if sink.semantic is Semantic.NONE:
             answer = Cell(Guarantee.NONE, _UNWATCHED)
-        routes.append(Route(sink.name, sink.semantic, kind, answer, sink.reader_needs()))
+        routes.append(Route(sink.name, _asked(sink), kind, answer, sink.reader_needs()))
     return Statement(source, replayable, tuple(routes))
+
+
+def _asked(sink: Participant) -> Semantic:
+    """Return what is asked of a sink: by name, or else as much as its kind can give."""
+    logged = sink.commitment is Commitment.LOGGED
+    least = Semantic.AT_LEAST_ONCE if logged and sink.semantic is Semantic.EXACTLY_ONCE else None
+    return sink.asked or least or sink.semantic
 
 
 def require(statement: Statement) -> None:
     """Refuse a sink that was asked for EXACTLY_ONCE where its parts cannot give it."""
     for route in statement.routes:
-        asked = route.asked is Semantic.EXACTLY_ONCE
-        # A LOGGED sink never promises more than at least once: its default is no wrong request.
-        if asked and not statement.replayable:
+        if route.asked is not Semantic.EXACTLY_ONCE:
+            continue
+        if not statement.replayable:
             raise UsageError(
                 f"EXACTLY_ONCE is not to be had from source {statement.source}, which cannot be "
                 f"replayed: {route.cell.reason}. Use a source that can, or ask the sink for "
                 "semantic='at_least_once'",
+                sink=route.sink,
+            )
+        if route.cell.guarantee is not Guarantee.EXACTLY_ONCE:
+            given = route.cell.guarantee.value.replace("_", " ")
+            raise UsageError(
+                f"EXACTLY_ONCE is not to be had from this sink, which gives {given}: "
+                f"{route.cell.reason}. Leave semantic= out, or use a sink that holds its branches",
                 sink=route.sink,
             )

@@ -117,6 +117,7 @@ class Participant(ABC):
     name: str  # unique within its pipeline
     commitment: Commitment
     semantic: Semantic = Semantic.EXACTLY_ONCE
+    asked: Semantic | None = None  # what the user asked for by name, where the kind may give less
     hidden: bool = False  # something open hides committed branches from readers: perhaps a stray
 
     # Before anything starts, on the driver.
