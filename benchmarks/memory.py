@@ -46,7 +46,7 @@ class Watch:
                 self.peaks_mb[role] = round(max(self.peaks_mb.get(role, 0.0), size), 1)
 
     def _role(self, pid: int) -> str | None:
-        """None: a moment's child of the JVM, such as Hadoop's calls of `ls`, that borrows its memory."""
+        """None: a moment's child of the JVM, such as Hadoop's `ls`, that borrows its memory."""
         if pid == self._root:
             return "driver"
         name = Path(f"/proc/{pid}/comm").read_text().strip()

@@ -368,7 +368,7 @@ def test_log_restored_to_an_older_state(case: Case, tmp_path: Path) -> None:
     shutil.move(case.checkpoint / "poundlock", tmp_path / "new")
     shutil.copytree(tmp_path / "old", case.checkpoint / "poundlock")
     case.kafka.produce(case.source, ["three"])
-    refused(case, pipeline, "generation 3", "knows only 2", "Restore the newest log")
+    refused(case, pipeline, "generation 3", "knows only 1", "Restore the newest log")
 
     shutil.rmtree(case.checkpoint / "poundlock")
     shutil.move(tmp_path / "new", case.checkpoint / "poundlock")
