@@ -9,7 +9,7 @@ import pytest
 
 from .subject import Subject
 
-SUBJECTS = ["memory", "kafka"]
+SUBJECTS = ["memory", "kafka", "files", "writeahead", "sqlite", "redis", "redis_counter"]
 
 
 @pytest.fixture(scope="session", params=SUBJECTS)

