@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from poundlock.core.coordinator import Settings
     from poundlock.core.guarantee import Guarantee
     from poundlock.core.participant import Participant, Semantic
+    from poundlock.sources.collection import from_collection
+    from poundlock.sources.custom import custom
+    from poundlock.sources.files import read_files
     from poundlock.sources.kafka import OffsetMode, read_kafka
+    from poundlock.sources.socket import read_socket
     from poundlock.spark.pipeline import Pipeline, foreach_batch, pipeline
     from poundlock.spark.query import Query
     from poundlock.spark.session import configure, session
@@ -29,9 +33,13 @@ __all__ = [
     "Semantic",
     "Settings",
     "configure",
+    "custom",
     "foreach_batch",
+    "from_collection",
     "pipeline",
+    "read_files",
     "read_kafka",
+    "read_socket",
     "session",
 ]
 
@@ -44,9 +52,13 @@ _HOMES = {
     "Semantic": "core.participant",
     "Settings": "core.coordinator",
     "configure": "spark.session",
+    "custom": "sources.custom",
     "foreach_batch": "spark.pipeline",
+    "from_collection": "sources.collection",
     "pipeline": "spark.pipeline",
+    "read_files": "sources.files",
     "read_kafka": "sources.kafka",
+    "read_socket": "sources.socket",
     "session": "spark.session",
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from poundlock.errors import UsageError
+from poundlock.sources.custom import DECLARED, read_declaration
 from poundlock.sources.kafka import SOURCE_OPTION
 from poundlock.spark.internals import analyzed_plan
 
@@ -65,9 +66,12 @@ class Source:
 
     name: str
     options: Mapping[str, str]
+    declared: bool | None = None  # what `poundlock.custom` was told
 
     @property
     def replayable(self) -> bool:
+        if self.declared is not None:
+            return self.declared
         said = self.options.get(REPLAY_OPTION)
         if said is not None:
             return said.lower() == "true"
@@ -104,7 +108,7 @@ def read_plan(frame: DataFrame) -> Plan:
     root = analyzed_plan(frame)
     nodes = list(_walk(root))
     streaming = [node for node in nodes if node.isStreaming()]
-    sources = tuple(_source(node) for node in nodes if "StreamingRelation" in node.nodeName())
+    sources = tuple(_sources(root))
     stateful = any(node.nodeName() not in STATELESS for node in streaming)
     volatile = tuple(dict.fromkeys(_VOLATILE.findall(root.toString())))
     return Plan(sources, stateful, volatile)
@@ -115,6 +119,35 @@ def _walk(node: Any) -> Iterator[Any]:
     children = node.children()
     for index in range(children.size()):
         yield from _walk(children.apply(index))
+
+
+def _sources(node: Any, told: tuple[str, bool] | None = None) -> Iterator[Source]:
+    """Yield the sources in the plan's order, each as the nearest `poundlock.custom` above it tells."""
+    if "StreamingRelation" in node.nodeName():
+        source = _source(node)
+        yield source if told is None else Source(told[0], source.options, told[1])
+        return
+    told = _told(node) or told
+    children = node.children()
+    for index in range(children.size()):
+        yield from _sources(children.apply(index), told)
+
+
+def _told(node: Any) -> tuple[str, bool] | None:
+    """Return what a projection that `poundlock.custom` made says of the sources below it.
+
+    Only where a name is given anew, for what it is given goes on with the column to all nodes above.
+    """
+    if node.nodeName() != "Project":
+        return None
+    columns = node.projectList()
+    for index in range(columns.size()):
+        column = columns.apply(index)
+        if column.nodeName() == "Alias" and column.explicitMetadata().isDefined():
+            given = column.explicitMetadata().get()
+            if given.contains(DECLARED):
+                return read_declaration(given.getString(DECLARED))
+    return None
 
 
 def _source(node: Any) -> Source:

@@ -1,0 +1,208 @@
+"""A whole sink of your own in one file: rows into a table of SQLite, exactly once.
+
+A template. It signs the contract in `poundlock.Participant`, and `tests/compliance` holds it to it.
+Every system that can move rows and write a mark in one transaction of its own can be done this way:
+
+    the table               what readers see
+    poundlock_rows          rows of branches that are not committed yet, with the branch's name
+    poundlock_branches      one line a branch: open, prepared, committed or aborted. This is the witness.
+
+Commit moves the rows of all branches of a batch and marks them, in one transaction: readers see the whole
+batch at one instant, and afterwards nobody can be in doubt. Files of SQLite are for one machine: use it
+with `local[*]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from poundlock import Participant
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.naming import name_of, parse_name
+from poundlock.core.participant import Column, Commitment, PreparedBranch, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.errors import BadRow, Rejected, Unavailable, UsageError
+
+_STATES = {"prepared": BranchState.PREPARED, "committed": BranchState.COMMITTED,
+           "open": BranchState.PREPARED, "aborted": BranchState.ABORTED}  # fmt: skip
+
+
+class SqliteTable(Participant):
+    """A table that is there already; the frame needs its columns."""
+
+    commitment = Commitment.STAGED  # so `commit` is given all branches of a batch in one call
+
+    def __init__(self, path: str, table: str, *, name: str | None = None):
+        self.name = checked_name("sink name", name or table)
+        self.path, self.table = str(path), table
+
+    # Before anything starts, on the driver: say no to what cannot work.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        missing = [name for name in self._columns() if name not in columns]
+        if missing:
+            raise UsageError(f"the frame lacks the columns {', '.join(missing)}", sink=self.name)
+        return {name: columns[name].sql for name in self._columns()}
+
+    def preflight(self) -> list[str]:
+        if not self._columns():
+            raise UsageError(f"there is no table {self.table!r} in {self.path}", sink=self.name)
+        return []
+
+    def _columns(self) -> list[str]:
+        with self.transaction() as db:
+            return [line[1] for line in db.execute(f"PRAGMA table_info({_quoted(self.table)})")]
+
+    # In a task.
+
+    def begin(self, branch: Branch) -> Writer:
+        return SqliteWriter(self, branch)
+
+    # On the driver, perhaps another than the one that began: the names in the receipts are enough.
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        with self.transaction() as db:
+            found = [self._state(db, receipt.id) for receipt in receipts]
+        return [None if state == "prepared" else f"its state is {state}" for state in found]
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        columns = ", ".join(_quoted(column) for column in self._columns())
+        with self.transaction() as db:  # one transaction for the whole batch
+            for receipt in receipts:
+                state = self._state(db, receipt.id)
+                if state == "prepared":
+                    db.execute(
+                        f"INSERT INTO {_quoted(self.table)} ({columns}) SELECT {columns} "
+                        f"FROM {self.rows} WHERE poundlock_branch = ?",
+                        (receipt.id,),
+                    )
+                    self._settle(db, receipt.id, "committed")
+                elif state != "committed":
+                    # Gone, and no mark says that it was committed: the tombstone makes that final.
+                    self._settle(db, receipt.id, "aborted")
+            return [_STATES[str(self._state(db, receipt.id))] for receipt in receipts]
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        return [
+            Stray(self.name, name, parsed.generation, state)
+            for name, state in self._branches()
+            if state in ("open", "prepared")
+            and (parsed := parse_name(name)) is not None
+            and (parsed.namespace, parsed.sink) == (namespace, self.name)  # compared whole
+        ]
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        with self.transaction() as db:
+            for stray in strays:
+                if self._state(db, stray.id) != "committed":
+                    self._settle(db, stray.id, "aborted")
+            return [_STATES[str(self._state(db, stray.id))] for stray in strays]
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        names = (parse_name(name) for name, _ in self._branches())
+        mine = [name.generation for name in names if name and name.namespace == namespace]
+        return max(mine, default=0)
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        for name, state in self._branches():
+            parsed = parse_name(name)
+            if parsed and parsed.namespace == namespace and parsed.batch < floor:
+                if state in ("committed", "aborted"):
+                    with self.transaction() as db:
+                        db.execute("DELETE FROM poundlock_branches WHERE name = ?", (name,))
+
+    # The database.
+
+    @property
+    def rows(self) -> str:
+        return _quoted(f"poundlock_rows_{self.table}")
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One transaction. What does not answer is `Unavailable`, never a success."""
+        try:
+            db = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self.path}: {error}", sink=self.name) from error
+        try:
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS poundlock_branches (name TEXT PRIMARY KEY, state TEXT)"
+            )
+            yield db
+            db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self.path}: {error}", sink=self.name) from error
+        finally:
+            db.close()  # rolls back what was not committed
+
+    def stage(self, db: sqlite3.Connection) -> None:
+        columns = ", ".join(_quoted(column) for column in self._columns_of(db))
+        db.execute(f"CREATE TABLE IF NOT EXISTS {self.rows} (poundlock_branch TEXT, {columns})")
+
+    def _columns_of(self, db: sqlite3.Connection) -> list[str]:
+        return [line[1] for line in db.execute(f"PRAGMA table_info({_quoted(self.table)})")]
+
+    def _branches(self) -> list[tuple[str, str]]:
+        with self.transaction() as db:
+            return db.execute("SELECT name, state FROM poundlock_branches").fetchall()
+
+    def _state(self, db: sqlite3.Connection, name: str) -> str | None:
+        found = db.execute("SELECT state FROM poundlock_branches WHERE name = ?", (name,))
+        line = found.fetchone()
+        return None if line is None else line[0]
+
+    def _settle(self, db: sqlite3.Connection, name: str, state: str) -> None:
+        self.stage(db)
+        db.execute(f"DELETE FROM {self.rows} WHERE poundlock_branch = ?", (name,))
+        db.execute("INSERT OR REPLACE INTO poundlock_branches VALUES (?, ?)", (name, state))
+
+
+class SqliteWriter(Writer):
+    """One branch in a task. What it writes stands in a table of its own until it is committed."""
+
+    def __init__(self, sink: SqliteTable, branch: Branch):
+        self._sink, self._name = sink, str(name_of(branch))
+        self._began_at = time.time()
+        with sink.transaction() as db:
+            sink.stage(db)
+            db.execute("INSERT INTO poundlock_branches VALUES (?, 'open')", (self._name,))
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        names = ", ".join(_quoted(name) for name in rows.schema.names)
+        marks = ", ".join("?" * (len(rows.schema.names) + 1))
+        columns = [column.to_pylist() for column in rows.columns]
+        names_and_rows = zip([self._name] * len(rows), *columns, strict=True)
+        with self._sink.transaction() as db:
+            try:
+                db.executemany(
+                    f"INSERT INTO {self._sink.rows} (poundlock_branch, {names}) VALUES ({marks})",
+                    names_and_rows,
+                )
+            except (sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
+                # The transaction is rolled back: nothing of these rows stays behind.
+                raise BadRow(f"SQLite cannot take a value: {error}", sink=self._sink.name) from error
+
+    def prepare(self) -> PreparedBranch | None:
+        with self._sink.transaction() as db:
+            changed = db.execute(
+                "UPDATE poundlock_branches SET state = 'prepared' WHERE name = ? AND state = 'open'",
+                (self._name,),
+            )
+            if changed.rowcount != 1:
+                raise Rejected("the branch was aborted while it was written", sink=self._sink.name)
+        return PreparedBranch(self._name, {}, began_at=self._began_at, expires_at=None)
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self._sink.abort([Stray(self._sink.name, self._name, 0, "open")])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,116 @@
+"""Rows into files: cut by partition columns as Hive does, and spelled in the format that was asked for.
+
+Text formats get their lines from Spark itself (`to_json`, `to_csv`), so a file reads back as Spark's own
+would. Rules of this file: one Python call per partition of a batch of rows, none per row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+PARTITION = "__by_"  # prefix of the columns by which rows are cut, as text
+LINE = "__line"  # the column of a text format
+
+COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
+    "parquet": {"snappy": ".snappy", "zstd": ".zstd", "gzip": ".gz", "lz4": ".lz4raw", "none": ""},
+    "json": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
+    "csv": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
+}
+LONGEST = 255  # bytes in one name, on every file system that counts
+_SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+
+
+def escaped(text: str) -> str:
+    """Spell a column's name or value so that it can be part of a directory's name."""
+    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
+
+
+def directory_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
+    """Return the directory of a partition, `a=1/b=2`. As in Spark, an empty text counts as null."""
+    return "/".join(
+        f"{escaped(column)}={escaped(value) if value else NULL}"
+        for column, value in zip(columns, values, strict=True)
+    )
+
+
+def cut(
+    rows: pa.RecordBatch, columns: Sequence[str]
+) -> Iterator[tuple[str, pa.RecordBatch, np.ndarray]]:
+    """Yield each partition's directory, its rows without the partition columns, and their places."""
+    data = rows.drop_columns([PARTITION + column for column in columns])
+    if not columns:
+        yield "", data, np.arange(len(rows))
+        return
+    encoded = [pc.dictionary_encode(rows.column(PARTITION + column)) for column in columns]
+    codes = np.zeros(len(rows), dtype=np.int64)
+    for part in encoded:
+        index = pc.fill_null(part.indices, len(part.dictionary)).to_numpy(zero_copy_only=False)
+        codes = codes * (len(part.dictionary) + 1) + index
+    _, firsts, groups = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(groups, kind="stable")
+    places = np.split(order, np.cumsum(np.bincount(groups))[:-1])
+    for first, mine in zip(firsts, places, strict=True):
+        values = [part[int(first)].as_py() for part in encoded]
+        yield directory_of(columns, values), data.take(pa.array(mine)), mine
+
+
+def too_long(directory: str) -> str | None:
+    """Say why a directory cannot be made; None if it can."""
+    for name in directory.split("/"):
+        if len(name.encode()) > LONGEST:
+            return f"the partition directory {name[:40]}... has more than {LONGEST} bytes"
+    return None
+
+
+def suffix(format: str, compression: str) -> str:
+    mark = COMPRESSIONS[format][compression]
+    return f"{mark}.parquet" if format == "parquet" else f".{format}{mark}"
+
+
+class ParquetFile:
+    """One open Parquet file."""
+
+    def __init__(self, stream: Any, compression: str, schema: pa.Schema):
+        self._stream = stream
+        codec = "none" if compression == "none" else compression
+        # Spark reads timestamps of microseconds; names of list elements as Spark writes them.
+        self._writer = pq.ParquetWriter(
+            stream, schema, compression=codec, coerce_timestamps="us", store_schema=False
+        )
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._writer.write_batch(rows)
+
+    def close(self) -> None:
+        self._writer.close()
+        self._stream.close()
+
+
+class TextFile:
+    """One open file of lines."""
+
+    def __init__(self, stream: Any, compression: str, header: str | None):
+        self._stream = stream
+        packed = compression != "none"
+        self._out = pa.CompressedOutputStream(stream, compression) if packed else stream
+        if header is not None:
+            self._out.write(header.encode() + b"\n")
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        lines = rows.column(LINE).cast(pa.large_string())
+        whole = pa.LargeListArray.from_arrays(pa.array([0, len(lines)], pa.int64()), lines)
+        self._out.write(pc.binary_join(whole, "\n")[0].as_buffer())
+        self._out.write(b"\n")
+
+    def close(self) -> None:
+        self._out.close()
+        if self._out is not self._stream:
+            self._stream.close()

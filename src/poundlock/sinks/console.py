@@ -1,0 +1,116 @@
+"""Rows on the screen of the driver, batch by batch, once each batch is decided: for trying things."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from poundlock.core.model import Branch, Receipt, checked_name
+from poundlock.core.naming import BranchName, parse_name
+from poundlock.core.participant import Column, Commitment, Semantic, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.kept import KeptBranches, KeptWriter
+
+
+class Console(KeptBranches):
+    """Prints the first rows of every batch on the driver.
+
+    Args:
+        rows: How many rows of a batch at most.
+        truncate: How many characters of a value at most; 0 for all.
+        name: The sink's name in its pipeline.
+        semantic: "at_least_once" is what it gives; asking for "exactly_once" is refused.
+        stream: Where to print; standard output by default.
+    """
+
+    commitment = Commitment.LOGGED
+
+    def __init__(
+        self,
+        *,
+        rows: int = 20,
+        truncate: int = 20,
+        name: str = "console",
+        semantic: str | Semantic | None = None,
+        stream: Any = None,
+    ):
+        self.name = checked_name("sink name", name)
+        self.asked = None if semantic is None else Semantic(semantic)
+        self.rows = rows
+        self.truncate = truncate
+        self._stream = stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_stream": None}
+
+    def reader_needs(self) -> str:
+        return "to pass over a batch that is printed twice"
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        return {name: column.sql for name, column in columns.items()}
+
+    def begin(self, branch: Branch) -> Writer:
+        return _FirstRows(self, branch)
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        states = self.shelved.states()
+        waiting = [r for r in receipts if states.get(r.id) is BranchState.PREPARED]
+        if waiting:
+            print(self._page(waiting), file=self._stream or sys.stdout, flush=True)
+        for receipt in waiting:
+            self.shelved.settle(receipt.id, sent=True)
+        # What was printed now stands as sent, and the base says the rest of it.
+        return super().commit(receipts)
+
+    def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
+        raise AssertionError("the driver prints by itself")
+
+    def _page(self, receipts: Sequence[Receipt]) -> str:
+        name = parse_name(receipts[0].id)
+        assert name is not None
+        count = sum(receipt.fingerprint.rows for receipt in receipts)
+        found = list[pa.RecordBatch]()
+        for receipt in receipts:
+            if sum(map(len, found)) < self.rows:
+                found += self.shelved.read(receipt.id)
+        shown = pa.Table.from_batches(found).slice(0, self.rows)
+        head = f"-- {name.namespace.pipeline}, batch {name.batch}: {count} rows --"
+        lines = [head, *_grid(shown, self.truncate)]
+        if count > len(shown):
+            lines.append(f"only the first {len(shown)} of {count} rows")
+        return "\n".join(lines)
+
+
+class _FirstRows(KeptWriter):
+    """Keeps as many rows as could be shown, and no more."""
+
+    def __init__(self, sink: Console, branch: Branch):
+        super().__init__(sink.shelved, branch)
+        self._left = sink.rows
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        super().write(rows.slice(0, self._left))
+        self._left -= min(self._left, len(rows))
+
+
+def _grid(table: pa.Table, truncate: int) -> list[str]:
+    def cell(value: Any) -> str:
+        text = "NULL" if value is None else str(value)
+        text = text.replace("\n", "\\n").replace("\r", "\\r")
+        short = 0 < truncate < len(text)
+        return text[: max(truncate - 3, 1)] + "..." if short else text
+
+    columns = [
+        [name, *(cell(value) for value in table.column(index).to_pylist())]
+        for index, name in enumerate(table.schema.names)
+    ]
+    widths = [max(map(len, column)) for column in columns]
+    rule = "+".join(["", *("-" * width for width in widths), ""])
+    rows = [
+        "|" + "|".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) + "|"
+        for row in zip(*columns, strict=True)
+    ]
+    return [rule, rows[0], rule, *rows[1:], rule]

@@ -1,0 +1,543 @@
+"""Files: rows into a directory, exactly once, by a manifest that names the files which count.
+
+    DIR/day=1/part-NAME-00000.snappy.parquet     data, where it will stay; NAME is the branch's
+    DIR/_spark_metadata/17                        the manifest: one record shows a whole batch at once
+    DIR/_poundlock/NAME.open                      a task is writing the branch
+    DIR/_poundlock/NAME.staged                    a prepared branch: the manifest's lines for its files
+    DIR/_poundlock/NAME.aborted                   the tombstone of one that must never count
+
+Data lies in its final place from the start and publishing moves nothing: object stores have no rename, a
+copy costs as much as the writing did, and no store moves many files at one instant. The manifest is the
+commit and the witness in one: a branch is committed if it names the branch's files.
+
+A tombstone alone would not stop a driver that slept since it looked for one. So whoever leaves a
+tombstone also takes the manifest's next number with an empty record: the sleeper's own record then finds
+its number taken, and it looks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.naming import BranchName, name_of, parse_name
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    Participant,
+    PreparedBranch,
+    Semantic,
+    Writer,
+)
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
+from poundlock.errors import BadRow, Rejected, UsageError
+from poundlock.files.manifest import METADATA, DataFile, Manifest, spelled
+from poundlock.files.rows import (
+    COMPRESSIONS,
+    LINE,
+    PARTITION,
+    ParquetFile,
+    TextFile,
+    cut,
+    suffix,
+    too_long,
+)
+from poundlock.kept import open_place, reachable, sync
+
+OURS = "_poundlock"
+_OPEN, _STAGED, _ABORTED = ".open", ".staged", ".aborted"
+_DATA = re.compile(r"part-(.+)-\d{5,}\.[.\w]+")
+_OPEN_FILES = 64  # of one task; the least used is closed before another is opened
+_NO_TYPE = {
+    "parquet": r"void|interval|variant",
+    "json": r"void|variant",
+    "csv": r"void|interval|variant|binary|array<|map<|struct<",
+}
+_NO_PARTITION = r"void|interval|variant|binary|array<|map<|struct<"
+
+
+class Files(Participant):
+    """A directory of Parquet, JSON or CSV files.
+
+    Args:
+        path: The directory: a local path that all machines share, or a URI that Spark and Arrow know.
+        format: "parquet", "json" or "csv".
+        partition_by: Columns that become directories, `day=2026-01-31`.
+        name: The sink's name in its pipeline; the directory's by default.
+        compression: Parquet: "snappy" (the default), "zstd", "gzip", "lz4", "none". JSON and CSV: "none"
+            (the default), "gzip", "bz2".
+        header: CSV: begin each file with the columns' names.
+        semantic: "exactly_once"; or "at_least_once" or "none", which write plain files without a
+            manifest.
+    """
+
+    commitment = Commitment.STAGED
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str = "parquet",
+        partition_by: str | Sequence[str] = (),
+        name: str | None = None,
+        compression: str | None = None,
+        header: bool = False,
+        semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+    ):
+        self.place = _qualified(os.fspath(path))  # as file systems take it
+        self.uri = _spelled(self.place)  # as the manifest spells it
+        label = name or re.sub(r"[^A-Za-z0-9_-]+", "-", self.place.rpartition("/")[2]).strip("-_")
+        self.name = checked_name("sink name", label)
+        self.semantic = Semantic(semantic)
+        if format not in COMPRESSIONS:
+            raise UsageError(f"format={format!r}: choose {_choice(COMPRESSIONS)}", sink=self.name)
+        self.format = format
+        known = COMPRESSIONS[format]
+        self.compression = compression or next(iter(known))
+        if self.compression not in known:
+            raise UsageError(
+                f"compression={compression!r} with {format}: choose {_choice(known)}",
+                sink=self.name,
+            )
+        if header and format != "csv":
+            raise UsageError(f"header= is for CSV, not for {format}", sink=self.name)
+        self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        self._header = header
+        self._first_line: str | None = None
+        self._site: Site | None = None
+        self._manifest: Manifest | None = None
+
+    def __repr__(self) -> str:
+        return f"Files({self.place!r}, format={self.format!r}, name={self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_site": None, "_manifest": None}
+
+    @property
+    def manifest(self) -> Manifest:
+        if self._manifest is None:
+            self._manifest = Manifest(self.place, _branch_of)
+        return self._manifest
+
+    def reader_needs(self) -> str:
+        if self.semantic is not Semantic.EXACTLY_ONCE:
+            return "nothing"
+        return "nothing in Spark; others read the files that poundlock.sinks.files.committed() names"
+
+    # Before anything starts.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        problems = [
+            f"there is no column {name!r} to partition by"
+            for name in self.partition_by
+            if name not in columns
+        ]
+        data = {name: col for name, col in columns.items() if name not in self.partition_by}
+        if not data:
+            problems.append("no column is left for the files beside those to partition by")
+        for name, column in columns.items():
+            unfit = _NO_PARTITION if name in self.partition_by else _NO_TYPE[self.format]
+            if re.search(rf"(^|[<,:])({unfit})", column.type):
+                use = "a directory's name" if name in self.partition_by else self.format
+                problems.append(f"column {name!r} has type {column.type}, which {use} cannot hold")
+        if problems:
+            raise UsageError(
+                f"the frame does not fit: {'; '.join(problems)}. It has "
+                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
+                sink=self.name,
+            )
+        wanted = {
+            PARTITION + name: f"CAST({columns[name].sql} AS STRING)" for name in self.partition_by
+        }
+        if self.format == "parquet":
+            return wanted | {name: column.sql for name, column in data.items()}
+        if self._header:
+            self._first_line = ",".join(_csv(name) for name in data)
+        row = ", ".join(f"'{_quoted(name)}', {column.sql}" for name, column in data.items())
+        return wanted | {LINE: f"to_{self.format}(named_struct({row}))"}
+
+    def attach(self, site: Site) -> None:
+        self._site = site
+
+    def preflight(self) -> list[str]:
+        system, root = open_place(self.place)
+        with reachable(self.place):
+            found = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
+        names = {entry.base_name for entry in found}
+        exact = self.semantic is Semantic.EXACTLY_ONCE
+        if not exact and METADATA in names:
+            raise UsageError(
+                f"{self.place} has a manifest ({METADATA}), and readers would not see files that it "
+                f"does not name: write semantic={self.semantic.value!r} to a directory of its own",
+                sink=self.name,
+            )
+        if exact and METADATA not in names and any(name[0] not in "._" for name in names):
+            raise UsageError(
+                f"{self.place} has files already, but no manifest ({METADATA}): with one, readers would "
+                "no longer see them. Write to a new directory; to keep both in one, first write the "
+                "old files to the new directory through a pipeline (poundlock.read_files)",
+                sink=self.name,
+            )
+        if exact and METADATA in names and OURS not in names and Manifest(self.place).files():
+            raise UsageError(
+                f"{self.place} was written by Spark's own file sink, whose batch numbers are not ours: "
+                "write to a new directory",
+                sink=self.name,
+            )
+        return []
+
+    # In a task.
+
+    def letters(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+        columns = {
+            PARTITION + name: letters.column(name).cast(pa.string()) for name in self.partition_by
+        }
+        data = letters.drop_columns(self.partition_by)
+        if self.format == "parquet":
+            return pa.RecordBatch.from_pydict(
+                columns | dict(zip(data.schema.names, data.columns, strict=True))
+            )
+        lines = [_line(self.format, row) for row in data.to_pylist()]  # bad rows are few
+        return pa.RecordBatch.from_pydict(columns | {LINE: pa.array(lines, pa.string())})
+
+    def begin(self, branch: Branch) -> FilesWriter:
+        return FilesWriter(self, branch)
+
+    def open_file(self, stream: Any, schema: pa.Schema) -> ParquetFile | TextFile:
+        if self.format == "parquet":
+            return ParquetFile(stream, self.compression, schema)
+        return TextFile(stream, self.compression, self._first_line)
+
+    # On the driver.
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        staged = self._staged([receipt.id for receipt in receipts])
+        return [
+            None if staged[receipt.id] is not None else "its files are gone" for receipt in receipts
+        ]
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        names = [receipt.id for receipt in receipts]
+        while True:
+            states, dying = self._look(names)
+            staged = self._staged([n for n in names if n not in states and n not in dying])
+            ready = {name: files for name, files in staged.items() if files is not None}
+            if not ready or self._publish([file for files in ready.values() for file in files]):
+                break
+        states |= dict.fromkeys(ready, BranchState.COMMITTED)
+        states |= self._bury([name for name in names if name not in states])
+        over = (name for name, state in states.items() if state is BranchState.COMMITTED)
+        self._drop(name + mark for name in over for mark in (_STAGED, _OPEN))
+        return [states[name] for name in names]
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        self.manifest.load()
+        return [
+            Stray(self.name, str(name), name.generation, "staged" if _STAGED in marks else "open")
+            for name, marks in self._marks().items()
+            if self._is_mine(name, namespace)
+            and marks & {_OPEN, _STAGED}
+            and str(name) not in self.manifest.owners
+        ]
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        names = [stray.id for stray in strays]
+        states, _ = self._look(names)
+        states |= self._bury([name for name in names if name not in states])
+        return [states[name] for name in names]
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        self.manifest.load()
+        named = (parse_name(name) for name in self.manifest.owners)
+        known = [*(name for name in named if name is not None), *self._marks()]
+        mine = (name.generation for name in known if self._is_mine(name, namespace))
+        return max(mine, default=0)
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        self.manifest.load()
+        self._drop(
+            f"{name}{mark}"
+            for name, marks in self._marks().items()
+            if self._is_mine(name, namespace) and name.batch < floor
+            for mark in marks
+            if mark == _ABORTED or str(name) in self.manifest.owners
+        )
+
+    # What the directory says.
+
+    def _is_mine(self, name: BranchName, namespace: Namespace) -> bool:
+        return (name.namespace, name.sink) == (namespace, self.name)
+
+    def _marks(self) -> dict[BranchName, set[str]]:
+        """Return what lies in our own directory about each branch."""
+        system, root = open_place(f"{self.place}/{OURS}")
+        with reachable(self.place):
+            entries = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
+        marks = dict[BranchName, set[str]]()
+        for entry in entries:
+            text, dot, kind = entry.base_name.rpartition(".")
+            name = parse_name(text)
+            if name is not None:
+                marks.setdefault(name, set()).add(dot + kind)
+        return marks
+
+    def _look(self, names: Sequence[str]) -> tuple[dict[str, BranchState], set[str]]:
+        """Say of each branch that is over how it ended, and which have died but are not buried yet.
+
+        The manifest counts more than a tombstone. A tombstone with other marks beside it was left by
+        somebody who perhaps went no further, so all of it is done again.
+        """
+        self.manifest.load()
+        marks = {str(name): kinds for name, kinds in self._marks().items()}
+        states, dying = dict[str, BranchState](), set[str]()
+        for name in names:
+            if name in self.manifest.owners:
+                states[name] = BranchState.COMMITTED
+            elif marks.get(name) == {_ABORTED}:
+                states[name] = BranchState.ABORTED
+            elif _ABORTED in marks.get(name, ()):
+                dying.add(name)
+        return states, dying
+
+    def _staged(self, names: Sequence[str]) -> dict[str, list[DataFile] | None]:
+        """Return the files of each prepared branch; None where one of them is gone or was changed."""
+        system, root = open_place(self.place)
+        staged = dict[str, list[DataFile] | None]()
+        for name in names:
+            try:
+                with (
+                    reachable(self.place),
+                    system.open_input_stream(f"{root}/{OURS}/{name}{_STAGED}") as stream,
+                ):
+                    lines = stream.read().decode().splitlines()
+            except FileNotFoundError:
+                staged[name] = None
+                continue
+            files = [DataFile.parse(line) for line in lines]
+            with reachable(self.place):
+                found = system.get_file_info([f"{root}/{file.below(self.uri)}" for file in files])
+            whole = all(entry.size == file.size for entry, file in zip(found, files, strict=True))
+            staged[name] = files if whole else None
+        return staged
+
+    def _publish(self, files: Sequence[DataFile]) -> bool:
+        if self._site is None:
+            raise UsageError("the sink is not part of a pipeline yet", sink=self.name)
+        return self.manifest.publish(files, self._site.create)
+
+    def _bury(self, names: Sequence[str]) -> dict[str, BranchState]:
+        """Leave tombstones, see that nobody published meanwhile, then delete the files."""
+        if not names:
+            return {}
+        system, root = open_place(self.place)
+        with reachable(self.place):
+            system.create_dir(f"{root}/{OURS}", recursive=True)
+        for name in names:
+            for mark in (_OPEN, _ABORTED):  # both: a tombstone alone means that all of this is done
+                _put(system, f"{root}/{OURS}/{name}{mark}", b"", self.place)
+        while not self._publish([]):
+            self.manifest.load()
+        dead = [name for name in names if name not in self.manifest.owners]
+        self._delete_data(set(dead))
+        self._drop(name + mark for name in dead for mark in (_STAGED, _OPEN))
+        states = dict.fromkeys(names, BranchState.COMMITTED)
+        return states | dict.fromkeys(dead, BranchState.ABORTED)
+
+    def _delete_data(self, names: set[str]) -> None:
+        """Delete the files of branches, wherever they lie. Aborts are rare enough to look everywhere."""
+        system, root = open_place(self.place)
+        with reachable(self.place):
+            entries = system.get_file_info(pafs.FileSelector(root, recursive=True))
+            for entry in entries:
+                if _branch_of(entry.base_name) in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        system.delete_file(entry.path)
+
+    def _drop(self, files: Iterable[str]) -> None:
+        system, root = open_place(f"{self.place}/{OURS}")
+        for file in files:
+            with reachable(self.place), contextlib.suppress(FileNotFoundError):
+                system.delete_file(f"{root}/{file}")
+
+
+class FilesWriter(Writer):
+    """One branch in a task: a file for each partition that it has rows of, or several."""
+
+    def __init__(self, sink: Files, branch: Branch):
+        self._sink, self._name = sink, str(name_of(branch))
+        self._began_at = time.time()
+        self._exact = sink.semantic is Semantic.EXACTLY_ONCE
+        self._system, self._root = open_place(sink.place)
+        self._open = dict[str, tuple[str, Any]]()  # by partition, the least used first
+        self._done: list[str] = []  # paths below the root
+        self._count = 0
+        with reachable(sink.place):
+            self._system.create_dir(self._root, recursive=True)
+            if self._exact:
+                # Before the first file: from now on readers look for a manifest, and find nothing.
+                self._system.create_dir(f"{self._root}/{METADATA}")
+                self._system.create_dir(f"{self._root}/{OURS}")
+        if self._exact:
+            _put(self._system, self._mark(_OPEN), b"", sink.place)
+
+    def _mark(self, kind: str) -> str:
+        return f"{self._root}/{OURS}/{self._name}{kind}"
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        parts = list(cut(rows, self._sink.partition_by))
+        bad = {int(place): problem for directory, _, places in parts
+               if (problem := too_long(directory)) for place in places}  # fmt: skip
+        if bad:
+            raise BadRow(
+                f"{len(bad)} rows have a partition value that cannot be a directory's name: "
+                + next(iter(bad.values())),
+                sink=self._sink.name,
+                rows=bad,
+            )
+        with reachable(self._sink.place):
+            for directory, mine, _ in parts:
+                self._file(directory, mine.schema).write(mine)
+
+    def _file(self, directory: str, schema: pa.Schema) -> Any:
+        found = self._open.pop(directory, None)
+        if found is None:
+            if len(self._open) >= _OPEN_FILES:
+                self._close_one(next(iter(self._open)))
+            ending = suffix(self._sink.format, self._sink.compression)
+            hidden = "" if self._exact else "."  # without a manifest a file counts once it is whole
+            name = f"{hidden}part-{self._name}-{self._count:05}{ending}"
+            self._count += 1
+            place = f"{directory}/{name}".lstrip("/")
+            if directory:
+                self._system.create_dir(f"{self._root}/{directory}", recursive=True)
+            stream = self._system.open_output_stream(f"{self._root}/{place}", compression=None)
+            found = (place, self._sink.open_file(stream, schema))
+        self._open[directory] = found
+        return found[1]
+
+    def _close_one(self, directory: str) -> None:
+        place, file = self._open.pop(directory)
+        self._done.append(place)
+        file.close()
+
+    def prepare(self) -> PreparedBranch | None:
+        with reachable(self._sink.place):
+            for directory in list(self._open):
+                self._close_one(directory)
+            for place in self._done:
+                sync(self._system, f"{self._root}/{place}")
+            self._sync_directories()
+            if not self._exact:
+                self._show()
+                return None
+            files = self._files()
+            if self._system.get_file_info(self._mark(_ABORTED)).type != pafs.FileType.NotFound:
+                self.abort()
+                raise Rejected(
+                    f"branch {self._name} was aborted while it was written", sink=self._sink.name
+                )
+        lines = "\n".join(file.line() for file in files).encode()
+        _put(self._system, self._mark(_STAGED), lines, self._sink.place)
+        return PreparedBranch(
+            self._name, {"files": len(files)}, began_at=self._began_at, expires_at=None
+        )
+
+    def _files(self) -> list[DataFile]:
+        found = self._system.get_file_info([f"{self._root}/{place}" for place in self._done])
+        return [
+            DataFile.at(self._sink.uri, place, entry.size, (entry.mtime_ns or 0) // 1_000_000)
+            for place, entry in zip(self._done, found, strict=True)
+        ]
+
+    def _sync_directories(self) -> None:
+        """Make new partition directories survive a crash of the machine: each in its parent."""
+        above = {place.rpartition("/")[0] for place in self._done} - {""}
+        for directory in above:
+            parts = directory.split("/")
+            for depth in range(len(parts)):
+                sync(self._system, "/".join([self._root, *parts[: depth + 1]]))
+
+    def _show(self) -> None:
+        for place in self._done:
+            directory, _, name = place.rpartition("/")
+            shown = f"{directory}/{name[1:]}".lstrip("/")
+            self._system.move(f"{self._root}/{place}", f"{self._root}/{shown}")
+            sync(self._system, f"{self._root}/{shown}")
+
+    def abort(self) -> None:
+        for directory in list(self._open):
+            with contextlib.suppress(Exception):
+                self._close_one(directory)
+        places = [f"{self._root}/{place}" for place in self._done]
+        for path in (*places, self._mark(_STAGED), self._mark(_OPEN)):
+            with contextlib.suppress(Exception):
+                self._system.delete_file(path)
+
+
+def committed(path: str | os.PathLike[str]) -> list[str]:
+    """Return the URIs of the files that count in a directory, for readers other than Spark."""
+    return [file.uri for file in Manifest(_qualified(os.fspath(path))).files()]
+
+
+def _qualified(path: str) -> str:
+    """Return a whole local path, or a URI that names its host or bucket: for readers anywhere."""
+    parsed = urlparse(path)
+    if parsed.scheme in ("", "file"):
+        return os.path.abspath(unquote(parsed.path) if parsed.scheme else path)
+    if not parsed.netloc:
+        raise UsageError(f"{path} does not name its host or bucket: write {parsed.scheme}://NAME/...")
+    return path.rstrip("/")
+
+
+def _spelled(place: str) -> str:
+    return spelled(f"file://{place}") if place.startswith("/") else place
+
+
+def _branch_of(file: str) -> str | None:
+    """Return the name of the branch that a file's name carries."""
+    match = _DATA.fullmatch(file)
+    return match[1] if match else None
+
+
+def _put(system: Any, path: str, data: bytes, uri: str) -> None:
+    """Write a small file as a whole: under its name only once it is durable."""
+    with reachable(uri):
+        local = isinstance(system, pafs.LocalFileSystem)
+        directory, _, name = path.rpartition("/")
+        aside = f"{directory}/.{name}.tmp" if local else path
+        with system.open_output_stream(aside, compression=None) as stream:
+            stream.write(data)
+        sync(system, aside)
+        if local:
+            system.move(aside, path)
+            sync(system, path)
+
+
+def _choice(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _quoted(name: str) -> str:
+    return name.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _line(format: str, row: Mapping[str, Any]) -> str:
+    if format == "json":
+        return json.dumps(row)
+    return ",".join(_csv(str(value)) for value in row.values())
+
+
+def _csv(name: str) -> str:
+    special = any(char in name for char in ',"\n\r\\')
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' if special else name

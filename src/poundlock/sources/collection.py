@@ -1,0 +1,97 @@
+"""A collection as a source: rows of this program, as a stream that can be replayed.
+
+Spark remembers in its checkpoint which files it has read. So the rows are written once, as files in a
+directory that is named by what is in it: after a restart the same rows have the same names, and are not
+read again; files that are gone by then are written again, the same. Other rows are another source.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import os
+import tempfile
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from poundlock.core.model import checked_name
+from poundlock.errors import UsageError
+from poundlock.kept import open_place, reachable, sync
+
+_FIRST = 946_684_800  # Spark reads files in the order of their times: these are the same for ever
+
+
+def from_collection(
+    spark: Any,
+    rows: Any,
+    schema: Any = None,
+    *,
+    batch_rows: int | None = None,
+    name: str | None = None,
+    directory: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Make a streaming DataFrame of rows that are there already.
+
+    Args:
+        rows: Whatever `spark.createDataFrame` takes: tuples, dictionaries, a pandas or Arrow table.
+        schema: As `spark.createDataFrame` takes it.
+        batch_rows: How many rows a batch has; all in one by default.
+        name: A name instead of the content: a restart with other rows under this name is refused.
+            Without one, other rows are another source, and all of them are read.
+        directory: Where to write the rows: a place that all machines reach. A temporary directory of
+            this machine by default.
+    """
+    if batch_rows is not None and batch_rows < 1:
+        raise UsageError(f"batch_rows={batch_rows}: a batch needs at least one row")
+    frame = spark.createDataFrame(rows, schema)
+    table = frame.toArrow()
+    content = _digest(table, batch_rows)
+    label = checked_name("collection name", name) if name else content
+    place = f"{os.fspath(directory or _default()).rstrip('/')}/{label}"
+    _write(table, batch_rows or max(table.num_rows, 1), place, content)
+    reader = spark.readStream.schema(frame.schema).option("recursiveFileLookup", "false")
+    if batch_rows is not None:
+        reader = reader.option("maxFilesPerTrigger", "1")
+    return reader.parquet(place)
+
+
+def _default() -> str:
+    return os.path.join(tempfile.gettempdir(), f"poundlock-collections-{getpass.getuser()}")
+
+
+def _digest(table: pa.Table, batch_rows: int | None) -> str:
+    digest = hashlib.sha256(f"{table.schema.remove_metadata()}\n{batch_rows}\n".encode())
+    for row in table.combine_chunks().to_pylist():  # not Arrow's bytes: those may differ for equals
+        digest.update(repr(row).encode())
+    return digest.hexdigest()[:32]
+
+
+def _write(table: pa.Table, size: int, place: str, content: str) -> None:
+    """Write what is missing of the directory. Names of files carry the content, so none is changed."""
+    system, root = open_place(place)
+    with reachable(place):
+        system.create_dir(root, recursive=True)
+        entries = system.get_file_info(pafs.FileSelector(root))
+        there = {entry.base_name for entry in entries if not entry.base_name.startswith(".")}
+        starts = range(0, table.num_rows, size)
+        names = [f"{number:06}-{content}.parquet" for number in range(len(starts))]
+        if there - set(names):
+            raise UsageError(
+                f"{place} holds other rows than these: a collection by one name must stay the same. "
+                "Give the new rows another name="
+            )
+        for number, (name, start) in enumerate(zip(names, starts, strict=True)):
+            if name in there:
+                continue
+            aside = f"{root}/.{uuid.uuid4().hex}.tmp"
+            with system.open_output_stream(aside, compression=None) as stream:
+                pq.write_table(table.slice(start, size), stream, coerce_timestamps="us")
+            if isinstance(system, pafs.LocalFileSystem):
+                os.utime(aside, (_FIRST + number, _FIRST + number))
+            sync(system, aside)
+            system.move(aside, f"{root}/{name}")
+            sync(system, f"{root}/{name}")

@@ -1,0 +1,51 @@
+"""Any other source: its frame, with a word on whether it can be replayed.
+
+Spark cannot say whether a source hands out the same rows again for the same offsets, and a guarantee
+that rests on a guess is none. So a source that Poundlock does not know counts as one that cannot, unless
+its author says otherwise here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from poundlock.core.model import checked_name
+from poundlock.errors import UsageError
+
+DECLARED = "poundlock.declared"  # in the metadata of the frame's columns: it stays with the plan
+
+
+def custom(frame_or_reader: Any, *, replayable: bool, name: str) -> Any:
+    """Declare a source of your own, and return it as a streaming frame.
+
+    Args:
+        frame_or_reader: A streaming DataFrame, or what `spark.readStream.format(...)` returned, with
+            its options; a data source written in Python and registered by you is one such.
+        replayable: Whether the same offsets always give the same rows, also after a crash of the
+            driver and of the source's own system. Only then can a pipeline promise exactly once.
+        name: What the guarantee table calls it.
+    """
+    checked_name("source name", name)
+    if not isinstance(replayable, bool):
+        raise UsageError(f"replayable={replayable!r} of source {name}: say True or False")
+    frame = frame_or_reader.load() if hasattr(frame_or_reader, "load") else frame_or_reader
+    if not getattr(frame, "isStreaming", False):
+        raise UsageError(f"source {name} is not a streaming frame: open it with spark.readStream")
+    said = json.dumps({"name": name, "replayable": replayable})
+    return frame.select(
+        [
+            frame[_quoted(field.name)].alias(field.name, metadata=field.metadata | {DECLARED: said})
+            for field in frame.schema.fields
+        ]
+    )
+
+
+def read_declaration(text: str) -> tuple[str, bool]:
+    """Return the name of a declared source, and whether it can be replayed."""
+    said = json.loads(text)
+    return said["name"], said["replayable"]
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,61 @@
+"""Files as a source: Spark's own, which remembers in its checkpoint what it has read.
+
+A directory that our Files sink wrote (or Spark's own file sink) has a manifest, and then only the files
+that it names are read: rows of batches that are not committed are never seen.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from poundlock.errors import UsageError
+
+
+def read_files(
+    spark: Any,
+    path: str | os.PathLike[str],
+    *,
+    format: str = "parquet",
+    schema: Any = None,
+    **options: Any,
+) -> Any:
+    """Open a directory as a streaming DataFrame: what is there, then what is added.
+
+    It can be replayed as long as no file is changed or deleted: files are to be written once.
+
+    Args:
+        path: A directory, or a pattern of directories.
+        format: "parquet", "json", "csv", "orc", "avro" or "text".
+        schema: As Spark takes it. None: that of the files which are there now.
+        options: Any further option of Spark's, such as maxFilesPerTrigger.
+    """
+    place = os.fspath(path)
+    given = {key: _spelled(value) for key, value in options.items()}
+    if schema is None and format != "text":
+        schema = _schema(spark, place, format, given)
+    reader = spark.readStream.format(format).options(**given)
+    if schema is not None:
+        reader = reader.schema(schema)
+    return reader.load(place)
+
+
+def _schema(spark: Any, path: str, format: str, options: dict[str, str]) -> Any:
+    """Return the schema of the files that are there: a stream must know it from its first batch on."""
+    try:
+        found = spark.read.format(format).options(**options).load(path).schema
+    except Exception as error:
+        if type(error).__name__ != "AnalysisException":  # pyspark's, which is not ours to import
+            raise
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"the schema of {path} is not to be had from its files ({reason}). Give schema=, or start "
+            "when there is a first file"
+        ) from error
+    if not found.fields:
+        raise UsageError(f"{path} has no files to take a schema from: give schema=")
+    return found
+
+
+def _spelled(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
