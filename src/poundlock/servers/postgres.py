@@ -300,7 +300,7 @@ def _write_settings(home: Path, port: int, server: PostgresServer) -> None:
         "timezone": "UTC",
         **server.settings,
     }
-    # Included last by name, so that what initdb wrote stays as it is.
+    # The server reads this file last: what initdb wrote stays as it is.
     file = _data(home) / "postgresql.auto.conf"
     lines = ["{} = '{}'\n".format(name, value.replace("'", "''")) for name, value in settings.items()]
     file.unlink(missing_ok=True)
