@@ -32,8 +32,15 @@ def demoted(command: Sequence[str]) -> list[str]:
     user = pwd.getpwnam(USER)
     kept = [f"+{name}" for number, name in _POWERS.items() if _may_hand_on(number)][:1]
     powers = ",".join(["-all", *kept])
+    # Without this bit the question whether a file may be read (access) is answered without the power.
     return [
-        *(tool, f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"),
+        *(
+            tool,
+            "--securebits=+no_setuid_fixup",
+            f"--reuid={user.pw_uid}",
+            f"--regid={user.pw_gid}",
+            "--clear-groups",
+        ),
         *(f"--inh-caps={powers}", f"--ambient-caps={powers}", "--no-new-privs", "--"),
         *command,
     ]

@@ -302,7 +302,9 @@ def _write_settings(home: Path, port: int, server: PostgresServer) -> None:
     }
     # The server reads this file last: what initdb wrote stays as it is.
     file = _data(home) / "postgresql.auto.conf"
-    lines = ["{} = '{}'\n".format(name, value.replace("'", "''")) for name, value in settings.items()]
+    lines = [
+        "{} = '{}'\n".format(name, value.replace("'", "''")) for name, value in settings.items()
+    ]
     file.unlink(missing_ok=True)
     base.write_private(file, "".join(lines))
     demote.hand_over(_data(home))
