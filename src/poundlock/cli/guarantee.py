@@ -1,19 +1,61 @@
-"""`poundlock guarantee`: the table of what kinds of source and sink promise together."""
+"""`poundlock guarantee`: what a pipeline promises, or kinds of source and sink in general."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from poundlock.core.guarantee import Statement
+
 
 @click.command()
-@click.option(
-    "--table", "whole", is_flag=True, default=True, help="The general table (the default)."
-)
+@click.argument("job", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("arguments", nargs=-1)
+@click.option("--table", "whole", is_flag=True, help="The general table (the default without JOB).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def guarantee(whole: bool, as_json: bool) -> None:
-    """Show what each kind of sink promises, with sources that can and cannot be replayed."""
+def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json: bool) -> None:
+    """Show what the pipeline of a JOB file promises, sink by sink, and why.
+
+    JOB defines pipeline(spark, args); ARGUMENTS are handed to it, and nothing is started. Without JOB:
+    what each kind of sink promises with sources that can, and cannot, be replayed.
+
+    Exit status: 1 if a sink was asked for more than it can give.
+    """
+    if job is None or whole:
+        _print_table(as_json)
+        return
+    from poundlock.core.guarantee import require
+    from poundlock.jobfile import open_pipeline
+
+    statement = open_pipeline(job, arguments).guarantee()
+    click.echo(json.dumps(_to_json(statement), indent=2) if as_json else str(statement))
+    require(statement)
+
+
+def _to_json(statement: Statement) -> dict[str, object]:
+    return {
+        "source": statement.source,
+        "replayable": statement.replayable,
+        "guarantee": statement.guarantee.value,
+        "sinks": [
+            {
+                "sink": route.sink,
+                "kind": route.kind,
+                "asked": route.asked.value,
+                "guarantee": route.cell.guarantee.value,
+                "reason": route.cell.reason,
+                "reader": route.reader,
+            }
+            for route in statement.routes
+        ],
+    }
+
+
+def _print_table(as_json: bool) -> None:
     from poundlock.core import guarantee as core
 
     if as_json:

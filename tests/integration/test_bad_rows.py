@@ -1,0 +1,99 @@
+"""Rows that a sink cannot take, in a real pipeline: the batch fails, or goes on without them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oracle
+import poundlock as lock
+import trial
+from poundlock import sinks
+from poundlock.core.protocol import Step
+from poundlock.errors import BadRow, UsageError
+
+GOOD = [f"row {number}" for number in range(20)]
+LARGE = ["x" * 3000, "y" * 4000]
+LIMIT = {"message.max.bytes": "2000"}
+
+
+class Scene:
+    def __init__(self, spark: Any, kafka: oracle.Kafka, topic: Callable[..., str], place: Path):
+        self.spark, self.kafka, self.place = spark, kafka, place
+        self.source, self.target = topic(partitions=2, name="in"), topic(partitions=2, name="out")
+        self.dead = topic(partitions=1, name="dead")
+        kafka.produce(self.source, [*GOOD[:10], LARGE[0], *GOOD[10:], LARGE[1]])
+
+    def sink(self, topic: str, name: str, **options: Any) -> sinks.Kafka:
+        return sinks.Kafka(topic, bootstrap_servers=self.kafka.servers, name=name, **options)
+
+    def pipeline(self, on_bad_row: Any) -> lock.Pipeline:
+        frame = trial.read(self.spark, self.kafka, self.source, ["CAST(value AS STRING) AS value"])
+        made = lock.pipeline(frame, name="bad", checkpoint_location=str(self.place / "checkpoint"))
+        return made.to(self.sink(self.target, "out", settings=LIMIT), on_bad_row=on_bad_row)
+
+    def letters(self) -> list[dict[str, Any]]:
+        return [json.loads(row.value or b"") for row in self.kafka.rows(self.dead)]
+
+
+@pytest.fixture
+def scene(spark: Any, kafka: oracle.Kafka, topic: Callable[..., str], tmp_path: Path) -> Scene:
+    return Scene(spark, kafka, topic, tmp_path)
+
+
+def test_by_default_the_batch_fails_and_nothing_is_written(scene: Scene) -> None:
+    with pytest.raises(BadRow, match="message.max.bytes=2000"):
+        trial.finish(scene.pipeline("fail"))
+    assert scene.kafka.values(scene.target) == Counter()
+    scene.kafka.assert_settled(scene.target)
+
+
+def test_bad_rows_are_skipped_and_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    trial.finish(scene.pipeline("skip"))
+    assert scene.kafka.values(scene.target) == Counter(GOOD)
+    assert "could not take" in caplog.text and "left out" in caplog.text
+
+
+def test_bad_rows_go_to_a_sink_of_their_own_in_the_same_decision(scene: Scene) -> None:
+    dead = scene.sink(scene.dead, "dead")
+    trial.die(scene.pipeline(dead), Step.DECIDED)
+    assert scene.kafka.values(scene.target) == Counter()
+    assert scene.letters() == []
+    trial.finish(scene.pipeline(dead))
+    assert scene.kafka.values(scene.target) == Counter(GOOD)
+    letters = scene.letters()
+    assert sorted(json.loads(it["row"])["value"] for it in letters) == sorted(LARGE)
+    assert {(it["pipeline"], it["sink"]) for it in letters} == {("bad", "out")}
+    assert all("message.max.bytes=2000" in it["error"] for it in letters)
+    scene.kafka.assert_settled(scene.target)
+    scene.kafka.assert_settled(scene.dead)
+
+
+def test_a_lost_letter_is_replayed(scene: Scene) -> None:
+    dead = scene.sink(scene.dead, "dead")
+    trial.die(scene.pipeline(dead), Step.DECIDED)
+    for id_ in trial.decided(scene.place / "checkpoint"):
+        if ".dead." in id_:
+            scene.kafka.fence(id_)
+    trial.finish(scene.pipeline(dead))
+    assert scene.kafka.values(scene.target) == Counter(GOOD)
+    assert sorted(json.loads(it["row"])["value"] for it in scene.letters()) == sorted(LARGE)
+    scene.kafka.assert_settled(scene.target)
+
+
+def test_wrong_use(scene: Scene) -> None:
+    with pytest.raises(UsageError, match="'fail', 'skip' or a sink"):
+        scene.pipeline("ignore")
+    with pytest.raises(UsageError, match="fixed topic"):
+        scene.pipeline(sinks.Kafka(bootstrap_servers=scene.kafka.servers, name="dead"))
+    dead = scene.sink(scene.dead, "out")
+    with pytest.raises(UsageError, match="two sinks are called"):
+        scene.pipeline(dead)
+    dead = scene.sink(scene.dead, "dead")
+    with pytest.raises(UsageError, match="either rows or bad rows"):
+        scene.pipeline(dead).to(dead)
