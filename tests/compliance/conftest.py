@@ -9,7 +9,21 @@ import pytest
 
 from .subject import Subject
 
-SUBJECTS = ["memory", "kafka", "files", "writeahead", "sqlite", "redis", "redis_counter"]
+SUBJECTS = [
+    "memory",
+    "kafka",
+    "files",
+    "writeahead",
+    "sqlite",
+    "redis",
+    "redis_counter",
+    "opensearch",
+    "mysql_xa",
+    "mysql_staged",
+    "postgres",
+    "postgres_staged",
+    "postgres_upsert",
+]
 
 
 @pytest.fixture(scope="session", params=SUBJECTS)
