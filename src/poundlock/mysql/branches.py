@@ -1,0 +1,219 @@
+"""Branches in MySQL and MariaDB: their names, which are open, and the witness of those that are over.
+
+    XID of a branch      'pl.IDENTITY.PIPELINE.GENERATION.BATCH.ATTEMPT.TASK_ATTEMPT', 'SINK', TASK
+
+An XID has two parts of at most 64 bytes and a number, so PIPELINE is a short hash of the name, and the
+identity, which is whole, tells logs apart.
+
+The witness is a row that the branch itself inserts: it is there if the branch was committed, and only
+then. Whoever must prove that a branch was rolled back inserts a tombstone under the same key. If that
+succeeds, the branch was not and will never be committed; if it finds the key taken, the row there says
+which it was; if it has to wait, the branch is still open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pymysql
+
+from poundlock.core.model import Namespace
+from poundlock.core.naming import BranchName
+from poundlock.core.protocol import BranchState
+from poundlock.errors import UsageError
+from poundlock.mysql.link import (
+    DUPLICATE,
+    LOCK_TIMEOUT,
+    NO_SUCH_TABLE,
+    Link,
+    changed,
+    code_of,
+    run,
+)
+from poundlock.mysql.names import quoted
+
+WITNESS = "poundlock_witness"
+_COMMITTED, _ABORTED = "committed", "aborted"
+_STATES = {_COMMITTED: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
+_GTRID = re.compile(rb"pl\.([0-9a-f]+)\.([0-9a-f]{8})\.(\d+)\.(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Xid:
+    """The name of a branch as XA statements spell it. Only letters, digits, '.', '_' and '-'."""
+
+    gtrid: str
+    bqual: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"'{self.gtrid}','{self.bqual}',{self.number}"
+
+
+def xid(name: BranchName, task: int) -> Xid:
+    """Spell a branch's name for XA."""
+    space = name.namespace
+    gtrid = (
+        f"pl.{space.identity}.{_short(space.pipeline)}.{name.generation}.{name.batch}."
+        f"{name.attempt}.{name.task_attempt}"
+    )
+    if len(gtrid) > 64:
+        raise UsageError(f"{gtrid} is longer than the 64 bytes that an XID allows", sink=name.sink)
+    return Xid(gtrid, name.sink, task)
+
+
+def prepared(link: Link, namespace: Namespace, sink: str) -> dict[BranchName, Xid]:
+    """List the prepared branches of exactly this namespace and sink, with their XIDs."""
+    found: dict[BranchName, Xid] = {}
+    # As bytes: the XIDs of others may be no text at all.
+    link.use_unicode, before = False, link.use_unicode
+    try:
+        listed = run(link, "XA RECOVER")
+    finally:
+        link.use_unicode = before
+    for number, first, second, data in listed:
+        raw = data.encode() if isinstance(data, str) else bytes(data)
+        gtrid, bqual = raw[: int(first)], raw[int(first) : int(first) + int(second)]
+        match = _GTRID.fullmatch(gtrid)
+        if match is None or bqual != sink.encode():
+            continue
+        identity, pipeline, generation, batch, attempt, task_attempt = match.groups()
+        if (identity.decode(), pipeline.decode()) != (
+            namespace.identity,
+            _short(namespace.pipeline),
+        ):
+            continue
+        name = BranchName(
+            namespace, int(generation), sink, int(batch), int(attempt), int(task_attempt)
+        )
+        found[name] = xid(name, int(number))
+    return found
+
+
+class Witness:
+    """The table of witnesses, in one database. Holds no connection."""
+
+    def __init__(self, database: str):
+        self.database = database
+        self.table = quoted(database, WITNESS)
+
+    @property
+    def statement(self) -> str:
+        """The statement that creates the table, for those who may not do it themselves."""
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.table} ("
+            "branch VARCHAR(250) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY, "
+            "pipeline VARCHAR(63) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
+            "identity VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
+            "sink VARCHAR(63) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
+            "generation BIGINT NOT NULL, batch BIGINT NOT NULL, state VARCHAR(9) NOT NULL, "
+            "written_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP, "
+            "KEY (identity, pipeline, sink, batch)) ENGINE=InnoDB"
+        )
+
+    def ensure(self, link: Link) -> None:
+        """Create the table where there is none. Ends the transaction, if one is open."""
+        try:
+            run(link, f"SELECT 1 FROM {self.table} LIMIT 0")
+        except pymysql.err.ProgrammingError as error:
+            if code_of(error) != NO_SUCH_TABLE:
+                raise
+            run(link, self.statement)
+
+    def testify(self, link: Link, names: Sequence[BranchName], *, committed: bool = True) -> None:
+        """Insert witnesses, as part of the transaction that is open."""
+        state = _COMMITTED if committed else _ABORTED
+        rows = [
+            (
+                str(n),
+                n.namespace.pipeline,
+                n.namespace.identity,
+                n.sink,
+                n.generation,
+                n.batch,
+                state,
+            )
+            for n in names
+        ]
+        places = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(rows))
+        statement = (
+            f"INSERT INTO {self.table} (branch, pipeline, identity, sink, generation, batch, state) "
+            f"VALUES {places}"
+        )
+        changed(link, statement, [value for row in rows for value in row])
+
+    def states(self, link: Link, names: Iterable[BranchName]) -> dict[BranchName, BranchState]:
+        """Read the witnesses of those branches that have one."""
+        wanted = {str(name): name for name in names}
+        if not wanted:
+            return {}
+        places = ", ".join(["%s"] * len(wanted))
+        rows = run(
+            link,
+            f"SELECT branch, state FROM {self.table} WHERE branch IN ({places})",
+            list(wanted),
+        )
+        return {wanted[branch]: _STATES[state] for branch, state in rows}
+
+    def settle(self, link: Link, name: BranchName) -> BranchState:
+        """Prove how a branch ended that nobody shows as open, by a tombstone."""
+        run(link, "SET @before = @@innodb_lock_wait_timeout")
+        run(link, "SET SESSION innodb_lock_wait_timeout = 1")
+        try:
+            self.testify(link, [name], committed=False)
+            return BranchState.ABORTED
+        except pymysql.err.Error as error:
+            code = code_of(error)
+            if code == LOCK_TIMEOUT:
+                return BranchState.PREPARED  # its witness is there, but not committed yet
+            if code == NO_SUCH_TABLE:
+                return BranchState.NO_WITNESS  # every branch made sure of the table: it was dropped
+            if code != DUPLICATE:
+                raise
+        finally:
+            if link.open:
+                run(link, "SET SESSION innodb_lock_wait_timeout = @before")
+        # The row may be gone again where it was rolled back just now: then ask once more, later.
+        return self.states(link, [name]).get(name, BranchState.PREPARED)
+
+    def newest_generation(self, link: Link, namespace: Namespace, sink: str) -> int:
+        try:
+            rows = run(
+                link,
+                f"SELECT MAX(generation) FROM {self.table} "
+                "WHERE identity = %s AND pipeline = %s AND sink = %s",
+                (namespace.identity, namespace.pipeline, sink),
+            )
+        except pymysql.err.ProgrammingError as error:
+            if code_of(error) != NO_SUCH_TABLE:
+                raise
+            return 0
+        return int(rows[0][0] or 0)
+
+    def prune(self, link: Link, namespace: Namespace, sink: str, floor: int) -> None:
+        """Forget what is below `floor`, but for one row of the newest generation."""
+        mine = "identity = %s AND pipeline = %s AND sink = %s"
+        whose = (namespace.identity, namespace.pipeline, sink)
+        try:
+            newest = run(
+                link,
+                f"SELECT branch FROM {self.table} WHERE {mine} "
+                "ORDER BY generation DESC, batch DESC LIMIT 1",
+                whose,
+            )
+            if newest:
+                changed(
+                    link,
+                    f"DELETE FROM {self.table} WHERE {mine} AND batch < %s AND branch <> %s",
+                    (*whose, floor, newest[0][0]),
+                )
+        except pymysql.err.ProgrammingError as error:
+            if code_of(error) != NO_SUCH_TABLE:
+                raise
+
+
+def _short(pipeline: str) -> str:
+    return hashlib.sha256(pipeline.encode()).hexdigest()[:8]

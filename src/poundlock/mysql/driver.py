@@ -1,0 +1,443 @@
+"""The driver's half of the MySQL sink: asks, commits, aborts and finds branches of both modes.
+
+A receipt says by which mode its branch was made, so a sink whose mode has changed still finishes what
+was decided before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, TypeVar
+
+import pymysql
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray
+from poundlock.core.naming import BranchName, parse_name
+from poundlock.core.participant import Participant, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
+from poundlock.mysql import target as tables
+from poundlock.mysql.branches import Witness, Xid, prepared, xid
+from poundlock.mysql.link import (
+    DEADLOCK,
+    DUPLICATE,
+    LOCK_TIMEOUT,
+    NO_SUCH_TABLE,
+    XA_ROLLED_BACK,
+    XA_UNKNOWN,
+    Link,
+    code_of,
+    connect,
+    drop,
+    run,
+    said,
+    told,
+)
+from poundlock.mysql.move import DELETE, ORDER, Move, stage_name, stages
+from poundlock.mysql.names import quoted
+from poundlock.mysql.target import Target, TargetColumn
+from poundlock.mysql.writer import RowWriter
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_ANSWER_S, _MOVE_S = 60.0, 3600.0
+_DETACH_TRIES, _DETACH_WAIT_S = 20, 0.05
+_UNSAID = TargetColumn(ORDER, "", "")  # that there is an order is all that a move must know
+
+
+class MySQLBranches(Participant):
+    """All but the frame's and the server's looking over; see `poundlock.sinks.mysql`."""
+
+    url: str
+    database: str
+    table: str
+    witness: Witness
+    key: tuple[str, ...]
+    delete: str | None
+    order_by: str | None
+    chosen: str  # "xa" or "staged"
+    loads: bool  # the server takes LOAD DATA LOCAL
+    lock_timeout: float
+    connections: int
+    known: Target | None
+
+    def __init__(self) -> None:
+        self._links: list[Link] = []
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_links": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_links": [], "_lock": threading.Lock()}
+
+    # For the writers.
+
+    def begin(self, branch: Branch) -> Writer:
+        return RowWriter(self, branch)
+
+    def connect(self, answer_timeout: float = 600.0) -> Link:
+        return connect(
+            self.url, sink=self.name, lock_timeout=self.lock_timeout, answer_timeout=answer_timeout
+        )
+
+    @property
+    def into(self) -> str:
+        return quoted(self.database, self.table)
+
+    @property
+    def target(self) -> Target:
+        """The table, as the server describes it; asked for once."""
+        if self.known is None:
+            with self._borrowed() as link:
+                self.known = tables.read(link, self.database, self.table)
+        if self.known is None:
+            raise UsageError(
+                f"there is no table {self.database}.{self.table}, or the account may not see it. "
+                "Create it, or grant SELECT, INSERT, UPDATE and DELETE on it",
+                sink=self.name,
+            )
+        return self.known
+
+    def shaped(self, rows: Any) -> Any:
+        """Leave out what only orders rows, where the target has no such column."""
+        extra = self.order_by
+        if extra and extra in rows.schema.names and self.target.column(extra) is None:
+            rows = rows.drop_columns([extra])
+        return rows
+
+    def move(self, names: Sequence[str], *, order: TargetColumn | None) -> Move:
+        """Return how rows with these columns go into the target."""
+        target = self.target
+        spelled = {key: column.name for key, column in target.columns.items()}
+        written = tuple(spelled.get(name.lower(), name) for name in names
+                        if name not in (ORDER, DELETE))  # fmt: skip
+        key = tuple(spelled.get(name.lower(), name) for name in self.key)
+        return Move(target, written, key, order, bool(self.key and self.delete))
+
+    @property
+    def contradiction(self) -> str:
+        cure = (
+            f"order_by={self.order_by!r} does not tell which came last"
+            if self.order_by
+            else "name the column that tells which came last with order_by="
+        )
+        return f"rows of one batch have the same key ({', '.join(self.key)}): {cure}"
+
+    # What the coordinator asks.
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        by_xa = [receipt for receipt in receipts if _mode(receipt) == "xa"]
+        aside = [receipt for receipt in receipts if _mode(receipt) == "staged"]
+        found: dict[str, str | None] = {}
+        with self._borrowed(_MOVE_S) as link:
+            if by_xa:
+                opened = self._opened(link, by_xa)
+                for receipt in by_xa:
+                    gone = _name(receipt) not in opened
+                    found[receipt.id] = "the server has it no longer prepared" if gone else None
+            if aside:
+                found |= self._check_staged(link, aside)
+        return [found[receipt.id] for receipt in receipts]
+
+    def _opened(self, link: Link, receipts: Sequence[Receipt]) -> dict[BranchName, Xid]:
+        opened: dict[BranchName, Xid] = {}
+        for namespace in {_name(receipt).namespace for receipt in receipts}:
+            opened |= prepared(link, namespace, self.name)
+        return opened
+
+    def _check_staged(self, link: Link, receipts: Sequence[Receipt]) -> dict[str, str | None]:
+        over = self.witness.states(link, [_name(receipt) for receipt in receipts])
+        found: dict[str, str | None] = {}
+        for receipt in receipts:
+            name = _name(receipt)
+            held = None if name in over else self._count(link, name)
+            if held is None:
+                found[receipt.id] = "its staging table is gone"
+            elif held != receipt.handle["rows"]:
+                found[receipt.id] = f"{held} rows are staged, {receipt.handle['rows']} were written"
+            else:
+                found[receipt.id] = None
+        if any(found.values()):
+            return found
+        refusal = self._rehearse(link, receipts)
+        return dict.fromkeys(found, refusal) if refusal else found
+
+    def _count(self, link: Link, name: BranchName) -> int | None:
+        try:
+            return int(run(link, f"SELECT COUNT(*) FROM {self._stage(name)}")[0][0])
+        except pymysql.err.ProgrammingError as error:
+            if code_of(error) != NO_SUCH_TABLE:
+                raise
+            return None
+
+    def _rehearse(self, link: Link, receipts: Sequence[Receipt]) -> str | None:
+        """Say what would stop the move. What only the target can tell is tried, and undone."""
+        places = [self._stage(_name(receipt)) for receipt in receipts]
+        move = self._move_of(receipts)
+        if move.duplicates(link, places):
+            return self.contradiction
+        if not self._may_refuse(move):
+            return None
+        run(link, "START TRANSACTION")
+        try:
+            with said(self.name):
+                move.run(link, places)
+        except Unavailable:
+            raise
+        except PoundlockError as error:
+            return f"the target would not take its rows: {error.args[0]}"
+        finally:
+            with contextlib.suppress(pymysql.err.Error):
+                run(link, "ROLLBACK")
+        return None
+
+    def _may_refuse(self, move: Move) -> bool:
+        key = frozenset(name.lower() for name in move.key)
+        others = [unique for unique in move.target.unique if unique != key]
+        return bool(others or move.target.strict)
+
+    # Committing.
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        by_xa = [receipt for receipt in receipts if _mode(receipt) == "xa"]
+        aside = [receipt for receipt in receipts if _mode(receipt) == "staged"]
+        states: dict[str, BranchState] = {}
+        if aside:
+            states |= self._commit_staged(aside)
+        done = self._many(self._commit_xa, by_xa)
+        states |= {receipt.id: state for receipt, state in zip(by_xa, done, strict=True)}
+        return [states[receipt.id] for receipt in receipts]
+
+    def _commit_xa(self, receipt: Receipt) -> BranchState:
+        name = _name(receipt)
+        return self._end_xa("COMMIT", name, xid(name, int(str(receipt.handle["task"]))))
+
+    def _end_xa(self, verb: str, name: BranchName, branch: Xid) -> BranchState:
+        """Commit or roll back an XA branch, and say how it ended. Nothing but the witness proves it.
+
+        While the connection that prepared it lives, the server denies a branch to all others, though
+        it lists it: it goes on to exist, and in a moment the connection will be seen to be closed.
+        """
+        try:
+            with self._borrowed() as link:
+                for _ in range(_DETACH_TRIES):
+                    try:
+                        run(link, f"XA {verb} {branch}")
+                    except pymysql.err.Error as error:
+                        if code_of(error) not in (XA_UNKNOWN, XA_ROLLED_BACK):
+                            raise
+                    else:
+                        return BranchState.COMMITTED if verb == "COMMIT" else BranchState.ABORTED
+                    if name not in prepared(link, name.namespace, name.sink):
+                        return self.witness.settle(link, name)
+                    time.sleep(_DETACH_WAIT_S)
+                return BranchState.PREPARED
+        except Unavailable:
+            return BranchState.UNREACHABLE
+
+    def _commit_staged(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
+        """Move all branches in one transaction that also writes their witnesses."""
+        by_name = {_name(receipt): receipt for receipt in receipts}
+        with self._borrowed(_MOVE_S) as link:
+            states: dict[BranchName, BranchState] = self._witnessed(link, by_name)
+            waiting = [name for name in by_name if name not in states]
+            for name in waiting:
+                if self._count(link, name) is None:
+                    states[name] = self.witness.settle(link, name)
+            waiting = [name for name in waiting if name not in states]
+            if waiting:
+                moved = self._move_all(link, [by_name[name] for name in waiting])
+                states |= dict.fromkeys(waiting, moved)
+            for name, state in states.items():
+                if state in (BranchState.COMMITTED, BranchState.ABORTED):
+                    self._drop_stage(link, name)
+        return {str(name): state for name, state in states.items()}
+
+    def _witnessed(
+        self, link: Link, names: Mapping[BranchName, Receipt]
+    ) -> dict[BranchName, BranchState]:
+        try:
+            return dict(self.witness.states(link, names))
+        except pymysql.err.ProgrammingError as error:
+            if code_of(error) != NO_SUCH_TABLE:
+                raise
+            return dict.fromkeys(names, BranchState.NO_WITNESS)
+
+    def _move_all(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
+        names = [_name(receipt) for receipt in receipts]
+        run(link, "START TRANSACTION")
+        try:
+            self.witness.testify(link, names)  # first: who else moves the same must wait here
+            moved = self._move_of(receipts).run(link, [self._stage(name) for name in names])
+            wanted = sum(int(str(receipt.handle["rows"])) for receipt in receipts)
+            if not self.key and moved != wanted:
+                raise InDoubt(
+                    f"{moved} rows were to be moved instead of {wanted}: the staging tables of "
+                    f"{receipts[0].id} and its like were changed by others. Nothing was moved",
+                    sink=self.name,
+                )
+            run(link, "COMMIT")
+        except pymysql.err.Error as error:
+            with contextlib.suppress(pymysql.err.Error):
+                run(link, "ROLLBACK")
+            if code_of(error) in (LOCK_TIMEOUT, DEADLOCK) or self._overtaken(link, names):
+                return BranchState.PREPARED
+            self._stop(error, receipts[0])
+        except BaseException:
+            with contextlib.suppress(Exception):
+                run(link, "ROLLBACK")
+            raise
+        return BranchState.COMMITTED
+
+    def _overtaken(self, link: Link, names: Sequence[BranchName]) -> bool:
+        """Whether another driver has ended one of them meanwhile: then the witness is asked anew."""
+        with contextlib.suppress(pymysql.err.Error):
+            return bool(self.witness.states(link, names))
+        return False
+
+    def _stop(self, error: pymysql.err.Error, receipt: Receipt) -> NoReturn:
+        """A decided batch that its target refuses is for a person to look at."""
+        try:
+            told(error, self.name)
+        except Unavailable:
+            raise
+        except PoundlockError as reason:
+            raise InDoubt(
+                f"the batch of {receipt.id} is decided, but the target refuses its rows: "
+                f"{reason.args[0]}. It took them when they were checked, so somebody has changed the "
+                "table since. Nothing was moved and nothing is lost: undo the change and start the "
+                "pipeline again",
+                sink=self.name,
+            ) from None
+
+    def _move_of(self, receipts: Sequence[Receipt]) -> Move:
+        handle: Mapping[str, Any] = receipts[0].handle
+        return self.move(handle["columns"], order=_UNSAID if handle["ordered"] else None)
+
+    # Finding and aborting.
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        with self._borrowed() as link:
+            strays = [
+                Stray(self.name, str(name), name.generation, "prepared",
+                      {"mode": "xa", "task": branch.number})
+                for name, branch in self._prepared(link, namespace).items()
+            ]  # fmt: skip
+            aside = stages(link, self.witness.database, namespace, self.name)
+            over: Mapping[BranchName, BranchState] = {}
+            if aside:
+                with contextlib.suppress(pymysql.err.ProgrammingError):
+                    over = self.witness.states(link, aside)
+            strays += [
+                Stray(
+                    self.name, str(name), name.generation, "staged", {"mode": "staged", "task": 0}
+                )
+                for name in aside
+                if name not in over
+            ]
+        return strays
+
+    def _prepared(self, link: Link, namespace: Namespace) -> dict[BranchName, Xid]:
+        try:
+            with said(self.name):
+                return prepared(link, namespace, self.name)
+        except NotAuthorised:
+            if self.chosen == "xa":
+                raise
+            return {}  # a staged sink needs no right to look at XA branches
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        return self._many(self._abort_one, strays)
+
+    def _abort_one(self, stray: Stray) -> BranchState:
+        name = parse_name(stray.id)
+        assert name is not None
+        if _mode(stray) == "xa":
+            return self._end_xa("ROLLBACK", name, xid(name, int(str(stray.handle["task"]))))
+        try:
+            with self._borrowed() as link:
+                self.witness.ensure(link)
+                state = self.witness.settle(link, name)
+                if state in (BranchState.ABORTED, BranchState.COMMITTED):
+                    self._drop_stage(link, name)
+                return state
+        except Unavailable:
+            return BranchState.UNREACHABLE
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        with self._borrowed() as link:
+            found = [self.witness.newest_generation(link, namespace, self.name)]
+        return max(found + [stray.generation for stray in self.find(namespace)])
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        with self._borrowed() as link:
+            aside = stages(link, self.witness.database, namespace, self.name)
+            if aside:  # left by a crash between a move and the end of its staging tables
+                for name in self.witness.states(link, aside):
+                    self._drop_stage(link, name)
+            self.witness.prune(link, namespace, self.name, floor)
+
+    def _stage(self, name: BranchName) -> str:
+        return quoted(self.witness.database, stage_name(name))
+
+    def _drop_stage(self, link: Link, name: BranchName) -> None:
+        """Drop a staging table whose rows are settled. If it is in use, `prune` will."""
+        try:
+            run(link, f"DROP TABLE IF EXISTS {self._stage(name)}")
+        except pymysql.err.Error as error:
+            if code_of(error) not in (LOCK_TIMEOUT, DUPLICATE):
+                raise
+
+    # Connections.
+
+    @contextlib.contextmanager
+    def _borrowed(self, answer_timeout: float = _ANSWER_S) -> Iterator[Link]:
+        """Lend a connection of the driver's. One that failed is not lent again."""
+        with self._lock:
+            link = self._links.pop() if self._links else None
+        if link is not None:
+            try:
+                link.ping(reconnect=False)
+            except (pymysql.err.Error, OSError):
+                drop(link)
+                link = None
+        link = link or self.connect(answer_timeout)
+        link._read_timeout = answer_timeout
+        try:
+            with said(self.name):
+                yield link
+        except BaseException:
+            drop(link)
+            raise
+        with self._lock:
+            self._links.append(link)
+
+    def _many(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """Apply a function to all, several at a time, in order of beginning."""
+        if len(items) < 2 or self.connections < 2:
+            return [function(item) for item in items]
+        with ThreadPoolExecutor(min(self.connections, len(items))) as pool:
+            return list(pool.map(function, items))
+
+    def close(self) -> None:
+        with self._lock:
+            links, self._links = self._links, []
+        for link in links:
+            drop(link)
+
+
+def _mode(branch: Receipt | Stray) -> str:
+    return str(branch.handle["mode"])
+
+
+def _name(receipt: Receipt) -> BranchName:
+    name = parse_name(receipt.id)
+    if name is None:
+        raise UsageError(f"{receipt.id!r} is not the name of a branch in MySQL")
+    return name

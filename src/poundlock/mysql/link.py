@@ -1,0 +1,252 @@
+"""One connection to MySQL or MariaDB: its address, its session, its errors in our words.
+
+Rules of this file: the address is resolved at use and never shown; no file is ever opened because a
+server asks for it; what the server says about rows is turned into our own words, for its own quote the
+data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+from pymysql.connections import Connection, MySQLResult
+from pymysql.constants import CLIENT
+
+from poundlock import secret
+from poundlock.errors import (
+    BadRow,
+    NotAuthorised,
+    PoundlockError,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
+
+NO_SUCH_TABLE, DUPLICATE, LOCK_TIMEOUT, DEADLOCK = 1146, 1062, 1205, 1213
+XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
+
+_REFUSED = {1044, 1045, 1095, 1142, 1143, 1227, 1370, 1401, 1410, 1698}
+_AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 3169}
+_AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
+_UNKNOWN_NAME = {1046, 1049, NO_SUCH_TABLE}
+_CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
+
+# What the server finds wrong with a row, in words that do not quote the row.
+_WRONG = {
+    1048: "is null, but the column is NOT NULL",
+    1062: "has a value that is already there, under a unique key",
+    1216: "refers to a row that is not there (foreign key)",
+    1263: "is null, but the column is NOT NULL",
+    1264: "is out of the column's range",
+    1265: "does not fit the column's type",
+    1292: "is not a value of the column's type",
+    1364: "has no value, and the column has no default",
+    1366: "has characters that the column cannot hold",
+    1406: "is too long",
+    1452: "refers to a row that is not there (foreign key)",
+    1526: "belongs to no partition of the table",
+    1644: "was refused by a trigger",
+    1690: "is out of the column's range",
+    3140: "is not valid JSON",
+    3819: "violates a CHECK constraint",
+    4025: "violates a CHECK constraint",
+    4161: "is not a value of the column's type",
+}
+_COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?")
+_ROW = re.compile(r"at row (\d+)")
+
+_MODE = (
+    "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+)
+_CHUNK = 1 << 20
+
+
+class Link(Connection):
+    """A pymysql connection that answers LOAD DATA LOCAL from memory, and never from a file."""
+
+    payload: memoryview | None = None
+
+    def _read_query_result(self, unbuffered: bool = False) -> int:
+        self._result = None
+        result = _Result(self)
+        result.read()
+        self._result = result
+        if result.server_status is not None:
+            self.server_status = result.server_status
+        return result.affected_rows  # pyright: ignore[reportReturnType]
+
+    @property
+    def warnings(self) -> int:
+        """How many the last statement raised."""
+        return self._result.warning_count if self._result is not None else 0
+
+
+class _Result(MySQLResult):
+    def _read_load_local_packet(self, first_packet: Any) -> None:
+        """Send what we hold, whatever file the server named; nothing, where we hold nothing."""
+        link: Any = self.connection
+        payload, link.payload = link.payload, None
+        for start in range(0, len(payload) if payload is not None else 0, _CHUNK):
+            link.write_packet(payload[start : start + _CHUNK])
+        link.write_packet(b"")
+        answer = link._read_packet()
+        if payload is None:
+            raise Rejected("the server asked for a file of this machine, and got none")
+        if not answer.is_ok_packet():
+            raise Unavailable("the server broke off while it was sent rows")
+        self._read_ok_packet(answer)
+
+
+def connect_arguments(url: str) -> dict[str, Any]:
+    """Read an address: mysql://user:password@host:port/database?ssl_ca=/path."""
+    resolved = secret.resolve("url", url)
+    try:
+        parts = urlsplit(resolved)
+        port = parts.port or 3306
+    except ValueError:
+        raise UsageError(
+            "url= cannot be read as an address: see to its port and brackets"
+        ) from None
+    if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
+        raise UsageError(
+            "url= must have the form mysql://user:password@host:port/database, or name where that is "
+            "to be found: env:NAME or file:PATH"
+        )
+    options = dict(parse_qsl(parts.query))
+    known = {"ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_identity", "connect_timeout"}
+    if unknown := sorted(options.keys() - known):
+        raise UsageError(f"url= has unknown options {', '.join(unknown)}; known: {sorted(known)}")
+    arguments: dict[str, Any] = {
+        "host": parts.hostname,
+        "port": port,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.lstrip("/")) or None,
+    }
+    arguments |= {name: value for name, value in options.items() if name.startswith("ssl_")}
+    if "ssl_verify_identity" in options:
+        arguments["ssl_verify_identity"] = options["ssl_verify_identity"].lower() != "false"
+    arguments["connect_timeout"] = int(options.get("connect_timeout", "10"))
+    return arguments
+
+
+def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
+    """Open a connection with a session that neither rounds nor cuts off nor waits for ever.
+
+    READ COMMITTED: less is locked, and nothing here reads twice. UTC: timestamps are stored as they
+    are. `answer_timeout` ends the wait for a server that keeps its connections and says nothing.
+    """
+    seconds = max(1, round(lock_timeout))
+    session = (
+        f"SET SESSION sql_mode='{_MODE}', time_zone='+00:00', innodb_lock_wait_timeout={seconds}, "
+        f"lock_wait_timeout={seconds}, max_error_count=1024, net_read_timeout=600"
+    )
+    with said(sink):
+        link = Link(
+            **connect_arguments(url),
+            charset="utf8mb4",
+            autocommit=True,
+            local_infile=True,
+            client_flag=CLIENT.FOUND_ROWS,
+            read_timeout=answer_timeout,
+            write_timeout=answer_timeout,
+        )
+        try:
+            run(link, session)
+            run(link, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        except BaseException:
+            drop(link)
+            raise
+    return link
+
+
+def run(link: Link, statement: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Execute a statement; return its rows."""
+    with link.cursor() as cursor:
+        cursor.execute(statement, arguments or None)
+        return list(cursor.fetchall())
+
+
+def changed(link: Link, statement: str, arguments: Sequence[Any] = ()) -> int:
+    """Execute a statement; return how many rows it affected."""
+    with link.cursor() as cursor:
+        return cursor.execute(statement, arguments or None)
+
+
+def drop(link: Link | None) -> None:
+    """Close a connection, whatever state it is in."""
+    if link is not None:
+        with contextlib.suppress(Exception):
+            link.close()
+
+
+def code_of(error: BaseException) -> int:
+    """The server's number of an error, 0 if it has none."""
+    number = error.args[0] if error.args else 0
+    return number if isinstance(number, int) else 0
+
+
+@contextlib.contextmanager
+def said(sink: str) -> Iterator[None]:
+    """Raise what the driver raises as an error of ours, named by what is to be done."""
+    try:
+        yield
+    except PoundlockError:
+        raise
+    except (pymysql.err.Error, OSError, EOFError, RuntimeError) as error:
+        told(error, sink)
+
+
+def told(error: BaseException, sink: str) -> NoReturn:
+    code = code_of(error)
+    if code in _REFUSED:
+        raise NotAuthorised(f"the server refuses ({_text(error)}). Grant it, or use another account",
+                            sink=sink) from error  # fmt: skip
+    if code in _UNKNOWN_NAME:
+        raise UsageError(f"the server says: {_text(error)}", sink=sink) from error
+    if code in _CONTENDED:
+        raise Rejected(
+            f"rows or tables are locked by another transaction (error {code}). Another writer of the "
+            "same keys, or a branch of an earlier attempt, holds them; the batch is tried again",
+            sink=sink,
+        ) from None
+    if code in _WRONG:
+        raise BadRow(_reason(code, str(error.args[-1])), sink=sink) from None
+    if code in _AWAY or not code:
+        raise Unavailable(f"the server cannot be reached ({_text(error)})", sink=sink) from error
+    raise Rejected(
+        f"the server says: error {code}, {_shape(str(error.args[-1]))}", sink=sink
+    ) from None
+
+
+def wrong_rows(link: Link) -> dict[int, str]:
+    """Read the warnings of the last statement: row of the statement, from 0, to what is wrong.
+
+    Those that name no row are under -1.
+    """
+    found: dict[int, str] = {}
+    for _level, code, message in run(link, "SHOW WARNINGS"):
+        at = _ROW.search(message)
+        found.setdefault(int(at[1]) - 1 if at else -1, _reason(int(code), message))
+    return found
+
+
+def _reason(code: int, message: str) -> str:
+    column = _COLUMN.search(message)
+    words = _WRONG.get(code, f"was refused (error {code})")
+    return f"column {column[1]} {words}" if column else f"a row {words}"
+
+
+def _text(error: BaseException) -> str:
+    """Errors of connections and rights quote no rows."""
+    return f"error {code_of(error)}: {error.args[-1]}" if error.args else type(error).__name__
+
+
+def _shape(message: str) -> str:
+    """Leave the quoted parts out: they may be data."""
+    return re.sub(r"'[^']*'", "'...'", message)

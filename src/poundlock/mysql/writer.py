@@ -1,0 +1,296 @@
+"""The executor's half of a MySQL branch: rows into an XA branch, or into a staging table.
+
+append, xa        straight into the target, inside the XA branch
+upsert, xa        into a temporary table; from there into the target, inside the XA branch
+staged            into a table of the branch's own, which the driver moves
+straight through  as xa, but in a plain transaction that the task commits itself
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pymysql
+
+from poundlock.core.model import Branch
+from poundlock.core.naming import name_of
+from poundlock.core.participant import PreparedBranch, Semantic, Writer
+from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable
+from poundlock.mysql import link as links
+from poundlock.mysql import text
+from poundlock.mysql.branches import prepared, xid
+from poundlock.mysql.link import drop, run, said
+from poundlock.mysql.move import DELETE, ORDER, Move, stage_name
+from poundlock.mysql.names import quoted
+from poundlock.mysql.target import TargetColumn
+
+if TYPE_CHECKING:
+    from poundlock.mysql.driver import MySQLBranches
+
+logger = logging.getLogger("poundlock")
+
+_AT_ONCE = 8 << 20  # bytes of one INSERT: below what servers take by default
+_DETACH_S = 20  # how long a prepared branch may hang on the connection of a task that vanished
+# The types of a column that orders rows but is not the target's.
+_ORDERS: tuple[tuple[Any, str], ...] = (
+    (pa.types.is_integer, "bigint"),
+    (pa.types.is_floating, "double"),
+    (pa.types.is_timestamp, "datetime(6)"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_boolean, "tinyint(1)"),
+    (pa.types.is_string, "longtext"),
+)
+
+
+class RowWriter(Writer):
+    """One branch in a task, on one connection."""
+
+    def __init__(self, sink: MySQLBranches, branch: Branch):
+        self._sink, self._branch = sink, branch
+        self._name, self._began_at = name_of(branch), time.time()
+        self._xid = xid(self._name, branch.task)
+        self._exact = sink.semantic is Semantic.EXACTLY_ONCE
+        self._staged = self._exact and sink.chosen == "staged"
+        self._aside = self._staged or bool(sink.key)
+        self._move: Move | None = None
+        self._columns: dict[str, TargetColumn] = {}
+        self._rows = 0
+        self._active = False  # an XA branch is open on the connection
+        self._link: links.Link | None = sink.connect()
+        try:
+            with said(sink.name):
+                if self._exact:
+                    sink.witness.ensure(self._open_link)
+                if self._exact and not self._staged and branch.retry:
+                    self._abort_earlier()
+        except BaseException:
+            drop(self._link)
+            raise
+
+    @property
+    def _open_link(self) -> links.Link:
+        if self._link is None:
+            raise Rejected("the branch is over", sink=self._sink.name)
+        return self._link
+
+    def _abort_earlier(self) -> None:
+        """Roll back what earlier attempts of this task prepared: it may hold the locks we need."""
+        mine = self._name
+        found = prepared(self._open_link, mine.namespace, mine.sink)
+        for name, other in found.items():
+            same = (name.generation, name.batch, name.attempt) == (
+                mine.generation, mine.batch, mine.attempt,
+            )  # fmt: skip
+            if same and other.number == self._branch.task and name != mine:
+                with contextlib.suppress(pymysql.err.Error):
+                    run(self._open_link, f"XA ROLLBACK {other}")
+
+    # Writing.
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        rows = self._sink.shaped(rows)
+        if self._move is None:
+            self._begin(rows)
+        bad = self._faults(rows)
+        if bad:
+            raise BadRow(self._bad(bad), sink=self._sink.name, rows=bad)
+        with said(self._sink.name):
+            if self._branch.tolerant:
+                run(self._open_link, "SAVEPOINT poundlock")
+            try:
+                self._send(rows)
+            except BadRow:
+                if self._branch.tolerant:
+                    run(self._open_link, "ROLLBACK TO SAVEPOINT poundlock")
+                raise
+        self._rows += len(rows)
+
+    def _begin(self, rows: pa.RecordBatch) -> None:
+        """Open the branch, now that its columns are known."""
+        sink, order = self._sink, None
+        if ORDER in rows.schema.names:
+            order = _order_column(sink, rows.schema.field(ORDER).type)
+        self._move = sink.move(rows.schema.names, order=order)
+        target, key = self._move.target, self._move.key
+        for name in rows.schema.names:
+            column = self._move.extra.get(name) or target.column(name)
+            if column is None:
+                raise BadRow(f"the table has no column {name!r}", sink=sink.name)
+            self._columns[name] = replace(column, nullable=False) if column.name in key else column
+        with said(sink.name):
+            if self._aside:
+                temporary = not self._staged
+                run(self._open_link, self._move.create(
+                    self._stage, str(self._name), temporary=temporary))  # fmt: skip
+                run(self._open_link, "START TRANSACTION")
+            else:
+                self._start()
+
+    def _start(self) -> None:
+        """Begin what the task ends with: an XA branch, or a transaction of its own."""
+        if self._exact:
+            run(self._open_link, f"XA START {self._xid}")
+            self._active = True
+        else:
+            run(self._open_link, "START TRANSACTION")
+
+    @property
+    def _stage(self) -> str:
+        return quoted(self._sink.witness.database, stage_name(self._name))
+
+    def _faults(self, rows: pa.RecordBatch) -> dict[int, str]:
+        if DELETE not in rows.schema.names:
+            return text.faults(rows, self._columns)
+        # A row that deletes may be null in all but its key.
+        key = self._move.key if self._move else ()
+        eased = {
+            name: column if column.name in key else replace(column, nullable=True)
+            for name, column in self._columns.items()
+        }
+        found = text.faults(rows, eased)
+        stays = pc.invert(pc.fill_null(rows.column(DELETE), False))
+        for name, column in self._columns.items():
+            if not column.nullable and rows.column(name).null_count:
+                missing = pc.and_(rows.column(name).is_null(), stays)
+                for index in pc.indices_nonzero(missing).to_pylist():
+                    reason = f"column {column.name} is null, but the column is NOT NULL"
+                    found.setdefault(index, reason)
+        return found
+
+    def _bad(self, bad: dict[int, str]) -> str:
+        first = min(bad)
+        return (
+            f"{len(bad)} rows do not fit table {self._sink.table}: {bad[first]}. Correct them in the "
+            "query, filter them out with where=, or send them elsewhere with on_bad_row="
+        )
+
+    def _send(self, rows: pa.RecordBatch) -> None:
+        table = self._stage if self._aside else self._sink.into
+        if not self._sink.loads:
+            self._insert(rows, table)
+            return
+        spelled = text.spell(rows, self._columns)
+        statement, payload = spelled.load(table)
+        link = self._open_link
+        link.payload = payload
+        try:
+            taken = links.changed(link, statement)
+        finally:
+            link.payload = None
+        if link.warnings or taken != spelled.count:
+            self._complain(links.wrong_rows(link), spelled.count - taken)
+
+    def _complain(self, wrong: dict[int, str], missing: int) -> None:
+        """The server read on after a bad row, as it does with LOCAL: now all of them are told."""
+        rows = {index: reason for index, reason in wrong.items() if index >= 0}
+        if rows:
+            raise BadRow(self._bad(rows), sink=self._sink.name, rows=rows)
+        if wrong or missing:
+            reason = wrong.get(-1, f"{missing} rows were left out by the server without a word")
+            raise BadRow(
+                f"rows do not fit table {self._sink.table}: {reason}. Correct them in the query, or "
+                "send them elsewhere with on_bad_row=",
+                sink=self._sink.name,
+            )
+
+    def _insert(self, rows: pa.RecordBatch, table: str) -> None:
+        """By INSERT, where the server takes no LOAD DATA LOCAL."""
+        head, values = text.spell(rows, self._columns).insert(table)
+        if len(values) > _AT_ONCE and len(rows) > 1:
+            half = len(rows) // 2
+            self._insert(rows.slice(0, half), table)
+            self._insert(rows.slice(half), table)
+            return
+        taken = self._open_link.query(head.encode() + bytes(values))
+        if self._open_link.warnings or taken != len(rows):
+            self._complain(links.wrong_rows(self._open_link), len(rows) - taken)
+
+    # The end.
+
+    def prepare(self) -> PreparedBranch | None:
+        if self._move is None or self._rows == 0:
+            raise Rejected("there is nothing to prepare: the branch has no rows",
+                           sink=self._sink.name)  # fmt: skip
+        try:
+            with said(self._sink.name):
+                self._finish(self._move)
+        except PoundlockError as error:
+            if self._sink.semantic is not Semantic.NONE or not isinstance(error, Unavailable):
+                raise
+            logger.warning("sink %s: rows were lost, as semantic NONE allows: %s",
+                           self._sink.name, error)  # fmt: skip
+        self._close()
+        if not self._exact:
+            return None
+        handle = {
+            "mode": "staged" if self._staged else "xa",
+            "task": self._branch.task,
+            "rows": self._rows,
+            "columns": list(self._move.written),
+            "ordered": self._move.order is not None,
+        }
+        return PreparedBranch(
+            str(self._name), handle, began_at=self._began_at, expires_at=None
+        )  # fmt: skip
+
+    def _finish(self, move: Move) -> None:
+        link = self._open_link
+        if self._staged:
+            run(link, "COMMIT")
+            return
+        if self._aside:
+            if move.duplicates(link, [self._stage]):
+                raise BadRow(self._sink.contradiction, sink=self._sink.name)
+            run(link, "COMMIT")  # of the temporary table alone
+            self._start()
+            move.run(link, [self._stage])
+        if not self._exact:
+            run(link, "COMMIT")
+            return
+        self._sink.witness.testify(link, [self._name])
+        # As long as the connection lasts nobody else can finish the branch. If this machine goes
+        # away before it has closed it, the server is to close it soon.
+        run(link, f"SET SESSION wait_timeout = {_DETACH_S}")
+        run(link, f"XA END {self._xid}")
+        run(link, f"XA PREPARE {self._xid}")
+        self._active = False
+
+    def _close(self) -> None:
+        drop(self._link)
+        self._link = None
+
+    def abort(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        statements = [f"XA END {self._xid}", f"XA ROLLBACK {self._xid}"] if self._active else []
+        if not self._active:
+            statements = ["ROLLBACK"]
+            if self._staged:
+                statements.append(f"DROP TABLE IF EXISTS {self._stage}")
+        for statement in statements:
+            with contextlib.suppress(Exception):
+                run(link, statement)
+        self._close()
+
+
+def _order_column(sink: MySQLBranches, kind: Any) -> TargetColumn:
+    """Return the column that orders rows: as the target has it, or as its type asks."""
+    own = sink.target.column(sink.order_by or "")
+    if own is not None:
+        return replace(own, name=ORDER, nullable=True)
+    if pa.types.is_decimal(kind):
+        return TargetColumn(ORDER, "decimal", f"decimal({kind.precision},{kind.scale})")
+    for fits, full in _ORDERS:
+        if fits(kind):
+            name = full.partition("(")[0]
+            texts = ("utf8mb4", "utf8mb4_bin") if name == "longtext" else (None, None)
+            return TargetColumn(ORDER, name, full, charset=texts[0], collation=texts[1])
+    raise BadRow(f"order_by={sink.order_by!r} has type {kind}, which has no order in MySQL",
+                 sink=sink.name)  # fmt: skip

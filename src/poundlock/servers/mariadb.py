@@ -1,0 +1,267 @@
+"""MariaDB: one node, listening on the loopback only.
+
+    with mariadb.running() as server:          # private, ended on exit
+        server.url, server.secret_url()
+        server.kill(); server.start()
+
+`up`, `down` and `status` keep one that outlives the program. Where the binaries come from, see
+`mariadb_binaries`. Started by root, the server runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from poundlock.errors import Unavailable, UsageError
+from poundlock.servers import base, guard, mariadb_binaries
+from poundlock.servers.demote import demoted, hand_over
+from poundlock.servers.mariadb_binaries import Binaries
+
+NAME = "mariadb"
+USER, DATABASE = "poundlock", "poundlock"
+_NODE = "1"
+
+# Durable, and open to LOAD DATA LOCAL, which is how rows are sent fastest. No binary log: MariaDB's
+# XA together with it does not survive a crash.
+_VARIABLES = {
+    "innodb_flush_log_at_trx_commit": "1",
+    "local_infile": "1",
+    "skip_log_bin": "",
+    "innodb_buffer_pool_size": "96M",
+    "innodb_log_file_size": "96M",
+    "innodb_use_native_aio": "0",  # containers often have none to give
+    "max_allowed_packet": "64M",
+    "character_set_server": "utf8mb4",
+    "skip_name_resolve": "",
+}
+
+
+@dataclass(frozen=True)
+class MariaDBServer:
+    """What to run; see `base.Server`."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    name = NAME
+    nodes: Sequence[str] = (_NODE,)
+    port_names: Sequence[str] = ("client",)
+    stop_timeout: float = 20.0
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"nodes": 1}
+
+    def url(self, ports: Mapping[str, int]) -> str:
+        return f"mysql://{USER}@127.0.0.1:{ports['client']}/{DATABASE}"
+
+    def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
+        binaries = mariadb_binaries.find()
+        if not (home / "password").exists():
+            base.write_private(home / "password", secrets.token_hex(16))
+        data = home / "data"
+        if not (home / "formatted").exists():
+            shutil.rmtree(data, ignore_errors=True)
+            hand_over(data)
+            _bootstrap(binaries, data)
+            (home / "formatted").touch()
+        base.write_private(home / "port", str(ports["client"]))
+        private = home / "private"  # read by the server, so not below its data
+        private.mkdir(exist_ok=True, mode=0o700)
+        base.write_private(private / "init.sql", _init((home / "password").read_text()))
+        hand_over(private)
+
+    def command(self, home: Path, node: str) -> list[str]:
+        own = {
+            "bind_address": "127.0.0.1",
+            "port": (home / "port").read_text(),
+            "socket": "mariadb.sock",  # in the data: a path of any length will do
+            "pid_file": "mariadb.pid",
+            "init_file": str(home / "private" / "init.sql"),
+        }
+        binaries = mariadb_binaries.find()
+        asked = {key.replace("-", "_"): value for key, value in self.variables.items()}
+        merged = _VARIABLES | asked | own
+        if "log_bin" in asked:
+            del merged["skip_log_bin"]
+        return demoted([*binaries.command(home / "data"), *_options(merged)])
+
+    def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
+        url = _with_password(self.url(ports), home)
+        connection = _driver().connect(**connect_arguments(url), connect_timeout=2, read_timeout=5)
+        with closing(connection), connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+
+class MariaDB:
+    """A MariaDB that runs, and the means to make it suffer."""
+
+    def __init__(self, server: MariaDBServer, home: Path, owner: str = ""):
+        self._instance = base.Instance(server, home, owner)
+
+    @property
+    def url(self) -> str:
+        """The address, without the password."""
+        return self._instance.url
+
+    def secret_url(self) -> str:
+        """The address with the password: not to be printed."""
+        return _with_password(self.url, self.directory)
+
+    def connect_arguments(self) -> dict[str, Any]:
+        """What pymysql needs to connect."""
+        return connect_arguments(self.secret_url())
+
+    @property
+    def directory(self) -> Path:
+        return self._instance.home
+
+    def up(self) -> None:
+        """Start it if it is not running."""
+        self._instance.up()
+
+    def start(self, *, wait: bool = True) -> None:
+        self._instance.start(_NODE, timeout=base.START_TIMEOUT if wait else None)
+
+    def stop(self) -> None:
+        """SIGTERM: it closes its files in good order."""
+        self._instance.stop(_NODE)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._instance.kill(_NODE)
+
+    def pause(self) -> None:
+        """SIGSTOP: alive, connected, and silent."""
+        self._instance.pause(_NODE)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._instance.resume(_NODE)
+
+    def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
+        self._instance.wait_ready(timeout=timeout)
+
+    def log(self) -> Path:
+        return self._instance.log(_NODE)
+
+
+@contextmanager
+def running(
+    directory: Path | str | None = None, *, variables: Mapping[str, str] | None = None
+) -> Iterator[MariaDB]:
+    """A private server, ended on exit, and also if this program is killed.
+
+    Its data goes with it unless a directory was given. `variables` are the server's own, and go before
+    ours: `{"log_bin": "binlog"}`.
+    """
+    private = directory is None
+    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-mariadb-")).absolute()
+    owner = uuid.uuid4().hex
+    with guard.watched(home, owner, wipe=private):
+        base.down(home)  # what an earlier program may have left there
+        try:
+            server = MariaDB(MariaDBServer(variables or {}), home, owner)
+            server.up()
+            yield server
+        finally:
+            base.down(home)
+            if private:
+                shutil.rmtree(home, ignore_errors=True)
+
+
+def up(directory: Path | str | None = None) -> MariaDB:
+    """Start the server that outlives the program, or find it running."""
+    server = MariaDB(MariaDBServer(), base.home_of(NAME, directory))
+    server.up()
+    return server
+
+
+def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
+    """End what `up` started; with `wipe`, delete the data too."""
+    base.down(base.home_of(NAME, directory), wipe=wipe)
+
+
+def status(directory: Path | str | None = None) -> base.Status:
+    """Address, pid and log of what `up` started."""
+    return base.status(base.home_of(NAME, directory))
+
+
+def connect_arguments(url: str) -> dict[str, Any]:
+    """What pymysql needs to connect to an address with a password."""
+    parts = urlsplit(url)
+    return {
+        "host": parts.hostname or "127.0.0.1",
+        "port": parts.port or 3306,
+        "user": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "database": unquote(parts.path.lstrip("/")),
+    }
+
+
+def _with_password(url: str, home: Path) -> str:
+    return url.replace(f"{USER}@", f"{USER}:{(home / 'password').read_text()}@", 1)
+
+
+def _init(password: str) -> str:
+    """What the server does at every start, before it listens: our account is the only one."""
+    account = f"'{USER}'@'127.0.0.1'"
+    return (
+        f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n"
+        f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{password}';\n"
+        f"ALTER USER {account} IDENTIFIED BY '{password}';\n"
+        f"GRANT ALL PRIVILEGES ON *.* TO {account} WITH GRANT OPTION;\n"
+        "DELETE FROM mysql.global_priv WHERE User IN ('', 'root');\n"
+        "FLUSH PRIVILEGES;\n"
+    )
+
+
+def _bootstrap(binaries: Binaries, data: Path) -> None:
+    """Create the system tables, as MariaDB's own install script does."""
+    script = "CREATE DATABASE mysql;\nUSE mysql;\n" + binaries.system_tables()
+    settings = _options(
+        {
+            "bootstrap": "",
+            "log_warnings": "0",
+            "max_allowed_packet": "8M",
+            "innodb_use_native_aio": "0",
+            "innodb_log_file_size": _VARIABLES["innodb_log_file_size"],
+        }
+    )
+    done = subprocess.run(
+        demoted([*binaries.command(data), *settings]),
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=data,
+    )
+    if done.returncode != 0:
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+        raise Unavailable(f"MariaDB could not create its data in {data}. It says:\n{said}")
+
+
+def _options(variables: Mapping[str, str]) -> list[str]:
+    return [
+        f"--{key.replace('_', '-')}" + (f"={value}" if value else "")
+        for key, value in variables.items()
+    ]
+
+
+def _driver() -> Any:
+    try:
+        import pymysql
+    except ModuleNotFoundError as missing:
+        raise UsageError(
+            "a local MariaDB needs its driver: pip install 'poundlock[mysql]'"
+        ) from missing
+    return pymysql

