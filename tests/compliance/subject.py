@@ -20,6 +20,7 @@ class Subject(ABC):
 
     forgets_aborted = False  # a witness cannot tell "aborted" from "never"; say why in the subject
     can_lose = True  # an operator, or time, can undo a prepared branch behind our back
+    finds_without_server = False  # open branches are kept elsewhere: `find` needs no server
 
     @abstractmethod
     def sink(self, name: str = "out") -> Participant:

@@ -1,0 +1,250 @@
+"""Bulk requests: made column by column, sent, and their answers read item by item.
+
+A repeat changes nothing, because every document carries a version and the server keeps the greater
+one. So a conflict means that the document, or a newer one, is there already.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import opensearchpy.exceptions as said
+import pyarrow as pa
+import pyarrow.compute as pc
+from opensearchpy import OpenSearch as Driver
+
+from poundlock.errors import InDoubt, NotAuthorised, Unavailable
+
+logger = logging.getLogger("poundlock")
+
+_BYTES = pa.large_binary()
+_TOLD = 5  # refused documents that an error names
+_LONGEST = 200  # letters of each reason
+
+
+@dataclass(frozen=True)
+class Request:
+    """Actions and documents of some rows, ready to be sent."""
+
+    body: memoryview
+    rows: int
+
+
+def requests(
+    rows: pa.RecordBatch, version: int | None, *, max_bytes: int, max_docs: int
+) -> Iterator[Request]:
+    """Spell rows as bulk requests. Columns: `document`, and `id`, `version`, `delete` if there are.
+
+    Without a version, in a column or given, documents overwrite each other as they come.
+    """
+    lines = _lines(rows, version)
+    ends = np.frombuffer(lines.buffers()[1], np.int64)[lines.offset : lines.offset + len(lines) + 1]
+    body = memoryview(lines.buffers()[2])
+    first = 0
+    while first < len(lines):
+        last = int(np.searchsorted(ends, ends[first] + max_bytes, side="right")) - 1
+        last = min(max(last, first + 1), first + max_docs, len(lines))
+        yield Request(body[ends[first] : ends[last]], last - first)
+        first = last
+
+
+def _lines(rows: pa.RecordBatch, version: int | None) -> pa.Array:
+    """Return the action and the document of each row, as bytes."""
+    names = rows.schema.names
+    document = rows.column("document").cast(pa.large_string()).cast(_BYTES)
+    fields: list[Any] = []
+    if "id" in names:
+        fields += [_scalar('"_id":'), quoted(rows.column("id"))]
+    if "version" in names:
+        fields += [_scalar(',"version_type":"external","version":'), _text(rows.column("version"))]
+    elif version is not None:
+        fields.append(_scalar(f',"version_type":"external","version":{version}'))
+    head, tail = _scalar('{"index":{'), pc.binary_join_element_wise(document, _scalar("\n"), _EMPTY)
+    if "delete" in names:
+        gone = pc.fill_null(rows.column("delete"), False)
+        head = pc.if_else(gone, _scalar('{"delete":{'), head)
+        tail = pc.if_else(gone, _EMPTY, tail)
+    lines = pc.binary_join_element_wise(head, *fields, _scalar("}}\n"), tail, _EMPTY)
+    return lines.combine_chunks() if isinstance(lines, pa.ChunkedArray) else lines
+
+
+def _scalar(text: str) -> pa.Scalar:
+    return pa.scalar(text.encode(), _BYTES)
+
+
+_EMPTY = _scalar("")
+
+
+def _text(column: pa.Array) -> pa.Array:
+    return column.cast(pa.large_string()).cast(_BYTES)
+
+
+def quoted(column: pa.Array) -> pa.Array:
+    """Return texts as JSON strings."""
+    column = column.cast(pa.large_string())
+    if pc.any(pc.match_substring_regex(column, r"[\x00-\x1f]")).as_py():
+        # Control characters in an id: so rare that each may cost a call.
+        column = pa.array(
+            [json.dumps(text)[1:-1] for text in column.to_pylist()], pa.large_string()
+        )
+    else:
+        column = pc.replace_substring(column, "\\", "\\\\")
+        column = pc.replace_substring(column, '"', '\\"')
+    return pc.binary_join_element_wise(_scalar('"'), column.cast(_BYTES), _scalar('"'), _EMPTY)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A document that the server will never take as it is."""
+
+    id: str
+    reason: str
+
+
+class Sender:
+    """Sends requests until every document is there, or one will never be."""
+
+    def __init__(
+        self,
+        client: Driver,
+        index: str,
+        sink: str,
+        *,
+        retries: int,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self._client, self._index, self._sink = client, index, sink
+        self._retries = retries
+        self._sleep = sleep
+
+    def send(self, request: Request) -> list[Refused]:
+        """Return what was refused for good. Raises `Unavailable` after the allowed tries."""
+        body, tries = bytes(request.body), 0
+        refused: list[Refused] = []
+        while True:
+            waiting, why = self._once(body, refused)
+            if not waiting:
+                return refused
+            tries += 1
+            if tries > self._retries:
+                raise Unavailable(
+                    f"index {self._index}: the server did not take {len(waiting)} documents in "
+                    f"{tries} tries, the last time because: {why}",
+                    sink=self._sink,
+                )
+            body = b"".join(waiting)
+            # At random, so that tasks that were refused together do not come back together.
+            self._sleep(min(0.1 * 2**tries, 10.0) * (0.5 + random.random() / 2))
+
+    def _once(self, body: bytes, refused: list[Refused]) -> tuple[list[bytes], str]:
+        """Send once. Return the parts of the body that must be sent again, and why."""
+        try:
+            answer = self._client.bulk(
+                body=body,
+                index=self._index,
+                params={"filter_path": "errors,items.*.status,items.*.error,items.*._id"},
+            )
+        except said.TransportError as error:
+            if error.status_code == 413:
+                return self._halves(body, refused)
+            told = problem(error, f"index {self._index}", self._sink)
+            if isinstance(told, Unavailable):
+                return [body], str(told.args[0])
+            raise told from error
+        if not answer["errors"]:
+            return [], ""
+        parts = _parts(body)
+        waiting, why = list[bytes](), ""
+        for part, item in zip(parts, answer["items"], strict=True):
+            (result,) = item.values()
+            if _is_there(result):
+                continue
+            reason = _reason(result)
+            if _passing(result):
+                waiting.append(part)
+                why = reason
+            else:
+                refused.append(Refused(str(result.get("_id", "")), reason))
+        return waiting, why
+
+    def _halves(self, body: bytes, refused: list[Refused]) -> tuple[list[bytes], str]:
+        """Send a request that is too large for the server as two."""
+        parts = _parts(body)
+        if len(parts) == 1:
+            refused.append(Refused("", "one document is larger than the server takes (413)"))
+            return [], ""
+        waiting, why = list[bytes](), ""
+        middle = len(parts) // 2
+        for half in (parts[:middle], parts[middle:]):
+            again, reason = self._once(b"".join(half), refused)
+            waiting += again
+            why = why or reason
+        return waiting, why
+
+
+def _parts(body: bytes) -> list[bytes]:
+    """Cut a body into its actions, each with its document."""
+    parts: list[bytes] = []
+    lines = iter(body.splitlines(keepends=True))
+    for line in lines:
+        parts.append(line if line.startswith(b'{"delete"') else line + next(lines))
+    return parts
+
+
+def _is_there(result: Any) -> bool:
+    status = result["status"]
+    # 409: this version or a newer one. 404 without an error: deleted before.
+    return status in (200, 201, 409) or (status == 404 and "error" not in result)
+
+
+def _passing(result: Any) -> bool:
+    """Whether the same document may be taken later: the server is busy, full or without a shard."""
+    blocked = result.get("error", {}).get("type") in (
+        "cluster_block_exception",
+        "unavailable_shards_exception",
+        "process_cluster_event_timeout_exception",
+    )
+    return blocked or result["status"] in (429, 500, 502, 503, 504)
+
+
+def _reason(result: Any) -> str:
+    error = result.get("error") or {}
+    texts = [error.get("reason", ""), (error.get("caused_by") or {}).get("reason", "")]
+    text = ": ".join(text for text in texts if text) or "no reason given"
+    return f"{result['status']} {error.get('type', '')}: {text}"[:_LONGEST]
+
+
+def refusal(refused: Sequence[Refused], branch: str, index: str, sink: str) -> InDoubt:
+    """Tell what the server will never take, though the batch is decided."""
+    told = "; ".join(f"{it.id!r}: {it.reason}" for it in refused[:_TOLD])
+    more = f"; and {len(refused) - _TOLD} more" if len(refused) > _TOLD else ""
+    return InDoubt(
+        f"branch {branch} is decided, but index {index} refuses {len(refused)} of its documents: "
+        f"{told}{more}. All others are there. Change the index so that it takes them (add the field "
+        "to the mapping, set ignore_malformed, or reindex into one with other types behind the same "
+        "alias) and start the pipeline again: it sends the branch once more, which changes nothing "
+        "else",
+        sink=sink,
+    )
+
+
+def problem(error: said.TransportError, doing: str, sink: str) -> Exception:
+    """Say in our words why a whole request failed."""
+    status = error.status_code
+    if status in (401, 403) and "cluster_block" not in str(error.error):
+        return NotAuthorised(
+            f"{doing}: the server refuses the user or the password ({status}). The sink needs to read "
+            "the index's mapping and to write to it",
+            sink=sink,
+        )
+    if status == "N/A" or status in (403, 408, 429) or (isinstance(status, int) and status >= 500):
+        kind = type(error).__name__ if status == "N/A" else status
+        return Unavailable(f"{doing}: {kind} {str(error.error)[:_LONGEST]}", sink=sink)
+    return InDoubt(f"{doing}: {status} {str(error.error)[:_LONGEST]}", sink=sink)

@@ -1,0 +1,468 @@
+"""OpenSearch and Elasticsearch: rows into documents, exactly once, by ids and versions.
+
+No search engine holds a transaction. So the rows are kept beside the log until the batch is decided,
+and then sent by tasks. Each document has an id, from a column, and a version that grows with every
+batch; the server keeps the greatest version of each id, so sending twice changes nothing. Nothing of
+a batch that was not decided is ever sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+import opensearchpy.exceptions as said
+import pyarrow as pa
+import pyarrow.compute as pc
+from opensearchpy import OpenSearch as Driver
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.naming import BranchName, name_of, parse_name
+from poundlock.core.participant import Column, Commitment, PreparedBranch, Semantic, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
+from poundlock.errors import BadRow, InDoubt, PoundlockError, UsageError
+from poundlock.kept import KeptBranches, KeptWriter, Shelf
+from poundlock.opensearch.bulk import Refused, Sender, problem, refusal, requests
+from poundlock.opensearch.mapping import compare
+from poundlock.secret import resolve, resolve_all
+
+logger = logging.getLogger("poundlock")
+
+_LONGEST_ID = 512  # bytes; the server's own limit
+_LONGEST_DOCUMENT = 100 << 20  # bytes; http.max_content_length, unless somebody changed it
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_AS_ID = (*_INTEGERS, "boolean", "date", "string")
+
+
+class OpenSearch(KeptBranches):
+    """An index of OpenSearch, or an alias of one.
+
+    Args:
+        index: The index. Create it beforehand, with a mapping that takes every row.
+        url: `https://user:password@host:9200`, several with commas; best as `env:NAME`.
+        id: The column with each document's id. Needed for exactly once.
+        name: The sink's name in its pipeline; the index's by default.
+        version: A column, bigint or timestamp: of several rows with one id the greatest wins, in
+            whatever batch. By default the batch is the version, and one batch may have only one row
+            of each id.
+        delete: A boolean column: true deletes the document.
+        max_bytes, max_docs: Of one bulk request.
+        retries: How often a document that the server cannot take now is sent again, before the
+            coordinator waits and tries anew.
+        timeout: Seconds to wait for an answer.
+        settings: Options of opensearch-py's client, such as `ca_certs` or `http_auth`.
+        semantic: "exactly_once", "at_least_once" or "none".
+    """
+
+    commitment = Commitment.IDEMPOTENT
+    product = "OpenSearch"
+
+    def __init__(
+        self,
+        index: str,
+        *,
+        url: str,
+        id: str | None = None,
+        name: str | None = None,
+        version: str | None = None,
+        delete: str | None = None,
+        max_bytes: int = 8 << 20,
+        max_docs: int = 5000,
+        retries: int = 5,
+        timeout: float = 60.0,
+        settings: Mapping[str, Any] | None = None,
+        semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+    ):
+        label = re.sub(r"[^A-Za-z0-9_-]+", "-", index).strip("-_")[:63]
+        self.name = checked_name("sink name", name or label or "index")
+        self.index = index
+        self.semantic = Semantic(semantic)
+        self.retries, self.timeout = retries, timeout
+        self.max_bytes, self.max_docs = max_bytes, max_docs
+        self._url, self._settings = url, dict(settings or {})
+        self._id, self._version, self._delete = id, version, delete
+        self._columns: dict[str, str] = {}
+        self._client: Driver | None = None
+        self._ids: Shelf | None = None
+        if id is None and self.semantic is Semantic.EXACTLY_ONCE:
+            raise UsageError(
+                f"exactly once needs id=, the column with each document's id: {self.product} gives "
+                "documents without one an id of its own, so one that is sent again would be there "
+                "twice. Name a column, or ask for semantic='at_least_once'",
+                sink=self.name,
+            )
+        if id is None and (version or delete):
+            raise UsageError("version= and delete= need id=", sink=self.name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.index!r}, name={self.name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_client": None}
+
+    def reader_needs(self) -> str:
+        return "a refresh of the index: by itself within a second, as index.refresh_interval says"
+
+    @property
+    def client(self) -> Driver:
+        if self._client is None:
+            self._client = connect(self._url, self._settings, self.timeout, self.name)
+        return self._client
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._client = None
+
+    # Before anything starts.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        wanted: dict[str, str] = {}
+        problems: list[str] = []
+        accepted = {
+            "id": "text, an integer, a boolean or a date",
+            "version": "bigint or timestamp",
+            "delete": "boolean",
+        }
+        named = {"id": self._id, "version": self._version, "delete": self._delete}
+        for role, name in named.items():
+            if name is None:
+                continue
+            if name not in columns:
+                problems.append(f"there is no column {name!r} for the {role}")
+                continue
+            expression = _EXPRESSIONS[role](columns[name])
+            if expression is None:
+                problems.append(
+                    f"column {name!r} has type {columns[name].type}, but the {role} needs "
+                    f"{accepted[role]}"
+                )
+            else:
+                wanted[role] = expression
+        if problems:
+            has = ", ".join(f"{name} {column.type}" for name, column in columns.items())
+            raise UsageError(
+                f"the frame does not fit: {'; '.join(problems)}. It has {has}", sink=self.name
+            )
+        inside = {name: column for name, column in columns.items() if name != self._delete}
+        self._columns = {name: column.type for name, column in inside.items()}
+        if self._needs_one_row_per_id:
+            wanted["hash"] = f"xxhash64({wanted['id']})"
+        return wanted | {"document": _document(inside)}
+
+    @property
+    def _needs_one_row_per_id(self) -> bool:
+        return self.semantic is Semantic.EXACTLY_ONCE and self._version is None
+
+    def preflight(self) -> list[str]:
+        try:
+            self.client.info()
+            found: dict[str, Any] = self.client.indices.get(
+                index=self.index, expand_wildcards="all"
+            )
+        except said.NotFoundError:
+            return [
+                f"index {self.index} does not exist: the first document makes it, with a mapping "
+                "guessed from that document. Create it with the mapping that you want"
+            ]
+        except said.TransportError as error:
+            told = problem(error, f"looking at index {self.index}", self.name)
+            raise (
+                UsageError(*told.args, sink=self.name) if isinstance(told, InDoubt) else told
+            ) from error
+        warnings: list[str] = []
+        for index, content in found.items():
+            if "data_stream" in content:
+                raise UsageError(
+                    f"{self.index} is a data stream, which takes neither ids nor versions from "
+                    "outside: write to an index",
+                    sink=self.name,
+                )
+            wrong, doubtful = compare(content.get("mappings", {}), self._columns)
+            if wrong:
+                raise UsageError(
+                    f"the frame does not fit index {index}: {'; '.join(wrong)}", sink=self.name
+                )
+            warnings += doubtful
+        if len(found) > 1:
+            warnings.append(
+                f"{self.index} stands for {len(found)} indices: rows go to the one that is its write "
+                "index, and a document in another is not replaced"
+            )
+        return warnings
+
+    def attach(self, site: Site) -> None:
+        super().attach(site)
+        # Beside the rows, for no sink has a name with a dot.
+        self._ids = Shelf(f"{site.rows_uri}/{self.name}.ids")
+
+    @property
+    def ids(self) -> Shelf:
+        """Hashes of the ids in each branch: small enough for the driver to compare them all."""
+        assert self._ids is not None
+        return self._ids
+
+    # In a task.
+
+    def letters(self, letters: pa.RecordBatch) -> pa.RecordBatch:
+        if self._id is not None:
+            raise UsageError(
+                "dead letters have no id: send them to a sink with semantic='at_least_once' and "
+                "without id=, or to another system",
+                sink=self.name,
+            )
+        texts = [json.dumps(letter) for letter in letters.to_pylist()]
+        return pa.RecordBatch.from_pydict({"document": pa.array(texts, pa.string())})
+
+    def begin(self, branch: Branch) -> Writer:
+        if self.semantic is Semantic.EXACTLY_ONCE:
+            return KeptDocuments(self, branch)
+        return StraightWriter(self, branch)
+
+    def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
+        version = name.namespace.version(name.batch)
+        refused: list[Refused] = []
+        for batch in rows:
+            refused += self.send_rows(batch, version)
+        if refused:
+            raise refusal(refused, str(name), self.index, self.name)
+
+    def send_rows(self, rows: pa.RecordBatch, version: int | None) -> list[Refused]:
+        sender = Sender(self.client, self.index, self.name, retries=self.retries)
+        refused: list[Refused] = []
+        for request in requests(rows, version, max_bytes=self.max_bytes, max_docs=self.max_docs):
+            refused += sender.send(request)
+        return refused
+
+    # On the driver.
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        answers = super().check(receipts)
+        if not self._needs_one_row_per_id or len(receipts) < 2 or any(answers):
+            return answers
+        twice = self._in_two_branches([receipt.id for receipt in receipts])
+        if not twice:
+            return answers
+        reason = (
+            f"{twice} ids of the batch are also in another task's rows, and which of two rows with one "
+            "id wins would be chance. Name a version= column, or bring them into one task "
+            "(repartition by the id) and keep one of each (dropDuplicates, or an aggregate)"
+        )
+        return [reason] * len(receipts)
+
+    def _in_two_branches(self, branches: Sequence[str]) -> int:
+        """Count the ids that more than one branch has: first by hash, then, if there are any, whole."""
+        hashes = [np.asarray(part.column(0)) for name in branches for part in self.ids.read(name)]
+        values, counts = np.unique(np.concatenate(hashes), return_counts=True)
+        suspects = pa.array(values[counts > 1])
+        if not len(suspects):
+            return 0
+        seen: list[pa.Array] = []
+        for name in branches:
+            for rows in self.shelved.read(name):
+                kept = rows.filter(pc.is_in(rows.column("hash"), value_set=suspects))
+                seen.append(kept.column("id"))
+        return int(np.sum(np.asarray(pc.value_counts(pa.chunked_array(seen)).field("counts")) > 1))
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        states = super().commit(receipts)
+        self._forget([receipt.id for receipt in receipts])
+        return states
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        states = super().abort(strays)
+        self._forget([stray.id for stray in strays])
+        return states
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        super().prune(namespace, floor)
+        names = ((text, parse_name(text)) for text in self.ids.states())
+        self._forget(
+            text
+            for text, name in names
+            if name and (name.namespace, name.sink) == (namespace, self.name) and name.batch < floor
+        )
+
+    def _forget(self, branches: Any) -> None:
+        if self._needs_one_row_per_id:
+            for branch in branches:
+                self.ids.drop(branch, ".arrow")
+
+
+class Elasticsearch(OpenSearch):
+    """An index of Elasticsearch, or an alias of one: as `OpenSearch`, whose requests it understands."""
+
+    product = "Elasticsearch"
+
+
+class KeptDocuments(KeptWriter):
+    """Looks at ids, and keeps the rows beside the log."""
+
+    def __init__(self, sink: OpenSearch, branch: Branch):
+        super().__init__(sink.shelved, branch)
+        self._sink = sink
+        self._hashes = sink.ids.write(str(name_of(branch))) if sink._needs_one_row_per_id else None
+        self._seen = pa.table({"id": pa.array([], pa.string()), "hash": pa.array([], pa.int64())})
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        bad = bad_ids(rows) if "id" in rows.schema.names else {}
+        bad |= {row: reason for row, reason in bad_documents(rows).items() if row not in bad}
+        if self._hashes is not None:
+            bad |= {row: it for row, it in _repeated(rows, self._seen).items() if row not in bad}
+        if bad:
+            first = min(bad)
+            raise BadRow(
+                f"{len(bad)} rows cannot be sent, the first because {bad[first]}",
+                sink=self._sink.name,
+                rows=bad,
+            )
+        super().write(rows)
+        if self._hashes is not None:
+            mine = pa.Table.from_batches([rows.select(["id", "hash"])]).cast(self._seen.schema)
+            self._seen = pa.concat_tables([self._seen, mine])
+            self._hashes.write(rows.select(["hash"]))
+
+    def prepare(self) -> PreparedBranch | None:
+        if self._hashes is not None:
+            self._hashes.finish()  # before the rows: a branch that is found is complete
+        return super().prepare()
+
+    def abort(self) -> None:
+        super().abort()
+        if self._hashes is not None:
+            self._hashes.abort()
+
+
+class StraightWriter(Writer):
+    """Sends rows as they come: a replay sends them again."""
+
+    def __init__(self, sink: OpenSearch, branch: Branch):
+        self._sink, self._name = sink, str(name_of(branch))
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        try:
+            refused = self._sink.send_rows(rows, None)
+            if refused:
+                raise BadRow(
+                    f"index {self._sink.index} refuses {len(refused)} documents, the first because: "
+                    f"{refused[0].reason}",
+                    sink=self._sink.name,
+                )
+        except PoundlockError as error:
+            if self._sink.semantic is not Semantic.NONE:
+                raise
+            logger.warning("sink %s: rows were lost, as semantic NONE allows: %s",
+                           self._sink.name, error)  # fmt: skip
+
+    def prepare(self) -> PreparedBranch | None:
+        return None
+
+    def abort(self) -> None:
+        """What was sent, is sent."""
+
+
+def connect(url: str, settings: Mapping[str, Any], timeout: float, sink: str) -> Driver:
+    """Open a client. User and password are taken out of the addresses: errors show addresses."""
+    texts = {name: value for name, value in settings.items() if isinstance(value, str)}
+    options: dict[str, Any] = dict(settings) | resolve_all(texts)
+    hosts: list[str] = []
+    for address in resolve("url", url).split(","):
+        try:
+            parts = urlsplit(address.strip())
+            port = parts.port or (443 if parts.scheme == "https" else 9200)
+        except ValueError:
+            parts, port = urlsplit(""), 0
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(
+                "url cannot be understood: write https://user:password@host:9200, several with commas",
+                sink=sink,
+            )
+        if parts.username:
+            options.setdefault("http_auth", (parts.username, parts.password or ""))
+        name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        hosts.append(urlunsplit((parts.scheme, f"{name}:{port}", parts.path, "", "")))
+    # Our own retries know which documents to send again; the driver's do not.
+    return Driver(hosts, timeout=timeout, max_retries=0, retry_on_timeout=False, **options)
+
+
+def bad_ids(rows: pa.RecordBatch) -> dict[int, str]:
+    """Return the rows whose ids the server does not take."""
+    ids = rows.column("id")
+    lengths = pc.binary_length(ids.cast(pa.large_string()).cast(pa.large_binary()))
+    sizes = np.asarray(pc.fill_null(lengths, -1))
+    reasons = {-1: "the id is null", 0: "the id is empty"}
+    return {
+        int(row): reasons.get(int(sizes[row]), f"the id is longer than {_LONGEST_ID} bytes")
+        for row in np.flatnonzero((sizes <= 0) | (sizes > _LONGEST_ID))
+    }
+
+
+def bad_documents(rows: pa.RecordBatch) -> dict[int, str]:
+    """Return the rows that cannot become a document."""
+    sizes = np.asarray(pc.fill_null(pc.binary_length(rows.column("document")), 0))
+    bad = {
+        int(row): "the document is larger than 100 MiB"
+        for row in np.flatnonzero(sizes > _LONGEST_DOCUMENT)
+    }
+    if "version" in rows.schema.names:
+        versions = np.asarray(pc.fill_null(rows.column("version"), -1))
+        bad |= {int(row): "the version is null or negative" for row in np.flatnonzero(versions < 0)}
+    return bad
+
+
+def _repeated(rows: pa.RecordBatch, seen: pa.Table) -> dict[int, str]:
+    """Return the rows whose id another row of the branch has had before; by hash first."""
+    hashes = np.asarray(rows.column("hash"))
+    if (
+        len(np.unique(hashes)) == len(hashes)
+        and not np.isin(hashes, np.asarray(seen["hash"])).any()
+    ):
+        return {}
+    before = set(seen["id"].to_pylist())
+    reason = (
+        "another row of the batch has the same id, and which of them wins would be chance: name a "
+        "version= column, or keep one row of each id (dropDuplicates, or an aggregate)"
+    )
+    bad: dict[int, str] = {}
+    for row, text in enumerate(rows.column("id").to_pylist()):
+        if text in before:
+            bad[row] = reason
+        before.add(text)
+    return bad
+
+
+def _as_id(column: Column) -> str | None:
+    if column.type == "string":
+        return column.sql
+    return f"CAST({column.sql} AS STRING)" if column.type in _AS_ID else None
+
+
+def _as_version(column: Column) -> str | None:
+    if column.type in _INTEGERS:
+        return f"CAST({column.sql} AS BIGINT)"
+    if column.type in ("timestamp", "timestamp_ntz"):
+        return f"unix_micros(CAST({column.sql} AS TIMESTAMP))"
+    return None
+
+
+_EXPRESSIONS = {
+    "id": _as_id,
+    "version": _as_version,
+    "delete": lambda column: column.sql if column.type == "boolean" else None,
+}
+
+
+def _document(columns: Mapping[str, Column]) -> str:
+    def quoted(name: str) -> str:
+        escaped = name.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+
+    fields = ", ".join(f"{quoted(name)}, {column.sql}" for name, column in columns.items())
+    options = "map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\")"
+    return f"to_json(named_struct({fields}), {options})"
