@@ -1,0 +1,164 @@
+"""What the database says of a table: columns, unique indexes, and what can refuse a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import Connection, sql
+
+from poundlock.errors import UsageError
+
+_RANDOM = ("nextval(", "gen_random_uuid(", "uuid_generate_v", "uuidv7(", "uuidv4(")
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """One column."""
+
+    name: str
+    type: str  # pg_type's name for it, that of a domain's base; "enum" for any of them
+    typmod: int
+    declared: str  # as `\\d` shows it, collation included
+    required: bool  # NOT NULL
+    filled: bool  # has a default or is an identity
+    default: str
+    generated: bool
+    identity: str  # 'a' always, 'd' by default, '' none
+
+    @property
+    def unlike_any(self) -> bool:
+        """Whether the value that the table fills in is a new one each time."""
+        return bool(self.identity) or any(word in self.default for word in _RANDOM)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A unique index or an exclusion constraint: two rows may wait for each other there."""
+
+    name: str
+    columns: tuple[str | None, ...]  # None: an expression
+    plain: bool  # unique, at once, over columns, for all rows: what ON CONFLICT can name
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A CHECK constraint."""
+
+    name: str
+    definition: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as rows see it."""
+
+    oid: int
+    schema: str
+    name: str
+    columns: tuple[TableColumn, ...]
+    indexes: tuple[Index, ...]
+    checks: tuple[Check, ...]
+    hurdles: tuple[str, ...]  # what no table beside it can carry: foreign keys, triggers, ...
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    def column(self, name: str) -> TableColumn | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+
+def read_table(connection: Connection[Any], schema: str | None, name: str) -> Table:
+    """Read a table from the catalog. Raises `UsageError` if it is none that rows can go to."""
+    wanted = sql.Identifier(schema, name) if schema else sql.Identifier(name)
+    found = connection.execute(
+        "SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relrowsecurity FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)",
+        [wanted.as_string(connection)],
+    ).fetchone()
+    if found is None:
+        raise UsageError(
+            f"there is no table {wanted.as_string(connection)} in database "
+            f"{connection.info.dbname}. Create it, or give schema= and the name as it is spelled"
+        )
+    oid, schema_name, table_name, kind, secured = found
+    if kind not in ("r", "p"):
+        raise UsageError(f"{schema_name}.{table_name} is not a table that rows can be written to")
+    hurdles = [row[0] for row in connection.execute(_HURDLES, {"table": oid}).fetchall()]
+    if kind == "p":
+        hurdles.append("its partitions")
+    if secured:
+        hurdles.append("row level security")
+    return Table(
+        oid,
+        schema_name,
+        table_name,
+        tuple(TableColumn(*row) for row in connection.execute(_COLUMNS, [oid]).fetchall()),
+        tuple(
+            Index(index, tuple(columns), plain)
+            for index, columns, plain in connection.execute(_INDEXES, [oid]).fetchall()
+        ),
+        tuple(
+            Check(check, definition.replace(" NOT VALID", "").replace(" NO INHERIT", ""),
+                  tuple(columns or ()))
+            for check, definition, columns in connection.execute(_CHECKS, [oid]).fetchall()
+            if not definition.endswith("NOT ENFORCED")
+        ),
+        tuple(hurdles),
+    )  # fmt: skip
+
+
+_COLUMNS = """
+SELECT a.attname,
+       CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname::text END,
+       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
+       format_type(a.atttypid, a.atttypmod) || coalesce(
+           CASE WHEN a.attcollation <> t.typcollation
+                THEN ' COLLATE ' || quote_ident(m.nspname) || '.' || quote_ident(l.collname) END, ''),
+       a.attnotnull OR t.typnotnull,
+       (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '' OR t.typdefault IS NOT NULL,
+       CASE WHEN a.attgenerated = '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END,
+       a.attgenerated <> '',
+       a.attidentity::text
+FROM pg_attribute a
+JOIN pg_type t ON t.oid = a.atttypid
+JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
+LEFT JOIN pg_namespace m ON m.oid = l.collnamespace
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attnum
+"""
+
+_INDEXES = """
+SELECT c.relname::text,
+       ARRAY(SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY AS k (number, place)
+             LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+                                      AND k.number > 0
+             WHERE k.place <= i.indnkeyatts ORDER BY k.place),
+       i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND i.indislive
+ORDER BY 1
+"""
+
+_CHECKS = """
+SELECT c.conname::text, pg_get_constraintdef(c.oid),
+       ARRAY(SELECT a.attname::text FROM pg_attribute a
+             WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey))
+FROM pg_constraint c WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1
+"""
+
+_HURDLES = """
+SELECT 'foreign key ' || conname FROM pg_constraint
+WHERE contype = 'f' AND %(table)s IN (conrelid, confrelid)
+UNION ALL
+SELECT 'exclusion constraint ' || conname FROM pg_constraint
+WHERE contype = 'x' AND conrelid = %(table)s
+UNION ALL
+SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(table)s AND NOT tgisinternal
+UNION ALL
+SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(table)s
+"""

@@ -1,0 +1,195 @@
+"""The witness: a row for every branch that is over, written in the transaction that ends it.
+
+Whether a branch was committed is asked by trying to write its tombstone. The key lets only one of the
+two in: a tombstone that enters proves that the branch was not committed and never will be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg import Connection, errors, sql
+
+from poundlock.core.model import Namespace
+from poundlock.core.protocol import BranchState
+from poundlock.errors import NotAuthorised
+from poundlock.postgres.target import Target, read_id
+
+_LOCK = 0x706F756E646C6F63  # for all who might create the schema at once
+_STATES = {"committed": BranchState.COMMITTED, "aborted": BranchState.ABORTED}
+
+
+def exists(connection: Connection[Any], target: Target) -> bool:
+    found = connection.execute(
+        "SELECT to_regclass(%s)", [target.witness.as_string(connection)]
+    ).fetchone()
+    return found is not None and found[0] is not None
+
+
+def missing_grant(connection: Connection[Any], target: Target) -> str | None:
+    """Return the GRANT that is lacking for witness and staging; None if all is well."""
+    # has_schema_privilege fails for a schema that does not exist; there it is the database that counts.
+    role, has_schema, may = connection.execute(
+        "SELECT quote_ident(current_user), to_regnamespace(%(name)s) IS NOT NULL, "
+        "CASE WHEN to_regnamespace(%(name)s) IS NULL "
+        "THEN has_database_privilege(current_database(), 'CREATE') "
+        "ELSE has_schema_privilege(to_regnamespace(%(name)s)::oid, 'CREATE, USAGE') END",
+        {"name": sql.Identifier(target.witness_schema).as_string(connection)},
+    ).fetchone() or ("", False, False)
+    schema = sql.Identifier(target.witness_schema).as_string(connection)
+    if not may and has_schema:
+        return f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {role}"
+    if not may:
+        database = sql.Identifier(connection.info.dbname).as_string(connection)
+        return f"GRANT CREATE ON DATABASE {database} TO {role}"
+    table = target.witness.as_string(connection)
+    if has_schema and exists(connection, target):
+        found = connection.execute(
+            "SELECT bool_and(has_table_privilege(%s, word)) "
+            "FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) word",
+            [table],
+        ).fetchone()
+        if found is not None and not found[0]:
+            return f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}"
+    return None
+
+
+def ensure(connection: Connection[Any], target: Target) -> None:
+    """Create the witness's schema and table where they are missing. In autocommit."""
+    if exists(connection, target):
+        return
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            schema = sql.Identifier(target.witness_schema)
+            found = connection.execute(
+                "SELECT to_regnamespace(%s) IS NULL", [schema.as_string(connection)]
+            ).fetchone()
+            if found is not None and found[0]:
+                connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
+            connection.execute(_CREATE.format(target.witness))
+    except errors.InsufficientPrivilege:
+        grant = missing_grant(connection, target)
+        raise NotAuthorised(
+            f"the witness table {target.witness_schema}.witness cannot be created: "
+            f"{grant or 'the role lacks a permission'}; or have it created once by a role that may",
+            sink=target.sink,
+        ) from None
+
+
+_CREATE = sql.SQL("""
+CREATE TABLE IF NOT EXISTS {} (
+    branch text PRIMARY KEY,
+    pipeline text NOT NULL,
+    identity text NOT NULL,
+    generation bigint NOT NULL,
+    sink text NOT NULL,
+    batch bigint NOT NULL,
+    state text NOT NULL CHECK (state IN ('committed', 'aborted')),
+    at timestamptz NOT NULL DEFAULT now()
+)""")
+_CLAIM = sql.SQL("{} ON CONFLICT (branch) DO NOTHING RETURNING branch")
+_INSERT = sql.SQL("""
+INSERT INTO {} (branch, pipeline, identity, generation, sink, batch, state)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::bigint[],
+                     %s::text[])
+""")
+
+
+def _columns(branches: Sequence[str], state: str) -> list[list[Any]]:
+    rows = []
+    for branch in branches:
+        parsed = read_id(branch)
+        assert parsed is not None, branch
+        name = parsed[0]
+        space = name.namespace
+        rows.append(
+            (branch, space.pipeline, space.identity, name.generation, name.sink, name.batch, state)
+        )
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def insert(connection: Connection[Any], target: Target, branch: str) -> None:
+    """Write the witness that this branch was committed, as a part of it."""
+    connection.execute(_INSERT.format(target.witness), _columns([branch], "committed"))
+
+
+def claim(
+    connection: Connection[Any], target: Target, branches: Sequence[str], state: str
+) -> dict[str, BranchState | None]:
+    """Write a witness for each branch that has none. Return what those say that had one.
+
+    None: the witness is the one just written. Waits for whoever is about to end the branch.
+    """
+    if not branches:
+        return {}
+    # In one order for all, or two who claim the same would wait for each other.
+    ordered = sorted(branches)
+    written = connection.execute(
+        _CLAIM.format(_INSERT.format(target.witness)),
+        _columns(ordered, state),
+    ).fetchall()
+    mine = {row[0] for row in written}
+    said = states(connection, target, [branch for branch in ordered if branch not in mine])
+    return {
+        branch: None if branch in mine else said.get(branch, BranchState.NO_WITNESS)
+        for branch in branches
+    }
+
+
+def states(
+    connection: Connection[Any], target: Target, branches: Sequence[str]
+) -> Mapping[str, BranchState]:
+    """Return what the witnesses of these branches say, as far as there are any."""
+    found = connection.execute(
+        sql.SQL("SELECT branch, state FROM {} WHERE branch = ANY (%s)").format(target.witness),
+        [list(branches)],
+    ).fetchall()
+    return {branch: _STATES[state] for branch, state in found}
+
+
+def set_aborted(connection: Connection[Any], target: Target, branches: Sequence[str]) -> None:
+    """Turn claims of this very transaction into tombstones."""
+    connection.execute(
+        sql.SQL("UPDATE {} SET state = 'aborted' WHERE branch = ANY (%s)").format(target.witness),
+        [list(branches)],
+    )
+
+
+def settle(connection: Connection[Any], target: Target, branch: str) -> BranchState:
+    """Prove how a branch ended that is no longer open: by its tombstone. In autocommit."""
+    ensure(connection, target)
+    try:
+        with connection.transaction():
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
+            said = claim(connection, target, [branch], "aborted")[branch]
+    except errors.LockNotAvailable:
+        return BranchState.PREPARED  # whoever holds its witness has not ended it
+    return BranchState.ABORTED if said is None else said
+
+
+def newest_generation(connection: Connection[Any], target: Target, namespace: Namespace) -> int:
+    if not exists(connection, target):
+        return 0
+    found = connection.execute(
+        sql.SQL(
+            "SELECT coalesce(max(generation), 0) FROM {} WHERE pipeline = %s AND identity = %s"
+        ).format(target.witness),
+        [namespace.pipeline, namespace.identity],
+    ).fetchone()
+    return int(found[0]) if found else 0
+
+
+def prune(connection: Connection[Any], target: Target, namespace: Namespace, floor: int) -> None:
+    """Forget the batches below `floor`, but never the newest generation."""
+    if not exists(connection, target):
+        return
+    connection.execute(
+        sql.SQL(
+            "DELETE FROM {0} WHERE pipeline = %(p)s AND identity = %(i)s AND sink = %(s)s "
+            "AND batch < %(floor)s AND branch <> (SELECT branch FROM {0} "
+            "WHERE pipeline = %(p)s AND identity = %(i)s ORDER BY generation DESC, batch DESC LIMIT 1)"
+        ).format(target.witness),
+        {"p": namespace.pipeline, "i": namespace.identity, "s": target.sink, "floor": floor},
+    )

@@ -1,0 +1,361 @@
+"""PostgreSQL: rows into a table, exactly once, appended or upserted by key.
+
+A branch waits for the decision in one of two ways. Prepared: COPY into the target, a witness row,
+PREPARE TRANSACTION; the server holds it. Staged: COPY into a table beside the target, and after the
+decision all tables of the batch are moved in one transaction. See `poundlock.postgres`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg import Connection, sql
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.participant import Column, Commitment, Participant, Semantic
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
+from poundlock.errors import NotAuthorised, Parted, Unavailable, UsageError
+from poundlock.postgres import prepared, staged, witness
+from poundlock.postgres.catalog import Index, Table, read_table
+from poundlock.postgres.move import FLAG, hurdles
+from poundlock.postgres.session import Driver, system_of, translated
+from poundlock.postgres.target import Target
+from poundlock.postgres.types import family, misfit
+from poundlock.postgres.writer import Mode, PostgresWriter
+
+_OLDEST = 120_000
+_JSON = "to_json({}, map('ignoreNullFields', 'false'))"
+
+
+class Postgres(Participant):
+    """A table in PostgreSQL.
+
+    Args:
+        table: The table, as "table" or "schema.table".
+        dsn: Where, as libpq takes it, or `env:NAME` or `file:PATH` of it.
+        name: The sink's name in its pipeline; the table's by default.
+        schema: The table's schema; else the first of the search path that has it.
+        key: Columns with a unique index: rows with a key that is there replace what is there.
+        delete: A boolean column of the frame: rows in which it is true are deleted by their key. It is
+            not written.
+        order_by: The column that chooses between rows of one batch with one key: the highest wins.
+            Without it such rows are refused.
+        mode: "prepared" or "staged"; by default staged with a key, else prepared.
+        key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
+        witness_schema: Where the witness and the staging tables are; made if it is missing.
+        lock_timeout: Seconds that a statement waits for a lock.
+        connections: How many may be open at once, checked against the server's limit; by default
+            as many as Spark runs tasks, and one for the driver.
+        semantic: "exactly_once", "at_least_once" or "none".
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        dsn: str,
+        name: str | None = None,
+        schema: str | None = None,
+        key: Sequence[str] | str | None = None,
+        delete: str | None = None,
+        order_by: str | None = None,
+        mode: str | None = None,
+        key_partitioned: bool = False,
+        witness_schema: str = "poundlock",
+        lock_timeout: float = 10.0,
+        connections: int | None = None,
+        semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+    ):
+        if schema is None and "." in table:
+            schema, _, table = table.partition(".")
+        self.name = checked_name("sink name", name or table)
+        self.semantic = Semantic(semantic)
+        keys = (key,) if isinstance(key, str) else tuple(key or ())
+        if mode not in (None, "prepared", "staged"):
+            raise UsageError(f"mode={mode!r}: give 'prepared' or 'staged'", sink=self.name)
+        for option, value in (("delete", delete), ("order_by", order_by)):
+            if value is not None and not keys:
+                raise UsageError(f"{option}={value!r} needs key=", sink=self.name)
+        if lock_timeout <= 0:
+            raise UsageError("lock_timeout must be more than 0 seconds", sink=self.name)
+        self.mode = Mode(mode) if mode else (Mode.STAGED if keys else Mode.PREPARED)
+        self.commitment = (
+            Commitment.STAGED if self.mode is Mode.STAGED else Commitment.TRANSACTIONAL
+        )
+        self.connections = connections
+        self.target = Target(
+            self.name, dsn, schema, table, keys, delete, order_by, witness_schema, lock_timeout,
+            key_partitioned,
+        )  # fmt: skip
+        self._types: dict[str, str] = {}  # of the frame's columns, once it is known
+        self._table: Table | None = None
+        self._tasks: int | None = None
+        self._driver: Driver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_driver": None}
+
+    def __repr__(self) -> str:
+        return f"Postgres({self.target.table!r}, name={self.name!r}, mode={self.mode.value!r})"
+
+    # What the frame must have.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        target, problems = self.target, list[str]()
+        wanted: dict[str, str] = {}
+        types: dict[str, str] = {}
+        for name, column in columns.items():
+            if name == target.delete:
+                if column.type != "boolean":
+                    problems.append(
+                        f"column {name!r} has type {column.type}, but delete= needs boolean"
+                    )
+                wanted[FLAG] = f"coalesce({column.sql}, false)"
+                continue
+            kind = family(column.type)
+            if kind is None:
+                problems.append(f"column {name!r} has type {column.type}, which no table can hold")
+            wanted[name] = _JSON.format(column.sql) if kind == "json" else column.sql
+            types[name] = column.type
+        for option, names in (
+            ("key", target.key),
+            ("delete", [target.delete] if target.delete else []),
+            ("order_by", [target.order_by] if target.order_by else []),
+        ):
+            problems += [
+                f"there is no column {name!r} for {option}="
+                for name in names
+                if name not in columns
+            ]
+        if problems:
+            raise UsageError(
+                f"the frame does not fit: {'; '.join(problems)}. It has "
+                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
+                sink=self.name,
+            )
+        self._types = types
+        return wanted
+
+    def attach(self, site: Site) -> None:
+        if site.spark is not None:
+            self._tasks = int(site.spark.sparkContext.defaultParallelism)
+
+    # What the server must offer.
+
+    def preflight(self) -> list[str]:
+        with self.driver.use() as connection:
+            self._check_server(connection)
+            table = read_table(connection, self.target.schema, self.target.table)
+            self._check_columns(table)
+            self._check_rights(connection, table)
+            self._check_mode(connection, table)
+            self._table = table
+            return self._warnings(connection, table)
+
+    def _check_server(self, connection: Connection[Any]) -> None:
+        version = connection.info.server_version
+        if version < _OLDEST:
+            raise UsageError(
+                f"the server is PostgreSQL {version // 10_000}; 12 or later is needed",
+                sink=self.name,
+            )
+        found = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+        if found and found[0]:
+            raise UsageError(
+                "the server is a standby, which cannot be written to: give the primary in dsn, or "
+                "several hosts with target_session_attrs=read-write",
+                sink=self.name,
+            )
+
+    def _check_columns(self, table: Table) -> None:
+        """Name every difference between the frame and the table, column by column."""
+        target, problems = self.target, list[str]()
+        for name, spark in self._types.items():
+            column = table.column(name)
+            reason = "the table has no such column" if column is None else misfit(spark, column)
+            if reason is not None:
+                problems.append(f"{name}: {reason}")
+        if self._types:
+            problems += [
+                f"{column.name}: the table requires it, and the frame has no such column"
+                for column in table.columns
+                if column.name not in self._types
+                and column.required
+                and not (column.filled or column.generated)
+            ]
+        problems += [
+            f"{name}: the table has no such column, and it is in key= or order_by="
+            for name in (*target.key, *([target.order_by] if target.order_by else []))
+            if table.column(name) is None and name not in self._types
+        ]
+        if problems:
+            raise UsageError(
+                f"the frame does not fit table {table.schema}.{table.name}: " + "; ".join(problems),
+                sink=self.name,
+            )
+        if target.key and not any(
+            index.plain and set(index.columns) == set(target.key) for index in table.indexes
+        ):
+            names = ", ".join(target.key)
+            raise UsageError(
+                f"{table.schema}.{table.name} has no unique index on exactly ({names}), by which "
+                f"rows could be replaced: CREATE UNIQUE INDEX ON {table.schema}.{table.name} ({names})",
+                sink=self.name,
+            )
+
+    def _check_rights(self, connection: Connection[Any], table: Table) -> None:
+        words = ["INSERT"]
+        if self.target.key:
+            words += ["SELECT", "UPDATE", *(["DELETE"] if self.target.delete else [])]
+        found = connection.execute(
+            "SELECT word, has_table_privilege(%s::oid, word) FROM unnest(%s::text[]) word",
+            [table.oid, words],
+        ).fetchall()
+        lacking = ", ".join(word for word, may in found if not may)
+        role = sql.Identifier(connection.info.user).as_string(connection)
+        if lacking:
+            name = table.identifier.as_string(connection)
+            raise NotAuthorised(
+                f"the role may not write to the table: GRANT {lacking} ON {name} TO {role}",
+                sink=self.name,
+            )
+        if self.semantic is Semantic.EXACTLY_ONCE or self.target.key:
+            grant = witness.missing_grant(connection, self.target)
+            if grant is not None:
+                raise NotAuthorised(
+                    f"witness and staging tables cannot be made: {grant}", sink=self.name
+                )
+
+    def _check_mode(self, connection: Connection[Any], table: Table) -> None:
+        if self.mode is not Mode.PREPARED or self.semantic is not Semantic.EXACTLY_ONCE:
+            return
+        if _setting(connection, "max_prepared_transactions") == 0:
+            raise UsageError(
+                "max_prepared_transactions is 0, so the server prepares nothing. Use mode='staged', "
+                "which needs nothing; or ALTER SYSTEM SET max_prepared_transactions = 64 and restart "
+                "the server",
+                sink=self.name,
+            )
+        meeting = [index.name for index in table.indexes if self._may_meet(table, index)]
+        if not self.target.key_partitioned and (self.target.key or meeting):
+            by = f"unique index {meeting[0]}" if meeting else f"key {', '.join(self.target.key)}"
+            raise UsageError(
+                f"two tasks that write one key ({by}) would wait for each other's prepared branch "
+                "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
+                "key (repartition), say so with key_partitioned=True",
+                sink=self.name,
+            )
+
+    def _may_meet(self, table: Table, index: Index) -> bool:
+        """Whether two tasks can write the same entry: not where the table makes up a part of it."""
+        for name in index.columns:
+            column = table.column(name) if name else None
+            if column is not None and column.unlike_any and name not in self._types:
+                return False
+        return True
+
+    def _warnings(self, connection: Connection[Any], table: Table) -> list[str]:
+        warnings: list[str] = []
+        free = _setting(connection, "max_connections") - _setting(
+            connection, "superuser_reserved_connections"
+        )
+        wanted = self.connections or (self._tasks + 1 if self._tasks else 1)
+        if wanted > free:
+            raise UsageError(
+                f"{wanted} connections are wanted (one for each task that runs at once, and one for "
+                f"the driver), and the server has {free}: raise its max_connections, or run fewer "
+                "tasks at once",
+                sink=self.name,
+            )
+        if self.mode is Mode.PREPARED and self.semantic is Semantic.EXACTLY_ONCE:
+            limit = _setting(connection, "max_prepared_transactions")
+            if self._tasks is not None and limit < 2 * self._tasks:
+                warnings.append(
+                    f"max_prepared_transactions is {limit}: a batch with more tasks than that will be "
+                    "refused"
+                )
+        for name in ("fsync", "full_page_writes"):
+            found = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
+            if found and found[0] == "off":
+                warnings.append(
+                    f"the server runs with {name} = off: what it acknowledges can be lost"
+                )
+        if self.mode is Mode.STAGED and self._types:
+            rehearsed = hurdles(self.target, table, tuple(self._types))
+            if rehearsed:
+                warnings.append(
+                    f"each move is rehearsed before the decision, which takes twice the time, for "
+                    f"staging cannot carry {', '.join(rehearsed[:3])}"
+                )
+        return warnings
+
+    # In a task.
+
+    def begin(self, branch: Branch) -> PostgresWriter:
+        return PostgresWriter(self.target, self.mode, self.semantic, self._table, branch)
+
+    # On the driver.
+
+    @property
+    def _branches(self) -> Any:
+        return staged if self.mode is Mode.STAGED else prepared
+
+    @property
+    def driver(self) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(self.target.dsn, self.name)
+        return self._driver
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        with self.driver.use() as connection:
+            self._same_system(connection, receipts)
+            return self._branches.check(connection, self.target, receipts)
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        with self.driver.use() as connection:
+            self._same_system(connection, receipts)
+            states = self._branches.commit(connection, self.target, receipts)
+        if BranchState.UNREACHABLE in states:
+            self.close()
+        return states
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        with self.driver.use() as connection:
+            return self._branches.find(connection, self.target, namespace)
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        with self.driver.use() as connection:
+            return self._branches.abort(connection, self.target, strays)
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        with self.driver.use() as connection:
+            return self._branches.newest_generation(connection, self.target, namespace)
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        with self.driver.use() as connection:
+            witness.prune(connection, self.target, namespace, floor)
+
+    def close(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+
+    def _same_system(self, connection: Connection[Any], receipts: Sequence[Receipt]) -> None:
+        """A server that never had the branches cannot say that they are lost."""
+        there = {str(receipt.handle.get("system")) for receipt in receipts} - {"None"}
+        with translated(self.name):
+            here = system_of(connection) if there else None
+        if here is not None and there != {str(here)}:
+            raise Parted(
+                f"branch {receipts[0].id} was written to another PostgreSQL cluster than the one that "
+                "dsn leads to now: connect to that one, or to a standby of it that was promoted",
+                sink=self.name,
+            )
+
+
+def _setting(connection: Connection[Any], name: str) -> int:
+    found = connection.execute("SELECT current_setting(%s)::int", [name]).fetchone()
+    if found is None:
+        raise Unavailable(f"the server does not say what {name} is")
+    return int(found[0])

@@ -1,0 +1,16 @@
+"""PostgreSQL, rows upserted by key, staged in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import subject_postgres
+from .subject import Subject
+
+
+@contextmanager
+def started(directory: Path) -> Iterator[Subject]:
+    with subject_postgres.started(directory, {"key": ["number"], "order_by": None}) as subject:
+        yield subject
