@@ -10,17 +10,17 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from poundlock.core.inspector import Found, Inspector
 from poundlock.core.log import FileLog, TransactionLog
 from poundlock.core.model import Generation, Json, Receipt, Ruled, Ruling, Stray
-from poundlock.core.protocol import BranchState, LogState, Stage
+from poundlock.core.naming import owner_of
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import BatchStory, BranchState, LogState, Stage
 from poundlock.errors import UsageError
-from poundlock.kafka.branches import KafkaBranches, parse_id, stray_of
-from poundlock.sinks.kafka import Kafka
-from poundlock.sources.kafka import GroupOffsetsParticipant
 
 _PATIENCE_S = 30.0  # for a commit to reach every partition
 
@@ -32,6 +32,7 @@ class Line:
     id: str
     pipeline: str
     sink: str
+    system: str  # Kafka, PostgreSQL, ...; empty where no system shows it
     generation: int
     batch: int | None
     decision: str  # commit, finished, none (so it will be aborted), or unknown without a log
@@ -44,6 +45,18 @@ class Line:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A branch that a system holds open."""
+
+    system: Inspector
+    found: Found
+
+    @property
+    def stray(self) -> Stray:
+        return self.found.stray
 
 
 def whoami() -> str:
@@ -73,13 +86,15 @@ def open_log(location: str) -> TransactionLog:
 
 
 class Desk:
-    """Where a person sits: a log, the brokers, or both."""
+    """Where a person sits: a log, the systems, or both."""
 
-    def __init__(self, log: TransactionLog | None, settings: Mapping[str, str] | None):
-        if log is None and settings is None:
-            raise UsageError("give --log, --bootstrap-servers or both: there is nowhere to look")
+    def __init__(self, log: TransactionLog | None, systems: Sequence[Inspector] = ()):
+        if log is None and not systems:
+            raise UsageError(
+                "give --log, the address of a system, or both: there is nowhere to look"
+            )
         self.log = log
-        self.settings = settings
+        self.systems = systems
         self.state = log.load() if log else LogState()
         if log is not None and self.state.generation is None:
             raise UsageError(f"the log at {log.uri} is empty: no pipeline has used it yet")
@@ -88,13 +103,13 @@ class Desk:
 
     def lines(self) -> list[Line]:
         """List what is in doubt: decided and unfinished, or open in a system."""
-        found = {stray.id: stray for stray in self._strays()}
+        found = {(open_.found.stray.sink, open_.found.stray.id): open_ for open_ in self._open()}
         lines: list[Line] = []
         for story in self.state.unfinished:
             for receipt in story.receipts:
-                stray = found.pop(receipt.id, None)
-                lines.append(self._decided_line(story.decided.batch, receipt, stray))
-        lines += [self._stray_line(stray) for stray in found.values()]
+                open_ = found.pop((receipt.sink, receipt.id), None)
+                lines.append(self._decided_line(story, receipt, open_))
+        lines += [self._stray_line(open_) for open_ in found.values()]
         return sorted(lines, key=lambda line: (line.batch is None, line.batch or 0, line.id))
 
     def show(self, id: str) -> dict[str, Any]:
@@ -111,13 +126,10 @@ class Desk:
                         {"record": entry.number, "kind": kind, "at": entry.at, "batch": batch,
                          "stage": stage, "receipt": receipt.to_json()}
                     )  # fmt: skip
-        now: dict[str, Any] | None = None
-        if self.settings is not None:
-            described = self._branches("any").client.describe([id])[id]
-            if described is not None:
-                now = asdict(described) | {"partitions": sorted(described.partitions)}
+        told = ((system.system, system.describe(id)) for system in self.systems)
+        now = next(({"system": name} | known for name, known in told if known is not None), None)
         if not history and now is None:
-            raise UsageError(f"neither the log nor the brokers know {id!r}: give the exact id")
+            raise UsageError(f"neither the log nor the systems know {id!r}: give the exact id")
         audits = [audit for audit in (self.log.audits() if self.log else []) if audit["id"] == id]
         return {"id": id, "system": now, "log": history, "audit": audits}
 
@@ -138,30 +150,35 @@ class Desk:
 
     def abort(self, id: str) -> BranchState:
         """Abort an open branch that no decision names."""
-        stray = self.abortable(id)
-        state = self._branches(stray.sink).abort([stray])[0]
+        found = self.abortable(id)
+        participant = found.system.participant(found.stray.sink)
+        assert participant is not None, "whoever lists a branch can abort it"
+        state = participant.abort([found.stray])[0]
         self._audit("abort", id, outcome=state.value)
         return state
 
-    def abortable(self, id: str) -> Stray:
+    def abortable(self, id: str) -> Open:
         """Return the open branch to abort. Raises `UsageError` where the log forbids it."""
         log, generation = self._need_log(), self.state.generation
         assert generation is not None
-        parsed = parse_id(id)
-        if parsed is None or parsed[0] != generation.namespace:
-            raise UsageError(
-                f"{id!r} is not a branch of the log at {log.uri}, which belongs to pipeline "
-                f"{generation.namespace.pipeline!r} with identity {generation.namespace.identity}"
-            )
         if any(id == held for _, held in self.state.held()):
             raise UsageError(
                 f"the log has decided to commit {id}: it may not be aborted. To finish it now, run "
                 "'poundlock txn commit'"
             )
-        for stray in self._strays():
-            if stray.id == id:
-                return stray
-        raise UsageError(f"{id} is not open: there is nothing to abort")
+        for open_ in self._open(every=True):
+            if open_.stray.id != id:
+                continue
+            if open_.found.namespace != generation.namespace:
+                break
+            return open_
+        else:
+            if owner_of(id) == generation.namespace:
+                raise UsageError(f"{id} is not open: there is nothing to abort")
+        raise UsageError(
+            f"{id!r} is not a branch of the log at {log.uri}, which belongs to pipeline "
+            f"{generation.namespace.pipeline!r} with identity {generation.namespace.identity}"
+        )
 
     def rule(self, batch: int, ruling: Ruling) -> None:
         """Record a person's order for a batch that cannot be repaired. Fences a running driver."""
@@ -212,46 +229,38 @@ class Desk:
 
     # The systems.
 
-    def _branches(self, sink: str) -> KafkaBranches:
-        if self.settings is None:
-            raise UsageError("give --bootstrap-servers: the brokers must be asked")
-        servers = self.settings["bootstrap.servers"]
-        return Kafka(bootstrap_servers=servers, name=sink, settings=self.settings)
+    def _participant(self, receipt: Receipt) -> Participant:
+        for system in self.systems:
+            participant = system.participant(receipt.sink, receipt)
+            if participant is not None:
+                return participant
+        raise UsageError(
+            f"{receipt.id} cannot be committed from here: give the address of its system, or start "
+            "the pipeline, which finishes what is decided before anything else",
+            sink=receipt.sink,
+        )
 
-    def _participant(self, receipt: Receipt) -> KafkaBranches:
-        if "offsets" in receipt.handle:
-            group = str(receipt.handle.get("group", ""))
-            return GroupOffsetsParticipant(receipt.sink, group, self.settings or {})
-        return self._branches(receipt.sink)
-
-    def _strays(self) -> list[Stray]:
-        if self.settings is None:
-            return []
+    def _open(self, *, every: bool = False) -> list[Open]:
+        """List what is open: of the log's pipeline, or of all where there is no log."""
         mine = self.state.generation.namespace if self.state.generation else None
-        branches = self._branches("any")
-        prefix = f"poundlock.{mine.pipeline}.{mine.identity}." if mine else "poundlock."
-        ids = [found.transactional_id for found in branches.client.list_open(prefix)]
-        described = branches.client.describe(ids)
-        strays: list[Stray] = []
-        for id_ in ids:
-            parsed, now = parse_id(id_), described[id_]
-            if parsed is None or now is None or (mine is not None and parsed[0] != mine):
-                continue
-            strays.append(stray_of(parsed[2], id_, parsed[1], now))
-        return strays
+        return [
+            Open(system, found)
+            for system in self.systems
+            for found in system.open()
+            if every or mine is None or found.namespace == mine
+        ]
 
-    def _decided_line(self, batch: int, receipt: Receipt, stray: Stray | None) -> Line:
+    def _decided_line(self, story: BatchStory, receipt: Receipt, open_: Open | None) -> Line:
         generation = self.state.generation
         assert generation is not None
-        parsed = parse_id(receipt.id)
-        asked = self.settings is not None
-        state = stray.state if stray else ("not open" if asked else "not asked")
+        state = open_.stray.state if open_ else ("not open" if self.systems else "not asked")
         return Line(
             id=receipt.id,
             pipeline=generation.namespace.pipeline,
             sink=receipt.sink,
-            generation=parsed[1] if parsed else generation.number,
-            batch=batch,
+            system=open_.system.system if open_ else "",
+            generation=open_.stray.generation if open_ else story.decided.generation,
+            batch=story.decided.batch,
             decision="commit",
             state=state,
             age_s=time.time() - receipt.began_at,
@@ -261,9 +270,8 @@ class Desk:
             next="is committed when the pipeline starts; 'poundlock txn commit' does it now",
         )
 
-    def _stray_line(self, stray: Stray) -> Line:
-        generation, parsed = self.state.generation, parse_id(stray.id)
-        assert parsed is not None
+    def _stray_line(self, open_: Open) -> Line:
+        generation, stray = self.state.generation, open_.stray
         known = generation is not None
         current = known and stray.generation == generation.number
         advice = (
@@ -273,8 +281,9 @@ class Desk:
         )
         return Line(
             id=stray.id,
-            pipeline=parsed[0].pipeline,
+            pipeline=open_.found.namespace.pipeline,
             sink=stray.sink,
+            system=open_.system.system,
             generation=stray.generation,
             batch=None,
             decision="none" if known else "unknown",

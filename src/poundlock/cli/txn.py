@@ -2,65 +2,112 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from poundlock.core.inspector import Inspector
     from poundlock.txn import Desk, Line
 
 
 def _where(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say where to look."""
-    options = [
-        click.option(
-            "--log", "log", metavar="LOCATION", help="The log, or the checkpoint it is in."
-        ),
-        click.option("--bootstrap-servers", metavar="HOST:PORT", help="The Kafka brokers."),
-        click.option(
-            "--setting",
-            "settings",
-            metavar="NAME=VALUE",
-            multiple=True,
-            help="A setting of librdkafka; say secrets as NAME=env:VARIABLE or NAME=file:PATH.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    """Add the options that say where to look; the command gets them as one `Where`."""
+
+    @functools.wraps(command)
+    def wrapped(
+        log: str | None,
+        bootstrap_servers: str | None,
+        settings: tuple[str, ...],
+        postgres: tuple[str, ...],
+        mysql: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        return command(where=Where(log, bootstrap_servers, settings, postgres, mysql), **others)
+
+    made: Callable[..., Any] = wrapped
+    for option in reversed(_OPTIONS):
+        made = option(made)
+    return made
 
 
-def _desk(log: str | None, bootstrap_servers: str | None, settings: tuple[str, ...]) -> Desk:
-    from poundlock.secret import resolve
-    from poundlock.txn import Desk, open_log
+_OPTIONS = [
+    click.option("--log", "log", metavar="LOCATION", help="The log, or the checkpoint it is in."),
+    click.option("--bootstrap-servers", metavar="HOST:PORT", help="The Kafka brokers."),
+    click.option(
+        "--setting",
+        "settings",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="A setting of librdkafka; say secrets as NAME=env:VARIABLE or NAME=file:PATH.",
+    ),
+    click.option(
+        "--postgres", metavar="DSN", multiple=True, help="A PostgreSQL; best as env:VARIABLE."
+    ),
+    click.option(
+        "--mysql", metavar="URL", multiple=True, help="A MySQL or MariaDB; best as env:VARIABLE."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+]
 
-    known: dict[str, str] | None = None
-    if bootstrap_servers is not None:
-        pairs = [setting.partition("=") for setting in settings]
+
+@dataclass(frozen=True)
+class Where:
+    """Where to look."""
+
+    log: str | None = None
+    bootstrap_servers: str | None = None
+    settings: tuple[str, ...] = ()
+    postgres: tuple[str, ...] = ()
+    mysql: tuple[str, ...] = ()
+
+    def desk(self) -> Desk:
+        from poundlock.txn import Desk, open_log
+
+        return Desk(open_log(self.log) if self.log else None, self._systems())
+
+    def _systems(self) -> list[Inspector]:
+        found: list[Inspector] = []
+        if self.bootstrap_servers is not None:
+            from poundlock.kafka.inspector import KafkaInspector
+
+            found.append(KafkaInspector(self._kafka_settings(self.bootstrap_servers)))
+        elif self.settings:
+            raise click.UsageError("--setting goes with --bootstrap-servers")
+        if self.postgres:
+            from poundlock.sinks.postgres import PostgresInspector
+
+            found += [PostgresInspector(dsn) for dsn in self.postgres]
+        if self.mysql:
+            from poundlock.sinks.mysql import MySQLInspector
+
+            found += [MySQLInspector(url) for url in self.mysql]
+        return found
+
+    def _kafka_settings(self, servers: str) -> dict[str, str]:
+        from poundlock.secret import resolve
+
+        pairs = [setting.partition("=") for setting in self.settings]
         if any(not separator for _, separator, _ in pairs):
             raise click.UsageError("--setting takes NAME=VALUE")
         known = {name: resolve(name, value) for name, _, value in pairs}
-        known["bootstrap.servers"] = bootstrap_servers
-    elif settings:
-        raise click.UsageError("--setting goes with --bootstrap-servers")
-    return Desk(open_log(log) if log else None, known)
+        return known | {"bootstrap.servers": servers}
 
 
 @click.group()
 def txn() -> None:
-    """Transactions in doubt: what the log and the brokers say, and what may be done about it."""
+    """Transactions in doubt: what the log and the systems say, and what may be done about it."""
 
 
 @txn.command("list")
 @_where
-def list_(
-    log: str | None, bootstrap_servers: str | None, settings: tuple[str, ...], as_json: bool
-) -> None:
-    """List branches that are decided but not finished, or open in Kafka."""
-    lines = _desk(log, bootstrap_servers, settings).lines()
+def list_(where: Where, as_json: bool) -> None:
+    """List branches that are decided but not finished, or open in a system."""
+    lines = where.desk().lines()
     if as_json:
         click.echo(json.dumps([line.to_json() for line in lines], indent=2))
     elif not lines:
@@ -73,10 +120,13 @@ def _print(lines: list[Line]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("id", "batch", "decision", "state", "age", "time left", "gen.", "owner", "next")
+    table = Table(
+        "id", "system", "batch", "decision", "state", "age", "time left", "gen.", "owner", "next"
+    )
     for line in lines:
         table.add_row(
             line.id,
+            line.system,
             "" if line.batch is None else str(line.batch),
             line.decision,
             line.state,
@@ -96,15 +146,9 @@ def _seconds(value: float | None, none: str) -> str:
 @txn.command()
 @click.argument("id")
 @_where
-def show(
-    id: str,
-    log: str | None,
-    bootstrap_servers: str | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def show(id: str, where: Where, as_json: bool) -> None:
     """Tell all that is known of one branch, by its exact id."""
-    known = _desk(log, bootstrap_servers, settings).show(id)
+    known = where.desk().show(id)
     if as_json:
         click.echo(json.dumps(known, indent=2))
         return
@@ -127,15 +171,13 @@ def commit(
     accept_loss: bool,
     accept_replay: bool,
     yes: bool,
-    log: str | None,
-    bootstrap_servers: str | None,
-    settings: tuple[str, ...],
+    where: Where,
     as_json: bool,
 ) -> None:
     """Commit a branch that the log has decided, or rule on a batch that cannot be repaired."""
     from poundlock.core.model import Ruling
 
-    desk = _desk(log, bootstrap_servers, settings)
+    desk = where.desk()
     if batch is not None:
         if accept_loss == accept_replay or id is not None:
             raise click.UsageError(
@@ -156,17 +198,10 @@ def commit(
 @click.argument("id")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_where
-def abort(
-    id: str,
-    yes: bool,
-    log: str | None,
-    bootstrap_servers: str | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def abort(id: str, yes: bool, where: Where, as_json: bool) -> None:
     """Abort an open branch that no decision names, by its exact id."""
-    desk = _desk(log, bootstrap_servers, settings)
-    stray = desk.abortable(id)
+    desk = where.desk()
+    stray = desk.abortable(id).stray
     _ask(yes, f"Abort {id}, {stray.state}, of generation {stray.generation}?")
     _outcome(as_json, id, desk.abort(id).value, "aborted")
 
@@ -177,7 +212,7 @@ def abort(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def adopt(yes: bool, log: str, as_json: bool) -> None:
     """Accept that a log was moved. Never do this to a copy: both would write as one."""
-    desk = _desk(log, None, ())
+    desk = Where(log).desk()
     _ask(yes, "Is this the only log of this pipeline, moved here for good?")
     desk.adopt()
     _say(as_json, {"adopted": log}, f"the log at {log} is accepted where it stands")

@@ -18,6 +18,8 @@ _SPELLED = re.compile(
     rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)\.(\d+)\.(\d+)", re.ASCII
 )
 
+_OWNED = re.compile(rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class BranchName:
@@ -61,3 +63,9 @@ def parse_name(text: str) -> BranchName | None:
         Namespace(pipeline, identity), int(generation), sink, int(batch), int(attempt),
         int(task_attempt),
     )  # fmt: skip
+
+
+def owner_of(text: str) -> Namespace | None:
+    """Read the namespace off any name of ours, Kafka's transactional ids included."""
+    match = _OWNED.match(text)
+    return Namespace(match[1], match[2]) if match else None

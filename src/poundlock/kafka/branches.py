@@ -28,7 +28,7 @@ from poundlock.kafka.client import (
 from poundlock.secret import resolve_all
 
 NEVER_MS = 2147483647  # Kafka 4.1 and later never expire a transaction with this time-out
-_PREFIX = "poundlock"
+PREFIX = "poundlock"
 
 _WITNESSED = {
     Outcome.COMMITTED: BranchState.COMMITTED,
@@ -66,13 +66,13 @@ def transactional_id(branch: Branch, bound: int) -> str:
 
 
 def _stem(namespace: Namespace, generation: int, sink: str) -> str:
-    return f"{_PREFIX}.{namespace.pipeline}.{namespace.identity}.{generation}.{sink}"
+    return f"{PREFIX}.{namespace.pipeline}.{namespace.identity}.{generation}.{sink}"
 
 
 def parse_id(id: str) -> tuple[Namespace, int, str] | None:
     """Read namespace, generation and sink off a transactional id; None if it is not one of ours."""
     match = re.fullmatch(
-        rf"{_PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)", id, flags=re.ASCII
+        rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)", id, flags=re.ASCII
     )
     return (Namespace(match[1], match[2]), int(match[3]), match[4]) if match else None
 
@@ -172,13 +172,13 @@ class KafkaBranches(Participant):
         )
 
     def newest_generation(self, namespace: Namespace) -> int:
-        prefix = f"{_PREFIX}.{namespace.pipeline}.{namespace.identity}."
+        prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         parsed = (parse_id(found.transactional_id) for found in self.client.list_all(prefix))
         return max((it[1] for it in parsed if it and it[0] == namespace), default=0)
 
     def find(self, namespace: Namespace) -> list[Stray]:
         self.hidden = False
-        prefix = f"{_PREFIX}.{namespace.pipeline}.{namespace.identity}."
+        prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         mine: dict[str, int] = {}
         for found in self.client.list_open(prefix):
             parsed = parse_id(found.transactional_id)

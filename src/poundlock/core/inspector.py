@@ -1,0 +1,41 @@
+"""How a person looks into a system: every open branch of ours in it, whosever pipeline it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from poundlock.core.model import Json, Namespace, Receipt, Stray
+from poundlock.core.participant import Participant
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An open branch and whose it is."""
+
+    namespace: Namespace
+    stray: Stray
+
+
+class Inspector(ABC):
+    """A system, reached by its address alone: no pipeline is running."""
+
+    system: str  # for people: "Kafka", "PostgreSQL", ...
+
+    @abstractmethod
+    def open(self) -> list[Found]:
+        """List every open branch that carries our prefix. Raises `Unavailable`."""
+
+    @abstractmethod
+    def participant(self, sink: str, receipt: Receipt | None = None) -> Participant | None:
+        """Return a sink of this name that can commit this receipt, or abort strays.
+
+        None: the receipt is not of this system, or takes what only its pipeline knows.
+        """
+
+    def describe(self, id: str) -> dict[str, Json] | None:
+        """Tell all that the system knows of a branch, over or not; None if it knows nothing."""
+        for found in self.open():
+            if found.stray.id == id:
+                return {"state": found.stray.state, "sink": found.stray.sink}
+        return None

@@ -1,0 +1,54 @@
+"""Kafka, as a person looks into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from poundlock.core.inspector import Found, Inspector
+from poundlock.core.model import Json, Receipt
+from poundlock.kafka.branches import PREFIX, KafkaBranches, parse_id, stray_of
+from poundlock.sinks.kafka import Kafka
+from poundlock.sources.kafka import GroupOffsetsParticipant
+
+
+class KafkaInspector(Inspector):
+    """The brokers, and every transaction of ours that they hold open."""
+
+    system = "Kafka"
+
+    def __init__(self, settings: Mapping[str, str]):
+        self._settings = dict(settings)
+        self._client = self._sink("any").client
+
+    def open(self) -> list[Found]:
+        ids = [found.transactional_id for found in self._client.list_open(f"{PREFIX}.")]
+        described = self._client.describe(ids)
+        found: list[Found] = []
+        for id_ in ids:
+            parsed, now = parse_id(id_), described[id_]
+            if parsed is not None and now is not None:
+                found.append(Found(parsed[0], stray_of(parsed[2], id_, parsed[1], now)))
+        return found
+
+    def participant(self, sink: str, receipt: Receipt | None = None) -> KafkaBranches | None:
+        if receipt is None:
+            return self._sink(sink)
+        if "producer_id" not in receipt.handle:
+            return None
+        if "offsets" in receipt.handle:
+            group = str(receipt.handle.get("group", ""))
+            return GroupOffsetsParticipant(sink, group, self._settings)
+        return self._sink(sink)
+
+    def describe(self, id: str) -> dict[str, Json] | None:
+        described = self._client.describe([id])[id]
+        if described is None:
+            return None
+        known: dict[str, Json] = asdict(described)
+        known["partitions"] = [[topic, number] for topic, number in sorted(described.partitions)]
+        return known
+
+    def _sink(self, name: str) -> Kafka:
+        servers = self._settings["bootstrap.servers"]
+        return Kafka(bootstrap_servers=servers, name=name, settings=self._settings)
