@@ -166,15 +166,11 @@ class Desk:
                 f"the log has decided to commit {id}: it may not be aborted. To finish it now, run "
                 "'poundlock txn commit'"
             )
-        for open_ in self._open(every=True):
-            if open_.stray.id != id:
-                continue
-            if open_.found.namespace != generation.namespace:
-                break
-            return open_
-        else:
-            if owner_of(id) == generation.namespace:
-                raise UsageError(f"{id} is not open: there is nothing to abort")
+        for open_ in self._open():
+            if open_.stray.id == id:
+                return open_
+        if owner_of(id) == generation.namespace:
+            raise UsageError(f"{id} is not open: there is nothing to abort")
         raise UsageError(
             f"{id!r} is not a branch of the log at {log.uri}, which belongs to pipeline "
             f"{generation.namespace.pipeline!r} with identity {generation.namespace.identity}"
@@ -240,15 +236,10 @@ class Desk:
             sink=receipt.sink,
         )
 
-    def _open(self, *, every: bool = False) -> list[Open]:
+    def _open(self) -> list[Open]:
         """List what is open: of the log's pipeline, or of all where there is no log."""
         mine = self.state.generation.namespace if self.state.generation else None
-        return [
-            Open(system, found)
-            for system in self.systems
-            for found in system.open()
-            if every or mine is None or found.namespace == mine
-        ]
+        return [Open(system, found) for system in self.systems for found in system.open(mine)]
 
     def _decided_line(self, story: BatchStory, receipt: Receipt, open_: Open | None) -> Line:
         generation = self.state.generation

@@ -79,11 +79,11 @@ class Where:
         elif self.settings:
             raise click.UsageError("--setting goes with --bootstrap-servers")
         if self.postgres:
-            from poundlock.sinks.postgres import PostgresInspector
+            from poundlock.postgres.inspector import PostgresInspector
 
             found += [PostgresInspector(dsn) for dsn in self.postgres]
         if self.mysql:
-            from poundlock.sinks.mysql import MySQLInspector
+            from poundlock.mysql.inspector import MySQLInspector
 
             found += [MySQLInspector(url) for url in self.mysql]
         return found

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from poundlock.core.model import Json, Namespace, Receipt, Stray
+from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 
 
@@ -23,8 +24,11 @@ class Inspector(ABC):
     system: str  # for people: "Kafka", "PostgreSQL", ...
 
     @abstractmethod
-    def open(self) -> list[Found]:
-        """List every open branch that carries our prefix. Raises `Unavailable`."""
+    def open(self, namespace: Namespace | None = None) -> list[Found]:
+        """List every open branch of ours, or those of one namespace. Raises `Unavailable`.
+
+        Without a namespace the pipeline's name is given as far as the system knows it.
+        """
 
     @abstractmethod
     def participant(self, sink: str, receipt: Receipt | None = None) -> Participant | None:
@@ -34,8 +38,8 @@ class Inspector(ABC):
         """
 
     def describe(self, id: str) -> dict[str, Json] | None:
-        """Tell all that the system knows of a branch, over or not; None if it knows nothing."""
-        for found in self.open():
+        """Tell all that the system knows of a branch; None if it knows nothing."""
+        for found in self.open(owner_of(id)):
             if found.stray.id == id:
                 return {"state": found.stray.state, "sink": found.stray.sink}
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from poundlock.core.inspector import Found, Inspector
-from poundlock.core.model import Json, Receipt
+from poundlock.core.model import Json, Namespace, Receipt
 from poundlock.kafka.branches import PREFIX, KafkaBranches, parse_id, stray_of
 from poundlock.sinks.kafka import Kafka
 from poundlock.sources.kafka import GroupOffsetsParticipant
@@ -21,13 +21,15 @@ class KafkaInspector(Inspector):
         self._settings = dict(settings)
         self._client = self._sink("any").client
 
-    def open(self) -> list[Found]:
+    def open(self, namespace: Namespace | None = None) -> list[Found]:
         ids = [found.transactional_id for found in self._client.list_open(f"{PREFIX}.")]
         described = self._client.describe(ids)
         found: list[Found] = []
         for id_ in ids:
             parsed, now = parse_id(id_), described[id_]
-            if parsed is not None and now is not None:
+            if parsed is None or now is None:
+                continue
+            if namespace in (None, parsed[0]):
                 found.append(Found(parsed[0], stray_of(parsed[2], id_, parsed[1], now)))
         return found
 

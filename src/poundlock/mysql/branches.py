@@ -67,7 +67,20 @@ def xid(name: BranchName, task: int) -> Xid:
 
 def prepared(link: Link, namespace: Namespace, sink: str) -> dict[BranchName, Xid]:
     """List the prepared branches of exactly this namespace and sink, with their XIDs."""
-    found: dict[BranchName, Xid] = {}
+    return {
+        name: branch
+        for name, branch in every(link, namespace)
+        if (name.namespace, name.sink) == (namespace, sink)
+    }
+
+
+def every(link: Link, known: Namespace | None = None) -> list[tuple[BranchName, Xid]]:
+    """List all prepared branches of ours, with their XIDs.
+
+    An XID has room for the hash of a pipeline's name alone: it is spelled out where it is the `known`
+    one, and stays a hash elsewhere.
+    """
+    found: list[tuple[BranchName, Xid]] = []
     # As bytes: the XIDs of others may be no text at all.
     link.use_unicode, before = False, link.use_unicode
     try:
@@ -78,18 +91,16 @@ def prepared(link: Link, namespace: Namespace, sink: str) -> dict[BranchName, Xi
         raw = data.encode() if isinstance(data, str) else bytes(data)
         gtrid, bqual = raw[: int(first)], raw[int(first) : int(first) + int(second)]
         match = _GTRID.fullmatch(gtrid)
-        if match is None or bqual != sink.encode():
+        if match is None or not re.fullmatch(rb"[\w-]+", bqual):
             continue
-        identity, pipeline, generation, batch, attempt, task_attempt = match.groups()
-        if (identity.decode(), pipeline.decode()) != (
-            namespace.identity,
-            _short(namespace.pipeline),
-        ):
-            continue
+        identity, pipeline, *numbers = (part.decode() for part in match.groups())
+        if known is not None and pipeline == _short(known.pipeline):
+            pipeline = known.pipeline
+        generation, batch, attempt, task_attempt = map(int, numbers)
         name = BranchName(
-            namespace, int(generation), sink, int(batch), int(attempt), int(task_attempt)
+            Namespace(pipeline, identity), generation, bqual.decode(), batch, attempt, task_attempt
         )
-        found[name] = xid(name, int(number))
+        found.append((name, Xid(gtrid.decode(), bqual.decode(), int(number))))
     return found
 
 

@@ -15,7 +15,7 @@ from poundlock.postgres import witness
 from poundlock.postgres.session import translated
 from poundlock.postgres.target import Target, read_id
 
-_OPEN = (
+OPEN = (
     "SELECT gid, extract(epoch FROM prepared)::float8, owner::text, pg_has_role(owner, 'MEMBER') "
     "FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE 'poundlock.%'"
 )
@@ -25,7 +25,7 @@ def check(
     connection: Connection[Any], target: Target, receipts: Sequence[Receipt]
 ) -> list[str | None]:
     """Ask once which branches are open, and whether we may commit them."""
-    found = {gid: (owner, ours) for gid, _, owner, ours in connection.execute(_OPEN).fetchall()}
+    found = {gid: (owner, ours) for gid, _, owner, ours in connection.execute(OPEN).fetchall()}
     answers: list[str | None] = []
     for receipt in receipts:
         if receipt.id not in found:
@@ -104,7 +104,7 @@ def _finish(connection: Connection[Any], target: Target, branch: str, verb: str)
 def find(connection: Connection[Any], target: Target, namespace: Namespace) -> list[Stray]:
     """List the open branches of exactly this namespace and sink."""
     found: list[Stray] = []
-    for gid, began, owner, _ in connection.execute(_OPEN).fetchall():
+    for gid, began, owner, _ in connection.execute(OPEN).fetchall():
         parsed = read_id(gid)
         if parsed is not None and _mine(parsed[0], namespace, target):
             found.append(
@@ -120,7 +120,7 @@ def _mine(name: Any, namespace: Namespace, target: Target) -> bool:
 def roll_back_earlier(connection: Connection[Any], target: Target, branch: Branch) -> None:
     """Roll back what earlier attempts of this very task have prepared: its locks would block us."""
     mine = name_of(branch)
-    for gid, _, _, _ in connection.execute(_OPEN).fetchall():
+    for gid, _, _, _ in connection.execute(OPEN).fetchall():
         parsed = read_id(gid)
         if parsed is None:
             continue
@@ -138,5 +138,5 @@ def roll_back_earlier(connection: Connection[Any], target: Target, branch: Branc
 def newest_generation(connection: Connection[Any], target: Target, namespace: Namespace) -> int:
     """Of the branches that are over, and of those that are open."""
     over = witness.newest_generation(connection, target, namespace)
-    opened = (read_id(row[0]) for row in connection.execute(_OPEN).fetchall())
+    opened = (read_id(row[0]) for row in connection.execute(OPEN).fetchall())
     return max([over, *(it[0].generation for it in opened if it and it[0].namespace == namespace)])

@@ -210,7 +210,9 @@ class PostgresWriter(Writer):
             )
         if not self._exact:
             return None
-        handle = {} if self._system is None else {"system": self._system}
+        handle = {"mode": "staged" if self._staged else "prepared"}
+        if self._system is not None:
+            handle["system"] = self._system
         return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
 
     def _end(self, statement: Any, expected: str) -> None:
