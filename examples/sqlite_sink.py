@@ -5,11 +5,11 @@ Every system that can move rows and write a mark in one transaction of its own c
 
     the table               what readers see
     poundlock_rows          rows of branches that are not committed yet, with the branch's name
-    poundlock_branches      one line a branch: open, prepared, committed or aborted. This is the witness.
+    poundlock_branches      one line a branch, open, prepared, committed or aborted: the witness
 
-Commit moves the rows of all branches of a batch and marks them, in one transaction: readers see the whole
-batch at one instant, and afterwards nobody can be in doubt. Files of SQLite are for one machine: use it
-with `local[*]`.
+Commit moves the rows of all branches of a batch and marks them, in one transaction: readers see the
+whole batch at one instant, and afterwards nobody can be in doubt. Files of SQLite are for one machine:
+use it with `local[*]`.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class SqliteTable(Participant):
     def prune(self, namespace: Namespace, floor: int) -> None:
         for name, state in self._branches():
             parsed = parse_name(name)
-            if parsed and parsed.namespace == namespace and parsed.batch < floor:
-                if state in ("committed", "aborted"):
-                    with self.transaction() as db:
-                        db.execute("DELETE FROM poundlock_branches WHERE name = ?", (name,))
+            mine = parsed is not None and parsed.namespace == namespace and parsed.batch < floor
+            if mine and state in ("committed", "aborted"):
+                with self.transaction() as db:
+                    db.execute("DELETE FROM poundlock_branches WHERE name = ?", (name,))
 
     # The database.
 
@@ -187,7 +187,9 @@ class SqliteWriter(Writer):
                 )
             except (sqlite3.InterfaceError, sqlite3.ProgrammingError, OverflowError) as error:
                 # The transaction is rolled back: nothing of these rows stays behind.
-                raise BadRow(f"SQLite cannot take a value: {error}", sink=self._sink.name) from error
+                raise BadRow(
+                    f"SQLite cannot take a value: {error}", sink=self._sink.name
+                ) from error
 
     def prepare(self) -> PreparedBranch | None:
         with self._sink.transaction() as db:

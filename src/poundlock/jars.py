@@ -154,6 +154,10 @@ ROOTS = {
     ),
     # A small HDFS inside Spark's own JVM, for the tests of the log there. Hadoop's version is Spark's.
     "hdfs": Roots(alone=("org.apache.hadoop:hadoop-client-minicluster:3.5.0",)),
+    # Appends, reads and streams need no more of Delta than these: the rest is for other catalogues.
+    "delta": Roots(
+        alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0"),
+    ),
 }
 
 

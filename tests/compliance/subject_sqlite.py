@@ -71,7 +71,9 @@ class SqliteSubject(Subject):
 
     def lose(self, sink: Any, receipt: Receipt) -> None:
         with sqlite3.connect(sink.path) as db:
-            db.execute("DELETE FROM poundlock_rows_numbers WHERE poundlock_branch = ?", (receipt.id,))
+            db.execute(
+                "DELETE FROM poundlock_rows_numbers WHERE poundlock_branch = ?", (receipt.id,)
+            )
             db.execute("DELETE FROM poundlock_branches WHERE name = ?", (receipt.id,))
 
 

@@ -27,7 +27,9 @@ from poundlock.kept import open_place, reachable
 
 METADATA = "_spark_metadata"
 _VERSION = "v1"
-_EVERY = 10  # Spark's default. A reader takes the interval from the compacted records that it finds.
+_EVERY = (
+    10  # Spark's default. A reader takes the interval from the compacted records that it finds.
+)
 _KEPT = 100  # numbers that stay behind a compacted record, for readers that are under way
 _RECORD = re.compile(r"(\d+)(\.compact)?")
 
@@ -142,9 +144,7 @@ class Manifest:
         """Return the lines of every record below `number`: from the last compacted one on."""
         system, root = open_place(self.uri)
         start = max(number // _EVERY * _EVERY - 1, 0)
-        return [
-            line for known in range(start, number) for line in self._read(system, root, known)
-        ]
+        return [line for known in range(start, number) for line in self._read(system, root, known)]
 
     def _drop_below(self, floor: int) -> None:
         system, root = open_place(self.uri)

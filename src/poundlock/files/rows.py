@@ -1,7 +1,7 @@
 """Rows into files: cut by partition columns as Hive does, and spelled in the format that was asked for.
 
-Text formats get their lines from Spark itself (`to_json`, `to_csv`), so a file reads back as Spark's own
-would. Rules of this file: one Python call per partition of a batch of rows, none per row.
+Text formats get their lines from Spark itself (`to_json`, `to_csv`), so a file reads back as Spark's
+own would. Rules of this file: one Python call per partition of a batch of rows, none per row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def cut(
     if not columns:
         yield "", data, np.arange(len(rows))
         return
-    encoded = [pc.dictionary_encode(rows.column(PARTITION + column)) for column in columns]
+    encoded = [rows.column(PARTITION + column).dictionary_encode() for column in columns]
     codes = np.zeros(len(rows), dtype=np.int64)
     for part in encoded:
         index = pc.fill_null(part.indices, len(part.dictionary)).to_numpy(zero_copy_only=False)
@@ -106,9 +106,10 @@ class TextFile:
 
     def write(self, rows: pa.RecordBatch) -> None:
         lines = rows.column(LINE).cast(pa.large_string())
-        whole = pa.LargeListArray.from_arrays(pa.array([0, len(lines)], pa.int64()), lines)
-        self._out.write(pc.binary_join(whole, "\n")[0].as_buffer())
-        self._out.write(b"\n")
+        nothing, end = pa.scalar("", pa.large_string()), pa.scalar("\n", pa.large_string())
+        ended = pc.call_function("binary_join_element_wise", [lines, nothing, end])
+        # An array of text holds its texts one behind the other: that is the file.
+        self._out.write(ended.buffers()[2])
 
     def close(self) -> None:
         self._out.close()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Name to module and extra. A sink is loaded when it is asked for: the others' drivers may be missing.
 _SINKS = {
     "Console": ("console", None),
-    "Delta": ("delta", "delta"),
+    "Delta": ("delta", None),
     "Elasticsearch": ("opensearch", "opensearch"),
     "Files": ("files", None),
     "Kafka": ("kafka", "kafka"),

@@ -176,9 +176,7 @@ class Delta(KeptBranches):
                     self._execute(batch, write, members, states)
             for name in set(names) - set(states) - meant:
                 self.shelved.settle(name, sent=False)
-            waiting = [
-                n for n in names if n not in meant and states.get(n) is BranchState.PREPARED
-            ]
+            waiting = [n for n in names if n not in meant and states.get(n) is BranchState.PREPARED]
             if not waiting:
                 return
             uri = f"{self.shelved.uri}/{batch.file(len(intents))}"

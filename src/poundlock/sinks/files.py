@@ -6,13 +6,13 @@
     DIR/_poundlock/NAME.staged                    a prepared branch: the manifest's lines for its files
     DIR/_poundlock/NAME.aborted                   the tombstone of one that must never count
 
-Data lies in its final place from the start and publishing moves nothing: object stores have no rename, a
-copy costs as much as the writing did, and no store moves many files at one instant. The manifest is the
+Data lies in its final place from the start and publishing moves nothing: object stores have no rename,
+a copy costs as much as the writing did, and no store moves many files at one instant. The manifest is the
 commit and the witness in one: a branch is committed if it names the branch's files.
 
 A tombstone alone would not stop a driver that slept since it looked for one. So whoever leaves a
-tombstone also takes the manifest's next number with an empty record: the sleeper's own record then finds
-its number taken, and it looks again.
+tombstone also takes the manifest's next number with an empty record: the sleeper's own record then
+finds its number taken, and it looks again.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ _NO_TYPE = {
     "json": r"void|variant",
     "csv": r"void|interval|variant|binary|array<|map<|struct<",
 }
+# Spark writes timestamps as text in milliseconds, unless told, and has microseconds.
+_TIMES = (
+    r"map('timestampFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSSXXX', "
+    r"'timestampNTZFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSS')"
+)
 _NO_PARTITION = r"void|interval|variant|binary|array<|map<|struct<"
 
 
@@ -75,8 +80,8 @@ class Files(Participant):
         format: "parquet", "json" or "csv".
         partition_by: Columns that become directories, `day=2026-01-31`.
         name: The sink's name in its pipeline; the directory's by default.
-        compression: Parquet: "snappy" (the default), "zstd", "gzip", "lz4", "none". JSON and CSV: "none"
-            (the default), "gzip", "bz2".
+        compression: Parquet: "snappy" (the default), "zstd", "gzip", "lz4", "none". JSON and CSV:
+            "none" (the default), "gzip", "bz2".
         header: CSV: begin each file with the columns' names.
         semantic: "exactly_once"; or "at_least_once" or "none", which write plain files without a
             manifest.
@@ -133,7 +138,9 @@ class Files(Participant):
     def reader_needs(self) -> str:
         if self.semantic is not Semantic.EXACTLY_ONCE:
             return "nothing"
-        return "nothing in Spark; others read the files that poundlock.sinks.files.committed() names"
+        return (
+            "nothing in Spark; others read the files that poundlock.sinks.files.committed() names"
+        )
 
     # Before anything starts.
 
@@ -165,7 +172,7 @@ class Files(Participant):
         if self._header:
             self._first_line = ",".join(_csv(name) for name in data)
         row = ", ".join(f"'{_quoted(name)}', {column.sql}" for name, column in data.items())
-        return wanted | {LINE: f"to_{self.format}(named_struct({row}))"}
+        return wanted | {LINE: f"to_{self.format}(named_struct({row}), {_TIMES})"}
 
     def attach(self, site: Site) -> None:
         self._site = site
@@ -184,8 +191,8 @@ class Files(Participant):
             )
         if exact and METADATA not in names and any(name[0] not in "._" for name in names):
             raise UsageError(
-                f"{self.place} has files already, but no manifest ({METADATA}): with one, readers would "
-                "no longer see them. Write to a new directory; to keep both in one, first write the "
+                f"{self.place} has files already, but no manifest ({METADATA}): with one, readers "
+                "would no longer see them. Write to a new directory; to keep both in one, first write the "
                 "old files to the new directory through a pipeline (poundlock.read_files)",
                 sink=self.name,
             )
@@ -355,7 +362,7 @@ class Files(Participant):
         return states | dict.fromkeys(dead, BranchState.ABORTED)
 
     def _delete_data(self, names: set[str]) -> None:
-        """Delete the files of branches, wherever they lie. Aborts are rare enough to look everywhere."""
+        """Delete the files of branches. Aborts are rare enough to look everywhere for them."""
         system, root = open_place(self.place)
         with reachable(self.place):
             entries = system.get_file_info(pafs.FileSelector(root, recursive=True))
@@ -496,7 +503,9 @@ def _qualified(path: str) -> str:
     if parsed.scheme in ("", "file"):
         return os.path.abspath(unquote(parsed.path) if parsed.scheme else path)
     if not parsed.netloc:
-        raise UsageError(f"{path} does not name its host or bucket: write {parsed.scheme}://NAME/...")
+        raise UsageError(
+            f"{path} does not name its host or bucket: write {parsed.scheme}://NAME/..."
+        )
     return path.rstrip("/")
 
 

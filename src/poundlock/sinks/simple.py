@@ -63,7 +63,7 @@ class Simple(Participant):
 
     # For you.
 
-    def open(self, facts: TaskFacts) -> None:  # noqa: B027 (nothing to open is common)
+    def open(self, facts: TaskFacts) -> None:
         """Connect. Runs in the task."""
 
     @abstractmethod

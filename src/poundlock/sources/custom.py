@@ -1,8 +1,8 @@
 """Any other source: its frame, with a word on whether it can be replayed.
 
 Spark cannot say whether a source hands out the same rows again for the same offsets, and a guarantee
-that rests on a guess is none. So a source that Poundlock does not know counts as one that cannot, unless
-its author says otherwise here.
+that rests on a guess is none. So a source that Poundlock does not know counts as one that cannot,
+unless its author says otherwise here.
 """
 
 from __future__ import annotations

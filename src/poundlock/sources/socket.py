@@ -8,7 +8,7 @@ from typing import Any
 def read_socket(spark: Any, host: str, port: int, *, include_timestamp: bool = False) -> Any:
     """Open a socket that sends lines as a streaming DataFrame with one column, `value`.
 
-    It cannot be replayed: what was read before a crash is gone, so no sink gives more than at most once.
+    It cannot be replayed: what was read before a crash is gone, so every sink gives at most once.
 
     Args:
         include_timestamp: Add a column `timestamp` with the time of arrival.

@@ -111,7 +111,11 @@ def _hash(structs: DataFrame, index: int) -> SparkColumn:
     fields = structs.schema[name].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
     # Spark's hash passes over nulls: without a mark for them (null, x) and (x, null) would be equal.
     nulls = [F.col(name)[field.name].isNull() for field in fields if field.nullable]
-    return F.when(F.col(name).isNotNull(), F.xxhash64(F.col(name), *nulls))
+    rows = [F.col(name)]
+    if "map<" in structs.schema[name].dataType.simpleString():
+        # Spark does not hash maps, for equal ones may differ in their order. A replay's does not.
+        rows = [F.to_json(F.struct(F.col(name)[field.name])) for field in fields]
+    return F.when(F.col(name).isNotNull(), F.xxhash64(*rows, *nulls))
 
 
 def _checked(route: Route, build):

@@ -11,16 +11,25 @@ from pyspark.sql import SparkSession
 from poundlock import jars
 
 
-def configure(builder: SparkSession.Builder, *, kafka: bool = True) -> SparkSession.Builder:
-    """Add to a session's builder what pipelines need. Fetches the Kafka connector if it is missing.
+def configure(
+    builder: SparkSession.Builder, *, kafka: bool = True, delta: bool = False
+) -> SparkSession.Builder:
+    """Add to a session's builder what pipelines need. Fetches the connectors' jars if they are missing.
 
     Workers must run the interpreter that runs us, or they start with another Python and fail.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if kafka:
-        paths = ",".join(str(path) for path in jars.paths("spark-kafka"))
+    wanted = [*(["spark-kafka"] if kafka else []), *(["delta"] if delta else [])]
+    if wanted:
+        paths = ",".join(str(path) for name in wanted for path in jars.paths(name))
         builder = builder.config("spark.jars", paths)
+    if delta:
+        builder = builder.config(
+            "spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension"
+        ).config(
+            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
     return builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "50000").config(
         "spark.sql.streaming.stateStore.providerClass",
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -33,14 +42,15 @@ def session(
     parallelism: int | None = None,
     app_name: str = "poundlock",
     kafka: bool = True,
+    delta: bool = False,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Open a Spark session for pipelines, or return the one that is open already.
 
     `master` defaults to what spark-submit gave, else `local[*]`; `parallelism` is the number of tasks
-    after a shuffle. `conf` comes last and wins.
+    after a shuffle. `delta` adds Delta Lake. `conf` comes last and wins.
     """
-    builder = configure(SparkSession.Builder().appName(app_name), kafka=kafka)
+    builder = configure(SparkSession.Builder().appName(app_name), kafka=kafka, delta=delta)
     if master or "spark.master" not in _submitted():
         builder = builder.master(master or "local[*]")
     if (master or "local").startswith("local"):

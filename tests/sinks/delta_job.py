@@ -1,0 +1,137 @@
+"""A driver that writes to a Delta table and dies on the way. Prints one JSON object.
+
+Run by `test_delta.py`, for the session of the other tests does not know Delta.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+import poundlock as lock
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.participant import Column
+from poundlock.core.protocol import Step
+from poundlock.errors import UsageError
+from poundlock.sinks import Delta
+from poundlock.spark.site import SparkSite
+
+OURS = Namespace.new("trial", 1_700_000_000, 1)
+
+
+class Died(Exception):
+    """The driver is no more."""
+
+
+def main(directory: Path) -> None:
+    spark = lock.session(
+        "local[2]",
+        kafka=False,
+        delta=True,
+        parallelism=2,
+        conf={"spark.ui.enabled": "false", "spark.databricks.delta.snapshotPartitions": "1"},
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    table = str(directory / "table")
+    report: dict[str, object] = {"died": _run(spark, directory, table)}
+    found = spark.read.format("delta").load(table)
+    report["numbers"] = sorted(row.number for row in found.collect())
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").collect()
+    report["appends"] = sum(row.operation == "WRITE" for row in history)
+    report["commit"] = _commit(spark, directory)
+    report["wrong type"] = _wrong_type(spark, directory, table)
+    print(json.dumps(report))
+
+
+def _run(spark, directory: Path, table: str) -> list[str]:
+    source = lock.from_collection(
+        spark, [(n, f"d{n % 2}") for n in range(40)], "number bigint, day string", batch_rows=10,
+        directory=directory / "rows",
+    )  # fmt: skip
+    died: list[str] = []
+
+    def pipeline() -> lock.Pipeline:
+        return lock.pipeline(source, name="t", checkpoint_location=str(directory / "ck")).to(
+            Delta(table, partition_by="day")
+        )
+
+    for at in (Step.DECIDED, Step.COMMITTED, Step.FINISHED):
+
+        def observe(step: Step, facts: Mapping[str, object], at: Step = at) -> None:
+            if step is at:
+                raise Died
+
+        try:
+            pipeline().observe(observe).start(availableNow=True).awaitTermination()
+        except Exception:  # noqa: BLE001 (whatever Spark makes of it)
+            died.append(at.value)
+    pipeline().start(availableNow=True).awaitTermination()
+    return died
+
+
+def _commit(spark, directory: Path) -> dict[str, object]:
+    """The participant's own half: repeats, a settlement cut short, a branch whose rows are gone."""
+    table = str(directory / "second")
+
+    def made() -> Delta:
+        sink = Delta(table, name="out")
+        sink.attach(SparkSite(spark, str(directory / "log")))
+        sink.project({"number": Column("number", "bigint")})
+        return sink
+
+    def prepare(batch: int, task: int, attempt: int = 1) -> Receipt:
+        sink = made()
+        writer = sink.begin(Branch(Transaction(OURS, 1, batch, attempt), "out", task, task))
+        writer.write(pa.RecordBatch.from_pydict({"number": [batch, task, attempt]}))
+        prepared = writer.prepare()
+        assert prepared is not None
+        return Receipt("out", prepared.id, task, Fingerprint(3, 0))
+
+    def count() -> int:
+        if not Path(table).exists():
+            return 0
+        return spark.read.format("delta").load(table).count()
+
+    def shelf(receipt: Receipt, suffix: str) -> Path:
+        return directory / "log" / "rows" / "out" / f"{receipt.id}{suffix}"
+
+    seen: dict[str, object] = {}
+    first = prepare(0, 0)
+    seen["staged"] = ["prepared" if made().check([first]) == [None] else "gone", count()]
+    seen["first"] = [made().commit([first])[0].value, count()]
+    seen["again"] = [made().commit([first])[0].value, count()]
+    second = prepare(1, 0)
+    kept = shelf(second, ".arrow").read_bytes()
+    made().commit([second])
+    # As if the driver had died after Delta's commit, before it could leave the witness.
+    shelf(second, ".sent").unlink()
+    shelf(second, ".arrow").write_bytes(kept)
+    seen["half settled"] = [made().commit([second])[0].value, count()]
+    lost, neighbour = prepare(2, 0), prepare(2, 1)
+    shelf(lost, ".arrow").unlink()
+    states = made().commit([lost, neighbour])
+    seen["lost"] = [states[0].value, count() - 3]
+    seen["its neighbour"] = [states[1].value, count()]
+    seen["replayed"] = [made().commit([neighbour, prepare(2, 2, attempt=2)])[1].value, count()]
+    made().prune(OURS, 10)
+    return seen
+
+
+def _wrong_type(spark, directory: Path, table: str) -> str:
+    source = lock.from_collection(
+        spark, [("x", 1)], "number string, extra int", directory=directory / "rows"
+    )
+    sink = Delta(table)
+    try:
+        lock.pipeline(source, name="w", checkpoint_location=str(directory / "ck2")).to(sink).start()
+    except UsageError as error:
+        return str(error)
+    return "accepted"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
