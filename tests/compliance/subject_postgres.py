@@ -100,5 +100,7 @@ def started(
     directory: Path,
     options: Mapping[str, Any] = {"mode": "prepared"},
 ) -> Iterator[Subject]:
-    with postgres.running(directory) as node:
+    # After a kill the server would sync every file of every database, one by one.
+    quick = {"recovery_init_sync_method": "syncfs"}
+    with postgres.running(directory, settings=quick) as node:
         yield PostgresSubject(node, options)

@@ -203,7 +203,7 @@ class PostgresWriter(Writer):
         if self._staged or not self._exact:
             self._end("COMMIT", "COMMIT")
         else:
-            witness.insert(connection, target, self._id)
+            self._bear_witness()
             self._end(
                 sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self._id)),
                 "PREPARE TRANSACTION",
@@ -214,6 +214,15 @@ class PostgresWriter(Writer):
         if self._system is not None:
             handle["system"] = self._system
         return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
+
+    def _bear_witness(self) -> None:
+        try:
+            witness.insert(self._connection, self._target, self._id)
+        except psycopg.errors.UniqueViolation:
+            raise Rejected(
+                f"branch {self._id} was aborted by the driver while this task was still writing it",
+                sink=self._target.sink,
+            ) from None
 
     def _end(self, statement: Any, expected: str) -> None:
         """A transaction that has failed is answered by ROLLBACK, and by no error."""

@@ -1,0 +1,675 @@
+"""What is particular to PostgreSQL: types, constraints, keys, locks, roles. Judged by plain SQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import itertools
+import json
+import math
+import pickle
+import random
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.participant import Column, Commitment
+from poundlock.core.protocol import BranchState
+from poundlock.errors import (
+    BadRow,
+    InDoubt,
+    NotAuthorised,
+    Parted,
+    PromiseBroken,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
+from poundlock.postgres.move import FLAG
+from poundlock.postgres.target import staging_name
+from poundlock.servers import postgres
+from poundlock.sinks import Postgres
+
+DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
+UTC = dt.timezone.utc
+D = decimal.Decimal
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[postgres.Node]:
+    with postgres.running() as running:
+        yield running
+
+
+class Database:
+    """A database of the test's own, and eyes that are not the sink's."""
+
+    def __init__(self, node: postgres.Node):
+        self.node, self.name = node, f"db_{next(_numbers)}"
+        self.namespace = Namespace.new("trial", 1_700_000_000, next(_numbers))
+        with psycopg.connect(node.dsn(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {self.name}")  # type: ignore[arg-type]
+        self.connection = psycopg.connect(self.dsn, autocommit=True)
+
+    @property
+    def dsn(self) -> str:
+        return self.node.dsn(self.name)
+
+    def __call__(self, statement: str) -> list[Any]:
+        done = self.connection.execute(statement)  # type: ignore[arg-type]
+        return done.fetchall() if done.description else []
+
+    def open(self) -> list[Any]:
+        held = f"SELECT gid FROM pg_prepared_xacts WHERE database = '{self.name}'"
+        return self(held) + self("SELECT relname FROM pg_class WHERE relname LIKE 'staged%'")
+
+    def sink(
+        self, table: str = "t", *, frame: dict[str, str] | None = None, **options: Any
+    ) -> Postgres:
+        made = Postgres(table, dsn=options.pop("dsn", self.dsn), **{"lock_timeout": 0.5, **options})
+        if frame:
+            made.project({name: Column(name, kind) for name, kind in frame.items()})
+        made.preflight()
+        return made
+
+    def branch(self, task: int = 0, **options: Any) -> Branch:
+        transaction = Transaction(
+            self.namespace, 1, options.pop("batch", 0), options.pop("attempt", 1)
+        )
+        attempt = options.pop("task_attempt", task)
+        return Branch(transaction, "t", task, attempt, **options)
+
+    def prepare(
+        self, sink: Postgres, rows: pa.RecordBatch, task: int = 0, **options: Any
+    ) -> Receipt:
+        writer = pickle.loads(pickle.dumps(sink)).begin(self.branch(task, **options))
+        try:
+            writer.write(rows)
+            done = writer.prepare()
+        except BaseException:
+            writer.abort()
+            raise
+        assert done is not None
+        fingerprint = Fingerprint(len(rows), 0)
+        return Receipt("t", done.id, task, fingerprint, done.handle, done.began_at)
+
+
+@pytest.fixture
+def db(node: postgres.Node) -> Iterator[Database]:
+    database = Database(node)
+    yield database
+    for (gid,) in database(f"SELECT gid FROM pg_prepared_xacts WHERE database = '{database.name}'"):
+        database(f"ROLLBACK PREPARED '{gid}'")
+    database.connection.close()
+
+
+def keyed(*rows: tuple[Any, ...], names: str = "k v") -> pa.RecordBatch:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    arrays = [pa.array(c, pa.int32() if isinstance(c[0], int) and not isinstance(c[0], bool) else None)
+              for c in columns]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, names.split())
+
+
+class TestTypes:
+    COLUMNS: ClassVar[dict[str, tuple[str, pa.DataType, list[Any]]]] = {  # name: PostgreSQL, Arrow as Spark sends it, and values
+        "truth": ("bool", pa.bool_(), [True, False]),
+        "tiny": ("int2", pa.int8(), [-128, 127]),
+        "small": ("int2", pa.int16(), [-(2**15), 2**15 - 1]),
+        "whole": ("int4", pa.int32(), [-(2**31), 2**31 - 1]),
+        "big": ("int8", pa.int64(), [-(2**63), 2**63 - 1]),
+        "wider": ("int8", pa.int8(), [-128, 127]),
+        "counted": ("numeric", pa.int64(), [-(2**63), 2**63 - 1]),
+        "real": ("float4", pa.float32(), [1.5, -math.inf]),
+        "double": ("float8", pa.float64(), [math.inf, 5e-324]),
+        "money": ("numeric(10,2)", pa.decimal128(10, 2), [D("-12345678.91"), D("0.00")]),
+        "huge": ("numeric(38,10)", pa.decimal128(38, 10),
+                 [D("-9999999999999999999999999999.9999999999"), D("0.0000000001")]),
+        "text": ("text", pa.string(), ["grüße 👋\t\\N", ""]),
+        "short": ("varchar(5)", pa.string(), ["grüße", "ab   "]),
+        "fixed": ("char(3)", pa.string(), ["abc", "a  "]),
+        "mood": ("mood", pa.string(), ["sad", "well"]),
+        "dom": ("positive", pa.int32(), [1, 2**31 - 1]),
+        "bytes": ("bytea", pa.binary(), [b"\x00\xff\\", b""]),
+        "day": ("date", pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31)]),
+        "at": ("timestamptz", pa.timestamp("us", "Europe/Berlin"),
+               [dt.datetime(1, 1, 2, tzinfo=UTC), dt.datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)]),
+        "wall": ("timestamp", pa.timestamp("us"),
+                 [dt.datetime(9999, 12, 31, 23, 59, 59, 999999), dt.datetime(1, 1, 1)]),
+        "long": ("interval", pa.duration("us"), [dt.timedelta(-3, 0, 7), dt.timedelta(0)]),
+        "clock": ("time", pa.time64("ns"), [dt.time(23, 59, 59, 999999), dt.time(0)]),
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("mode", ["prepared", "staged"])
+    def test_every_type_whole(self, db: Database, mode: str) -> None:
+        db("CREATE TYPE mood AS ENUM ('sad', 'well')")
+        db("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
+        db(
+            "CREATE TABLE t ("
+            + ", ".join(f"{n} {kind}" for n, (kind, _, _) in self.COLUMNS.items())
+            + ")"
+        )
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array([*values, None], arrow) for _, arrow, values in self.COLUMNS.values()],
+            list(self.COLUMNS),
+        )
+        sink = db.sink(mode=mode)
+        receipt = db.prepare(sink, rows)
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        first, second, nulls = db("SELECT * FROM t")
+        for place, (name, (_, _, values)) in enumerate(self.COLUMNS.items()):
+            assert (name, first[place], second[place]) == (name, *values)
+        assert set(nulls) == {None}
+
+    def test_json_and_uuid_and_nan(self, db: Database) -> None:
+        db("CREATE TABLE t (doc jsonb, text json, id uuid, f float8)")
+        ids = [str(uuid.uuid4()), str(uuid.uuid4()).upper(), None]
+        docs = ['{"a": [1, null, "ä"]}', "[]", None]
+        rows = pa.RecordBatch.from_pydict(
+            {"doc": docs, "text": docs, "id": ids, "f": [math.nan, None, 1.0]}
+        )
+        sink = db.sink()
+        assert sink.commit([db.prepare(sink, rows)]) == [DONE]
+        found = db("SELECT doc, text, id, f FROM t")
+        assert [row[0] for row in found] == [{"a": [1, None, "ä"]}, [], None]
+        assert [row[1] for row in found] == [row[0] for row in found]
+        assert [str(row[2]) for row in found] == [ids[0], (ids[1] or "").lower(), "None"]
+        assert math.isnan(found[0][3]) and found[1][3] is None
+
+    @pytest.mark.parametrize(("precision", "scale"), [(1, 0), (9, 9), (18, 1), (19, 0), (38, 37)])
+    def test_decimals_of_any_size(self, db: Database, precision: int, scale: int) -> None:
+        db("CREATE TABLE t (n int, d numeric)")
+        chance = random.Random(precision)
+        with decimal.localcontext() as context:
+            context.prec = 60
+            limit = 10**precision
+            values = [D(chance.randrange(1 - limit, limit) // 10 ** chance.randrange(precision))
+                      .scaleb(-scale) for _ in range(500)]  # fmt: skip
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array(range(500), pa.int32()), pa.array(values, pa.decimal128(precision, scale))],
+            ["n", "d"],
+        ).slice(3)
+        sink = db.sink()
+        assert sink.commit([db.prepare(sink, rows)]) == [DONE]
+        assert [row[0] for row in db("SELECT d FROM t ORDER BY n")] == values[3:]
+
+    def test_a_slice_with_nulls_is_spelled_as_a_whole(self, db: Database) -> None:
+        db("CREATE TABLE t (a int, s text, b bool, x bytea)")
+        given = [(n if n % 3 else None, f"row {n}" if n % 2 else None, None if n % 5 else True,
+                  b"x" * n if n % 7 else None) for n in range(200)]  # fmt: skip
+        columns = list(zip(*given, strict=True))
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array(c, kind) for c, kind in
+             zip(columns, (pa.int32(), pa.string(), pa.bool_(), pa.binary()), strict=True)],
+            ["a", "s", "b", "x"],
+        ).slice(50, 100)  # fmt: skip
+        sink = db.sink()
+        assert sink.commit([db.prepare(sink, rows)]) == [DONE]
+        assert sorted(map(str, db("SELECT a, s, b, x FROM t"))) == sorted(map(str, given[50:150]))
+
+    def test_dates_beyond_the_calendar_are_named(self, db: Database) -> None:
+        db("CREATE TABLE t (d date, at timestamptz)")
+        sink = db.sink()
+        days = pa.array([0, 2**31 - 1, -(2**31), -2_440_588], pa.int32()).cast(pa.date32())
+        times = pa.array([0, 0, 0, -(2**63)], pa.int64()).cast(pa.timestamp("us", "UTC"))
+        writer = sink.begin(db.branch())
+        with pytest.raises(BadRow, match="calendar") as caught:
+            writer.write(pa.RecordBatch.from_arrays([days, times], ["d", "at"]))
+        assert set(caught.value.rows) == {1, 2, 3}
+        writer.abort()
+
+    def test_complex_types_become_json_by_spark(self) -> None:
+        sink = Postgres("t", dsn="host=nowhere")
+        wanted = sink.project(
+            {"a": Column("`a`", "array<int>"), "m": Column("`m`", "map<string,int>"),
+             "n": Column("`n`", "int")}
+        )  # fmt: skip
+        assert wanted["a"].startswith("to_json(`a`,") and wanted["m"].startswith("to_json(`m`,")
+        assert wanted["n"] == "`n`"
+
+
+class TestTheFrameMustFit:
+    def test_every_difference_is_named(self, db: Database) -> None:
+        db("CREATE TABLE t (id int NOT NULL, small int2, price numeric(6,2), at timestamp, "
+           "need text NOT NULL, made int GENERATED ALWAYS AS (1) STORED, ok text)")  # fmt: skip
+        frame = {"id": "bigint", "small": "smallint", "price": "decimal(10,4)", "at": "timestamp",
+                 "made": "int", "ok": "string", "extra": "int"}  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            db.sink(frame=frame)
+        text = str(caught.value)
+        for name in ("id: bigint", "price:", "at:", "need:", "made:", "extra:"):
+            assert name in text, (name, text)
+        assert "small:" not in text and "ok:" not in text
+
+    def test_missing_columns_of_options_are_named_together(self) -> None:
+        sink = Postgres("t", dsn="x", key=["a", "b"], delete="gone", order_by="ts")
+        with pytest.raises(UsageError) as caught:
+            sink.project({"a": Column("a", "int"), "v": Column("v", "void")})
+        for name in ("'b'", "'gone'", "'ts'", "void"):
+            assert name in str(caught.value)
+
+    def test_no_table(self, db: Database) -> None:
+        with pytest.raises(UsageError, match="no table"):
+            db.sink("nowhere")
+        db("CREATE VIEW seen AS SELECT 1 AS a")
+        with pytest.raises(UsageError, match="not a table"):
+            db.sink("seen")
+
+    def test_a_key_needs_its_index(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        with pytest.raises(UsageError, match="CREATE UNIQUE INDEX"):
+            db.sink(key=["k"])
+
+    def test_names_that_need_quotes(self, db: Database) -> None:
+        db('CREATE SCHEMA "Odd One"')
+        db('CREATE TABLE "Odd One"."T ""x" ("a b" int PRIMARY KEY, "SELECT" text)')
+        sink = db.sink('T "x', schema="Odd One", name="t", key=["a b"], witness_schema='W "w')
+        rows = keyed((1, "x"), (2, "y"), names="a_b SELECT").rename_columns(["a b", "SELECT"])
+        receipt = db.prepare(sink, rows)
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        assert len(db('SELECT * FROM "Odd One"."T ""x"')) == 2
+
+
+class TestBadRows:
+    TABLE = "CREATE TABLE t (k int NOT NULL CHECK (k < 100), v varchar(5))"
+
+    @pytest.mark.parametrize(
+        ("rows", "bad", "reason"),
+        [
+            ([(1, "a"), (None, "b")], {1}, "k is null"),
+            ([(1, "toolong"), (2, "b")], {0}, "longer than 5"),
+            ([(1, "a"), (2, "b\0")], {1}, "code zero"),
+        ],
+    )
+    def test_seen_before_they_are_sent(
+        self, db: Database, rows: Sequence[tuple[Any, ...]], bad: set[int], reason: str
+    ) -> None:
+        db(self.TABLE)
+        writer = db.sink().begin(db.branch())
+        with pytest.raises(BadRow, match=reason) as caught:
+            writer.write(keyed(*rows))
+        assert set(caught.value.rows) == bad
+        writer.abort()
+        assert db.open() == []
+
+    @pytest.mark.parametrize("mode", ["prepared", "staged"])
+    def test_a_constraint_refuses_the_branch_and_shows_no_data(
+        self, db: Database, mode: str
+    ) -> None:
+        db(self.TABLE)
+        sink = db.sink(mode=mode)
+        with pytest.raises(BadRow, match="check constraint") as caught:
+            db.prepare(sink, keyed((1, "fine"), (12345, "vv")))
+        assert "12345" not in str(caught.value) and caught.value.__cause__ is None
+        assert db.open() == []
+
+    @pytest.mark.parametrize("mode", ["prepared", "staged"])
+    def test_a_tolerant_branch_goes_on_without_them(self, db: Database, mode: str) -> None:
+        db(self.TABLE)
+        sink = db.sink(mode=mode)
+        writer = sink.begin(db.branch(tolerant=True))
+        writer.write(keyed((1, "a"), (2, "b")))
+        with pytest.raises(BadRow):
+            writer.write(keyed((3, "c"), (1000, "d")))
+        writer.write(keyed((4, "e")))
+        done = writer.prepare()
+        assert done is not None
+        receipt = Receipt("t", done.id, 0, Fingerprint(3, 0), done.handle)
+        assert sink.commit([receipt]) == [DONE]
+        assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+
+    def test_an_enum_value_is_not_told(self, db: Database) -> None:
+        db("CREATE TYPE mood AS ENUM ('sad')")
+        db("CREATE TABLE t (m mood, j jsonb)")
+        for row in (("secret", "{}"), ("sad", "{secret")):
+            with pytest.raises(BadRow) as caught:
+                db.prepare(db.sink(), keyed(row, names="m j"))
+            assert "secret" not in str(caught.value)
+
+
+class TestKeys:
+    TABLE = "CREATE TABLE t (k int PRIMARY KEY, v text NOT NULL, at int)"
+    NAMES = "k v at"
+
+    def test_a_key_is_staged_by_default(self) -> None:
+        assert Postgres("t", dsn="x", key=["k"]).commitment is Commitment.STAGED
+        assert Postgres("t", dsn="x").commitment is Commitment.TRANSACTIONAL
+
+    def test_upsert_appears_at_one_instant(self, db: Database) -> None:
+        db(self.TABLE)
+        db("INSERT INTO t VALUES (1, 'old', 1), (9, 'stays', 1)")
+        sink = db.sink(key="k")
+        receipts = [db.prepare(sink, keyed((1, "new", 2), (2, "b", 2), names=self.NAMES), 0),
+                    db.prepare(sink, keyed((3, "c", 2), names=self.NAMES), 1)]  # fmt: skip
+        assert sink.check(receipts) == [None, None]
+        assert sink.commit(receipts) == [DONE, DONE]
+        assert db("SELECT k, v FROM t ORDER BY k") == [(1, "new"), (2, "b"), (3, "c"), (9, "stays")]
+        assert len(db("SELECT DISTINCT xmin FROM t WHERE k < 9")) == 1
+        assert db.open() == []
+
+    @pytest.mark.parametrize("tasks", [1, 2])
+    def test_duplicates_are_refused_or_ordered(self, db: Database, tasks: int) -> None:
+        db(self.TABLE)
+        first, second = (1, "secret", 5), (1, "later", 7)
+
+        def prepared(sink: Postgres, batch: int, *rows: tuple[Any, ...]) -> list[Receipt]:
+            if tasks == 1:
+                return [db.prepare(sink, keyed(*rows, names=self.NAMES), 0, batch=batch)]
+            return [db.prepare(sink, keyed(row, names=self.NAMES), task, batch=batch)
+                    for task, row in enumerate(rows)]  # fmt: skip
+
+        plain = db.sink(key="k")
+        with pytest.raises(BadRow, match=r"one key \(k\).*order_by") as caught:
+            plain.check(prepared(plain, 0, first, second))
+        assert "secret" not in str(caught.value)
+        ordered = db.sink(key="k", order_by="at")
+        receipts = prepared(ordered, 1, second, first)
+        assert not any(ordered.check(receipts))
+        assert set(ordered.commit(receipts)) == {DONE}
+        assert db("SELECT k, v FROM t") == [(1, "later")]
+        with pytest.raises(BadRow, match="and one at"):
+            ordered.check(prepared(ordered, 2, first, (1, "other", 5)))
+
+    def test_a_flag_deletes_by_key_alone(self, db: Database) -> None:
+        db(self.TABLE)
+        db("INSERT INTO t VALUES (1, 'goes', 1), (2, 'stays', 1), (3, 'changes', 1)")
+        frame = {"k": "int", "v": "string", "at": "int", "gone": "boolean"}
+        sink = db.sink(key="k", delete="gone", order_by="at", frame=frame)
+        rows = keyed((1, None, 2, True), (3, "changed", 2, False), (4, None, 2, True),
+                     (5, "back", 3, False), names=f"{self.NAMES} {FLAG}")  # fmt: skip
+        rows = rows.set_column(1, "v", pa.array([None, "changed", None, "back"], pa.string()))
+        late = keyed((5, "x", 2, True), names=f"{self.NAMES} {FLAG}")
+        receipts = [db.prepare(sink, rows), db.prepare(sink, late, 1)]
+        assert sink.check(receipts) == [None, None]
+        assert sink.commit(receipts) == [DONE, DONE]
+        assert db("SELECT k, v FROM t ORDER BY k") == [(2, "stays"), (3, "changed"), (5, "back")]
+        empty = rows.slice(0, 1).set_column(3, FLAG, pa.array([False]))
+        with pytest.raises(BadRow, match="check constraint"):
+            db.prepare(sink, empty, 2, batch=1)
+
+    def test_prepared_with_a_key_is_refused_with_the_cure(self, db: Database) -> None:
+        db(self.TABLE)
+        for options in ({"key": "k", "mode": "prepared"}, {}):
+            with pytest.raises(UsageError, match=r"mode='staged'.*key_partitioned=True"):
+                db.sink(**options)
+        db("CREATE TABLE log (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text)")
+        assert db.sink("log", frame={"v": "string"}).mode.value == "prepared"
+
+    def test_prepared_upsert_where_the_frame_is_partitioned(self, db: Database) -> None:
+        db(self.TABLE)
+        db("INSERT INTO t VALUES (1, 'old', 1)")
+        sink = db.sink(key="k", mode="prepared", key_partitioned=True)
+        receipts = [db.prepare(sink, keyed((1, "new", 2), names=self.NAMES), 0),
+                    db.prepare(sink, keyed((2, "b", 2), names=self.NAMES), 1)]  # fmt: skip
+        assert db("SELECT v FROM t") == [("old",)]
+        with pytest.raises(Rejected, match="two tasks touch one key"):
+            db.prepare(sink, keyed((1, "third", 3), names=self.NAMES), 2)
+        assert len(db.open()) == 2
+        assert sink.commit(receipts) == [DONE, DONE]
+        assert db("SELECT k, v FROM t ORDER BY k") == [(1, "new"), (2, "b")]
+
+    def test_a_retry_rolls_back_what_its_own_task_left_and_no_other(self, db: Database) -> None:
+        db(self.TABLE)
+        sink = db.sink(key="k", mode="prepared", key_partitioned=True)
+        mine, other = keyed((1, "a", 1), names=self.NAMES), keyed((2, "b", 1), names=self.NAMES)
+        first = db.prepare(sink, mine, 0, task_attempt=0)
+        sibling = db.prepare(sink, other, 1, task_attempt=1)
+        again = db.prepare(sink, mine, 0, task_attempt=2, retry=1)
+        assert sink.check([sibling, again]) == [None, None]
+        assert sink.commit([first, sibling, again]) == [LOST, DONE, DONE]
+        assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,)]
+
+
+class TestStaging:
+    def test_a_foreign_key_is_rehearsed(self, db: Database) -> None:
+        db("CREATE TABLE parent (id int PRIMARY KEY)")
+        db("CREATE TABLE t (k int REFERENCES parent DEFERRABLE INITIALLY DEFERRED, v text)")
+        sink = db.sink(mode="staged")
+        receipt = db.prepare(sink, keyed((1, "a")))
+        with pytest.raises(BadRow, match="foreign key"):
+            sink.check([receipt])
+        assert db("SELECT * FROM t") == []
+        db("INSERT INTO parent VALUES (1)")
+        assert sink.check([receipt]) == [None]
+        assert db("SELECT * FROM t") == []
+        assert sink.commit([receipt]) == [DONE]
+
+    def test_a_move_that_still_fails_stops_and_loses_nothing(self, db: Database) -> None:
+        db("CREATE TABLE t (k int UNIQUE, v text)")
+        sink = db.sink(mode="staged")
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert sink.check([receipt]) == [None]
+        db("INSERT INTO t VALUES (1, 'intruder')")
+        with pytest.raises(InDoubt, match="cannot be moved"):
+            sink.commit([receipt])
+        db("DELETE FROM t")
+        assert sink.commit([receipt]) == [DONE]
+
+    def test_rows_changed_behind_our_back(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipt = db.prepare(sink, keyed((1, "a"), (2, "b")))
+        db(f"DELETE FROM poundlock.{staging_name(receipt.id)} WHERE k = 1")
+        with pytest.raises(PromiseBroken, match="holds 1"):
+            sink.commit([receipt])
+        assert db("SELECT * FROM t") == []
+        db(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
+        assert sink.commit([receipt]) == [LOST]
+
+    def test_a_locked_target_is_waited_for(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipt = db.prepare(sink, keyed((1, "a")))
+        with psycopg.connect(db.dsn) as other:
+            other.execute("LOCK TABLE t")
+            assert sink.commit([receipt]) == [OPEN]
+        assert sink.commit([receipt]) == [DONE]
+        assert db("SELECT k FROM t") == [(1,)]
+
+    def test_a_repaired_branch_does_not_undo_a_newer_row(self, db: Database) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, v text, at int)")
+        sink = db.sink(key="k", order_by="at")
+        older, newer = (
+            keyed((1, "older", 1), names="k v at"),
+            keyed((1, "newer", 2), names="k v at"),
+        )
+        lost, kept = db.prepare(sink, older, 0), db.prepare(sink, newer, 1)
+        db(f"DROP TABLE poundlock.{staging_name(lost.id)}")
+        assert sink.commit([lost, kept]) == [LOST, DONE]
+        replay = db.prepare(sink, older, 0, attempt=2, task_attempt=9)
+        assert sink.commit([replay, kept]) == [DONE, DONE]
+        assert db("SELECT v FROM t") == [("newer",)]
+
+    def test_columns_that_the_table_fills(self, db: Database) -> None:
+        db("CREATE TABLE t (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, k int, v text, "
+           "twice int GENERATED ALWAYS AS (k * 2) STORED, made date NOT NULL DEFAULT now())")  # fmt: skip
+        for mode in ("staged", "prepared"):
+            sink = db.sink(mode=mode, frame={"k": "int", "v": "string"})
+            receipt = db.prepare(sink, keyed((1, "a"), (2, "b")), batch=len(mode))
+            assert sink.check([receipt]) == [None]
+            assert sink.commit([receipt]) == [DONE]
+        assert [row[0] for row in db("SELECT twice FROM t ORDER BY id")] == [2, 4, 2, 4]
+
+
+class TestTheWitness:
+    def test_a_zombie_cannot_prepare_what_was_given_up(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        zombie = sink.begin(db.branch())
+        zombie.write(keyed((1, "a")))
+        receipt = Receipt("t", zombie._id, 0, Fingerprint(1, 0))
+        assert sink.commit([receipt]) == [LOST]
+        with pytest.raises(Rejected, match="aborted by the driver"):
+            zombie.prepare()
+        assert db.open() == [] and db("SELECT * FROM t") == []
+
+    def test_an_undecided_witness_is_no_answer(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        receipt = db.prepare(sink, keyed((1, "a")))
+        foreign = sink.begin(db.branch(1))
+        foreign.write(keyed((2, "b")))
+        foreign._finish_copy()
+        foreign._bear_witness()  # as far as a task may come before its machine stops
+        unknown = Receipt("t", foreign._id, 1, Fingerprint(1, 0))
+        assert sink.commit([receipt, unknown]) == [DONE, OPEN]
+        foreign.abort()
+        assert sink.commit([unknown]) == [LOST]
+
+    def test_another_cluster_is_not_believed(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert receipt.handle["system"]
+        moved = Receipt("t", receipt.id, 0, receipt.fingerprint, {"system": "123"})
+        with pytest.raises(Parted, match="another PostgreSQL cluster"):
+            sink.commit([moved])
+
+    def test_another_database_is_told(self, db: Database, node: postgres.Node) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        receipt = db.prepare(db.sink(), keyed((1, "a")))
+        other = Database(node)
+        other("CREATE TABLE t (k int, v text)")
+        with pytest.raises(Parted, match="another database"):
+            other.sink().commit([receipt])
+        other.connection.close()
+
+
+class TestRoles:
+    @pytest.fixture
+    def role(self, db: Database) -> Iterator[Callable[[], str]]:
+        name = f"role_{db.name}"
+        db(f"CREATE ROLE {name} LOGIN PASSWORD 'hidden'")
+        db("CREATE TABLE t (k int, v text)")
+        yield lambda: f"host=127.0.0.1 port={db.connection.info.port} dbname={db.name} user={name} " \
+                      "password=hidden"  # fmt: skip
+        db(f"DROP OWNED BY {name}")
+        db(f"DROP ROLE {name}")
+
+    def test_each_missing_right_is_named(self, db: Database, role: Callable[[], str]) -> None:
+        name = f"role_{db.name}"
+        with pytest.raises(NotAuthorised, match=f"GRANT INSERT ON .* TO .?{name}"):
+            db.sink(dsn=role())
+        db(f"GRANT INSERT ON t TO {name}")
+        with pytest.raises(NotAuthorised, match="GRANT CREATE ON DATABASE"):
+            db.sink(dsn=role())
+        db(f"GRANT CREATE ON DATABASE {db.name} TO {name}")
+        sink = db.sink(dsn=role())
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert sink.commit([receipt]) == [DONE]
+        sink.close()
+
+    def test_another_role_may_not_finish(self, db: Database, role: Callable[[], str]) -> None:
+        name = f"role_{db.name}"
+        receipt = db.prepare(db.sink(), keyed((1, "a")))
+        db(f"GRANT INSERT ON t TO {name}; GRANT ALL ON SCHEMA poundlock TO {name}; "
+           f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
+        sink = db.sink(dsn=role())
+        [reason] = sink.check([receipt])
+        assert reason and "prepared by role poundlock" in reason
+        with pytest.raises(NotAuthorised, match="another role"):
+            sink.commit([receipt])
+        sink.close()
+
+    def test_a_wrong_password_is_told_without_it(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        wrong = role().replace("hidden", "nonsense")
+        with pytest.raises(NotAuthorised, match="password authentication failed") as caught:
+            db.sink(dsn=wrong)
+        assert "nonsense" not in str(caught.value) and caught.value.__cause__ is None
+
+    def test_a_dsn_is_never_shown(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        sink = Postgres("t", dsn="postgresql://u:hidden@127.0.0.1/x")
+        assert "hidden" not in repr(sink) and "hidden" not in repr(sink.target)
+        with pytest.raises(UsageError) as caught:
+            Postgres("t", dsn="this is hidden nonsense").preflight()
+        assert "hidden" not in str(caught.value)
+        monkeypatch.setenv("PG_DSN", db.dsn)
+        db("CREATE TABLE t (k int, v text)")
+        assert db.sink(dsn="env:PG_DSN").find(db.namespace) == []
+
+
+class TestTroubles:
+    def test_a_lost_connection_leaves_nothing(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        for mode in ("prepared", "staged"):
+            sink = db.sink(mode=mode)
+            writer = sink.begin(db.branch())
+            writer.write(keyed((1, "a")))
+            pid = writer._connection.info.backend_pid
+            db(f"SELECT pg_terminate_backend({pid}, 5000)")
+            more = keyed(*((number, "x" * 100) for number in range(1000)))
+
+            def go_on(writer: Any = writer, more: pa.RecordBatch = more) -> None:
+                for _ in range(100):
+                    writer.write(more)
+                writer.prepare()
+
+            with pytest.raises(Unavailable):
+                go_on()
+            writer.abort()
+            assert db.open() == [] and db("SELECT * FROM t") == []
+            receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself goes on
+            db(f"SELECT pg_terminate_backend({sink.driver._connection.info.backend_pid}, 5000)")
+            with pytest.raises(Unavailable):
+                sink.commit([receipt])
+            assert sink.commit([receipt]) == [DONE]
+            db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
+
+    def test_a_trigger_that_leaves_rows_out_is_seen(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+        with pytest.raises(Rejected, match="leaves rows out"):
+            db.prepare(db.sink(), keyed((1, "a")))
+
+    def test_less_than_exactly_once_writes_through(self, db: Database) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, v text)")
+        for semantic in ("at_least_once", "none"):
+            sink = db.sink(key="k", semantic=semantic)
+            writer = sink.begin(db.branch())
+            writer.write(keyed((1, semantic)))
+            assert writer.prepare() is None
+            assert db("SELECT v FROM t") == [(semantic,)]
+        assert db.open() == []
+
+    def test_too_few_connections_are_refused(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        with pytest.raises(UsageError, match="max_connections"):
+            db.sink(connections=10_000)
+
+    def test_a_server_that_prepares_nothing(self) -> None:
+        with postgres.running(max_prepared_transactions=0) as plain:
+            db = Database(plain)
+            db("CREATE TABLE t (k int, v text)")
+            with pytest.raises(UsageError, match=r"max_prepared_transactions is 0.*mode='staged'"):
+                db.sink()
+            sink = db.sink(mode="staged")
+            assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
+            db.connection.close()
+
+    def test_racing_to_create_the_witness(self, db: Database) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        with ThreadPoolExecutor(6) as pool:
+            receipts = list(
+                pool.map(lambda task: db.prepare(sink, keyed((task, "a")), task), range(6))
+            )
+        assert sink.commit(receipts) == [DONE] * 6
+
+
+def test_a_receipt_is_plain_json_without_rows_or_secrets(db: Database) -> None:
+    db("CREATE TABLE t (k int, v text)")
+    receipt = db.prepare(db.sink(), keyed((1, "a secret row")))
+    text = json.dumps(receipt.to_json())
+    assert "secret" not in text and db.dsn not in text
