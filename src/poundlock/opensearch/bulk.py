@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import opensearchpy.exceptions as said
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from opensearchpy import OpenSearch as Driver
 
 from poundlock.errors import InDoubt, NotAuthorised, Unavailable
 
+pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 logger = logging.getLogger("poundlock")
 
 _BYTES = pa.large_binary()
@@ -191,11 +192,11 @@ class Sender:
 
 def _parts(body: bytes) -> list[bytes]:
     """Cut a body into its actions, each with its document."""
-    parts: list[bytes] = []
-    lines = iter(body.splitlines(keepends=True))
-    for line in lines:
-        parts.append(line if line.startswith(b'{"delete"') else line + next(lines))
-    return parts
+    lines = iter(body.split(b"\n")[:-1])
+    return [
+        line + b"\n" if line.startswith(b'{"delete"') else line + b"\n" + next(lines) + b"\n"
+        for line in lines
+    ]
 
 
 def _is_there(result: Any) -> bool:

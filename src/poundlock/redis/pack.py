@@ -7,11 +7,13 @@ Headers and values are joined by Arrow, so that no Python call is made per row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
+pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 _NIL = b"\xc0"
 _STRING, _ARRAY = 0xDB, 0xDD  # each followed by four bytes of length, the greatest first
 

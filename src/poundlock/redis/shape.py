@@ -70,7 +70,8 @@ class Shape:
     def from_json(cls, text: str) -> Shape:
         content: dict[str, Any] = json.loads(text)
         content.pop("width")
-        return cls(**content | {"fields": tuple(content["fields"])})
+        content["fields"] = tuple(content["fields"])
+        return cls(**content)
 
     def of(self, names: Sequence[str], *, floats: bool) -> Shape:
         """Complete it by what the first rows show: the names of fields, and integers or not."""

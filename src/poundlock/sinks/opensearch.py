@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 import opensearchpy.exceptions as said
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from opensearchpy import OpenSearch as Driver
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
@@ -32,6 +32,7 @@ from poundlock.opensearch.bulk import Refused, Sender, problem, refusal, request
 from poundlock.opensearch.mapping import compare
 from poundlock.secret import resolve, resolve_all
 
+pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 logger = logging.getLogger("poundlock")
 
 _LONGEST_ID = 512  # bytes; the server's own limit
@@ -163,9 +164,7 @@ class OpenSearch(KeptBranches):
     def preflight(self) -> list[str]:
         try:
             self.client.info()
-            found: dict[str, Any] = self.client.indices.get(
-                index=self.index, expand_wildcards="all"
-            )
+            found: dict[str, Any] = self.client.indices.get(index=self.index)
         except said.NotFoundError:
             return [
                 f"index {self.index} does not exist: the first document makes it, with a mapping "

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from poundlock.core.model import (
     Branch,
@@ -47,6 +47,7 @@ from poundlock.redis.client import ABORT, MOVE, STAGE, Client
 from poundlock.redis.pack import as_bytes, chunks
 from poundlock.redis.shape import Shape, chosen, project
 
+pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 logger = logging.getLogger("poundlock")
 
 _CHUNK = 1 << 19  # bytes: few round trips, and no command that keeps others waiting

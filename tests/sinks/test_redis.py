@@ -1,0 +1,421 @@
+"""Redis: every shape whole, bad input named, and the move all or nothing."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import redis
+
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.participant import Column
+from poundlock.core.protocol import BranchState
+from poundlock.errors import (
+    BadRow,
+    InDoubt,
+    NotAuthorised,
+    PromiseBroken,
+    Unavailable,
+    UsageError,
+)
+from poundlock.redis.pack import as_bytes, chunks
+from poundlock.servers import valkey
+from poundlock.sinks import Redis
+
+SPACE = Namespace.new("trial", 1_700_000_000, 1)
+DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[valkey.Node]:
+    with valkey.running() as node:
+        yield node
+
+
+@pytest.fixture
+def eyes(server: valkey.Node) -> Iterator[Any]:
+    client = redis.Redis.from_url(server.address(), decode_responses=True)
+    client.flushall()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def make(server: valkey.Node, eyes: Any) -> Any:
+    return lambda **options: Redis(url=server.address(), name="out", **options)
+
+
+def branch(task: int = 0, *, batch: int = 0, tolerant: bool = False) -> Branch:
+    return Branch(Transaction(SPACE, 1, batch, 1), "out", task, task, tolerant=tolerant)
+
+
+def staged(sink: Redis, rows: Any, task: int = 0, batch: int = 0) -> Receipt:
+    rows = rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pydict(rows)
+    writer = pickle.loads(pickle.dumps(sink)).begin(branch(task, batch=batch))
+    writer.write(rows)
+    prepared = writer.prepare()
+    fingerprint = Fingerprint(len(rows), 0)
+    receipt = Receipt("out", prepared.id, task, fingerprint, prepared.handle)
+    return Receipt.from_json(receipt.to_json())
+
+
+def ours(eyes: Any) -> set[str]:
+    """What is left of ours besides the witness."""
+    return {key for key in eyes.keys("*poundlock*") if not key.endswith(".witness")}
+
+
+class TestShapes:
+    def test_a_field_per_row(self, make: Any, eyes: Any) -> None:
+        sink = make(hash="h", field="id", value="v")
+        assert sink.commit([staged(sink, {"key": ["a", "b"], "value": ["1", "2"]})]) == [DONE]
+        assert eyes.hgetall("h") == {"a": "1", "b": "2"}
+
+    def test_null_deletes_the_field(self, make: Any, eyes: Any) -> None:
+        eyes.hset("h", mapping={"a": "1", "b": "2"})
+        sink = make(hash="h", field="id", value="v")
+        sink.commit([staged(sink, {"key": ["a", "c"], "value": [None, "3"]})])
+        assert eyes.hgetall("h") == {"b": "2", "c": "3"}
+
+    def test_a_hash_per_key(self, make: Any, eyes: Any) -> None:
+        eyes.hset("p:a", mapping={"x": "old", "z": "kept"})
+        sink = make(key="id", prefix="p:", expire=100)
+        rows = {"key": ["a", "b"], ".x": ["1", "2"], ".y": [None, "3"]}
+        sink.commit([staged(sink, rows)])
+        assert eyes.hgetall("p:a") == {"x": "1", "z": "kept"}
+        assert eyes.hgetall("p:b") == {"x": "2", "y": "3"}
+        assert 90 < eyes.ttl("p:b") <= 100
+
+    def test_a_value_per_key(self, make: Any, eyes: Any) -> None:
+        eyes.set("p:gone", "1")
+        sink = make(key="id", prefix="p:", value="v", expire=100)
+        sink.commit([staged(sink, {"key": ["a", "gone"], "value": ["x", None]})])
+        assert eyes.get("p:a") == "x" and eyes.ttl("p:a") > 90
+        assert eyes.get("p:gone") is None
+
+    def test_a_list_keeps_the_order_of_a_task(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        texts = [str(number) for number in range(30_000)]
+        writer = sink.begin(branch())
+        for start in range(0, 30_000, 1_000):  # more chunks than have one digit
+            writer.write(pa.RecordBatch.from_pydict({"value": texts[start : start + 1_000]}))
+        prepared = writer.prepare()
+        receipt = Receipt("out", prepared.id, 0, Fingerprint(30_000), prepared.handle)
+        assert sink.commit([receipt]) == [DONE]
+        assert eyes.lrange("l", 0, -1) == texts
+
+    def test_a_stream(self, make: Any, eyes: Any) -> None:
+        sink = make(stream="s")
+        sink.commit([staged(sink, {".a": ["1", "2"], ".b": ["x", None]})])
+        assert [fields for _, fields in eyes.xrange("s")] == [{"a": "1", "b": "x"}, {"a": "2"}]
+
+    def test_counters(self, make: Any, eyes: Any) -> None:
+        one = make(counter="c", value="n")
+        one.commit([staged(one, {"value": [1, 2, -5]}), staged(one, {"value": [10]}, task=1)])
+        assert eyes.get("c") == "8"
+        many = make(key="id", prefix="n:", value="n", operation="increment")
+        many.commit([staged(many, {"key": ["a", "a"], "value": [0.5, 0.25]}, batch=1)])
+        assert float(eyes.get("n:a")) == 0.75
+        most = make(hash="totals", field="id", value="n", operation="increment")
+        rows = {"key": ["a", "a"], "value": [2**62, 2**62 - 1]}
+        most.commit([staged(most, rows, batch=2)])
+        assert eyes.hget("totals", "a") == str(2**63 - 1)  # beyond what a Lua number holds
+
+    def test_of_several_rows_the_greatest_wins_in_whatever_task(self, make: Any, eyes: Any) -> None:
+        sink = make(hash="h", field="id", value="v", order_by="ts")
+        order = [f"{number:020}" for number in (5, 9, 7)]
+        first = staged(sink, {"key": ["a"] * 3, "value": ["5", "9", "7"], "order": order})
+        second = staged(sink, {"key": ["a"], "value": ["8"], "order": [f"{8:020}"]}, task=1)
+        assert sink.commit([second, first]) == [DONE, DONE]
+        assert eyes.hgetall("h") == {"a": "9"}
+
+    def test_bytes_stay_as_they_are(self, make: Any, server: valkey.Node) -> None:
+        wild = bytes(range(256)) * 3
+        sink = make(hash="h", field="id", value="v")
+        rows = pa.RecordBatch.from_pydict(
+            {"key": pa.array([wild, b""], pa.binary()), "value": pa.array([wild, b""], pa.binary())}
+        )
+        sink.commit([staged(sink, rows)])
+        assert redis.Redis.from_url(server.address()).hgetall("h") == {wild: wild, b"": b""}
+
+    def test_more_rows_than_one_command_takes(self, make: Any, eyes: Any) -> None:
+        sink = make(hash="h", field="id", value="v")
+        texts = [str(number) for number in range(50_000)]
+        assert sink.commit([staged(sink, {"key": texts, "value": texts})]) == [DONE]
+        assert eyes.hlen("h") == 50_000
+        assert not ours(eyes)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({}, "exactly one of"),
+            ({"hash": "h", "list": "l"}, "hash and list"),
+            ({"hash": "h", "field": "id"}, "needs value="),
+            ({"list": "l", "value": "v", "expire": 5}, "expire= has no meaning"),
+            ({"list": "l", "value": "v", "operation": "increment"}, "no meaning with list="),
+            ({"key": "id", "expire": 0}, "above 0"),
+            ({"hash": "h", "field": "f", "value": "v", "operation": "add"}, "'increment'"),
+        ],
+    )
+    def test_arguments_that_mean_no_shape(self, options: Any, says: str) -> None:
+        with pytest.raises(UsageError, match=says):
+            Redis(url="redis://nowhere", **options)
+
+    def test_every_missing_column_is_named(self, make: Any) -> None:
+        sink = make(hash="h", field="id", value="v", operation="increment")
+        with pytest.raises(UsageError, match=r"no column 'id'.*'v' has type string") as raised:
+            sink.project({"v": Column("v", "string")})
+        assert "It has v string" in str(raised.value)
+
+    def test_bad_rows_are_named_and_leave_nothing(self, make: Any, eyes: Any) -> None:
+        sink = make(hash="h", field="id", value="n", operation="increment")
+        writer = sink.begin(branch(tolerant=True))
+        rows = {"key": ["a", None, "c", "d"], "value": [1.0, 2.0, None, float("nan")]}
+        with pytest.raises(BadRow) as raised:
+            writer.write(pa.RecordBatch.from_pydict(rows))
+        assert raised.value.rows == {
+            1: "the key is null",
+            2: "the value is null",
+            3: "the value is not a finite number",
+        }
+        assert not ours(eyes)
+
+    def test_an_empty_entry_of_a_stream_is_a_bad_row(self, make: Any) -> None:
+        sink = make(stream="s")
+        rows = pa.RecordBatch.from_pydict(
+            {".a": pa.array(["1", None]), ".b": pa.array([None, None], pa.string())}
+        )
+        with pytest.raises(BadRow) as raised:
+            sink.begin(branch()).write(rows)
+        assert list(raised.value.rows) == [1]
+
+    def test_a_wrong_password_is_told_without_it(self, server: valkey.Node) -> None:
+        url = server.url.replace("//", "//:wrong-secret@")
+        sink = Redis(url=url, list="l", value="v")
+        with pytest.raises(NotAuthorised) as raised:
+            sink.preflight()
+        assert "wrong-secret" not in str(raised.value) + repr(sink)
+
+    def test_an_address_that_is_none(self) -> None:
+        with pytest.raises(UsageError, match="redis://"):
+            Redis(url="secret-nonsense", list="l", value="v").preflight()
+
+
+class TestTheTarget:
+    def test_of_another_type_is_refused_before_the_decision(self, make: Any, eyes: Any) -> None:
+        sink = make(hash="h", field="id", value="v")
+        receipt = staged(sink, {"key": ["a"], "value": ["1"]})
+        eyes.set("h", "text")
+        (reason,) = sink.check([receipt])
+        assert reason == "key h is of type string, but the sink needs hash"
+        with pytest.raises(UsageError, match="is of type string"):
+            sink.preflight()
+
+    def test_that_turned_after_the_decision_stops_and_can_be_put_right(
+        self, make: Any, eyes: Any
+    ) -> None:
+        sink = make(hash="h", field="id", value="v")
+        receipt = staged(sink, {"key": ["a"], "value": ["1"]})
+        eyes.set("h", "text")
+        with pytest.raises(InDoubt, match="Put the target right"):
+            sink.commit([receipt])
+        assert eyes.get("h") == "text"
+        eyes.delete("h")
+        assert sink.commit([receipt]) == [DONE]
+        assert eyes.hgetall("h") == {"a": "1"}
+
+    def test_keys_of_another_type_are_named(self, make: Any, eyes: Any) -> None:
+        eyes.set("p:b", "text")
+        sink = make(key="id", prefix="p:")
+        receipt = staged(sink, {"key": ["a", "b"], ".x": ["1", "2"]})
+        assert sink.check([receipt]) == ["key p:b is of type string, but the sink needs hash"]
+
+    @pytest.mark.parametrize(("value", "fits"), [("12", True), ("1.5", False), ("many", False)])
+    def test_a_counter_that_is_no_number(
+        self, make: Any, eyes: Any, value: str, fits: bool
+    ) -> None:
+        eyes.hset("h", "a", value)
+        sink = make(hash="h", field="id", value="n", operation="increment")
+        (reason,) = sink.check([staged(sink, {"key": ["a"], "value": [1]})])
+        assert (reason is None) == fits
+
+    def test_an_overflow_is_undone_whole(self, make: Any, eyes: Any) -> None:
+        eyes.hset("h", mapping={"a": 7, "z": 2**63 - 1})
+        sink = make(hash="h", field="id", value="n", operation="increment")
+        receipt = staged(sink, {"key": ["a", "new", "z"], "value": [1, 1, 1]})
+        with pytest.raises(InDoubt, match=r"field z.*overflow"):
+            sink.commit([receipt])
+        assert eyes.hgetall("h") == {"a": "7", "z": str(2**63 - 1)}
+        eyes.hset("h", "z", 0)
+        assert sink.commit([receipt]) == [DONE]
+        assert eyes.hgetall("h") == {"a": "8", "new": "1", "z": "1"}
+
+
+class TestTheWitness:
+    def test_staged_rows_that_lost_a_part_are_not_moved(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        texts = ["x" * 1000] * 2000
+        receipt = staged(sink, {"value": texts})
+        key = f"{{l}}:{receipt.id}"
+        chunk = eyes.hkeys(key)
+        assert len(chunk) > 1
+        eyes.hdel(key, chunk[0])
+        assert "were prepared" in (sink.check([receipt])[0] or "")
+        assert sink.commit([receipt]) == [LOST]
+        assert eyes.llen("l") == 0 and not ours(eyes)
+
+    def test_a_lost_branch_stays_lost_when_a_zombie_stages_it_again(
+        self, make: Any, eyes: Any
+    ) -> None:
+        sink = make(list="l", value="v")
+        receipt = staged(sink, {"value": ["1"]})
+        eyes.delete(f"{{l}}:{receipt.id}")
+        assert sink.commit([receipt]) == [LOST]
+        assert staged(sink, {"value": ["1"]}).id == receipt.id
+        assert sink.commit([receipt]) == [LOST]
+        assert eyes.llen("l") == 0
+
+    def test_an_emptied_database_proves_nothing(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        receipt = staged(sink, {"value": ["1"]})
+        eyes.flushall()
+        assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
+        staged(sink, {"value": ["2"]}, task=1)  # a new witness is not the old one
+        assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
+
+    def test_a_forgotten_batch_is_not_called_lost(self, make: Any) -> None:
+        sink = make(list="l", value="v")
+        receipt = staged(sink, {"value": ["1"]}, batch=3)
+        assert sink.commit([receipt]) == [DONE]
+        sink.prune(SPACE, 4)
+        assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
+
+    def test_a_move_that_stopped_half_way_is_not_repeated(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        receipt = staged(sink, {"value": ["1"]})
+        (witness,) = eyes.keys("*.witness")
+        eyes.hset(witness, receipt.id, "moving")
+        with pytest.raises(PromiseBroken, match="half-way"):
+            sink.commit([receipt])
+        assert eyes.llen("l") == 0
+
+    def test_what_a_zombie_stages_after_its_abort_is_swept(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        zombie = sink.begin(branch())
+        zombie.write(pa.RecordBatch.from_pydict({"value": ["1"]}))
+        assert sink.abort(sink.find(SPACE)) == [LOST]
+        zombie.write(pa.RecordBatch.from_pydict({"value": ["2"]}))
+        prepared = zombie.prepare()
+        receipt = Receipt("out", prepared.id, 0, Fingerprint(2), prepared.handle)
+        assert sink.commit([receipt]) == [LOST]
+        assert sink.abort(sink.find(SPACE)) == [LOST]
+        assert not ours(eyes) and eyes.llen("l") == 0
+
+    def test_all_branches_of_a_batch_appear_at_one_instant(self, make: Any, eyes: Any) -> None:
+        sink = make(hash="h", field="id", value="v")
+        receipts = []
+        for task in range(8):
+            texts = [f"{task}-{number}" for number in range(5000)]
+            receipts.append(staged(sink, {"key": texts, "value": texts}, task=task))
+        seen: set[int] = set()
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.is_set():
+                seen.add(eyes.hlen("h"))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        time.sleep(0.05)
+        assert sink.commit(receipts) == [DONE] * 8
+        time.sleep(0.05)
+        over.set()
+        watcher.join()
+        assert seen == {0, 40_000}
+
+
+class TestTheServer:
+    def test_settings_that_lose_data_are_warned_of(self) -> None:
+        settings = {"appendonly": "no", "maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
+        with valkey.running(settings=settings) as node:
+            sink = Redis(url=node.address(), list="l", value="v")
+            told = "\n".join(sink.preflight())
+            assert "appendonly is off" in told and "allkeys-lru" in told
+            client = redis.Redis.from_url(node.address())
+            client.config_set("appendonly", "yes")
+            client.config_set("appendfsync", "everysec")
+            client.config_set("maxmemory-policy", "volatile-lru")  # ours never expire
+            (told,) = sink.preflight()
+            assert "appendfsync is everysec" in told
+            client.replicaof("127.0.0.1", 1)
+            with pytest.raises(UsageError, match="is a replica"):
+                sink.preflight()
+            node.kill()  # a replica that still looks for its primary is slow to end
+
+    def test_one_that_is_silent_is_away(self, server: valkey.Node, eyes: Any) -> None:
+        sink = Redis(url=server.address(), name="out", list="l", value="v", timeout=0.3)
+        receipt = staged(sink, {"value": ["1"]})
+        writer = sink.begin(branch(1))
+        writer.write(pa.RecordBatch.from_pydict({"value": ["2"]}))
+        server.pause()
+        try:
+            with pytest.raises(Unavailable):
+                sink.commit([receipt])
+            with pytest.raises(Unavailable):
+                writer.write(pa.RecordBatch.from_pydict({"value": ["3"]}))
+            writer.abort()  # never raises
+        finally:
+            server.resume()
+        # What was sent while it was silent may have been done since: once in any case.
+        assert sink.commit([receipt]) == [DONE]
+        sink.abort(sink.find(SPACE))
+        assert eyes.lrange("l", 0, -1) == ["1"]
+        assert not ours(eyes)
+
+    @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+    def test_less_is_written_straight_through(self, make: Any, eyes: Any, semantic: str) -> None:
+        sink = make(list="l", value="v", semantic=semantic)
+        writer = sink.begin(branch())
+        writer.write(pa.RecordBatch.from_pydict({"value": ["1", "2"]}))
+        assert writer.prepare() is None
+        assert eyes.lrange("l", 0, -1) == ["1", "2"]
+        assert not ours(eyes)
+
+    def test_a_cluster(self) -> None:
+        with valkey.running(nodes=3, cluster=True) as node:
+            loose = Redis(url=node.address(), name="out", key="id", prefix="p:")
+            with pytest.raises(UsageError, match=r"prefix='\{p\}:'"):
+                loose.preflight()
+            eyes = redis.RedisCluster.from_url(node.address(), decode_responses=True)
+            for number, target in enumerate(["one", "two", "three", "a{four}b"]):
+                sink = Redis(url=node.address(), name="out", hash=target, field="id", value="v")
+                assert sink.preflight() == []
+                receipts = [
+                    staged(sink, {"key": [str(task)], "value": ["1"]}, task, number)
+                    for task in range(3)
+                ]
+                assert sink.check(receipts) == [None] * 3
+                assert sink.commit(receipts) == [DONE] * 3
+                assert sink.commit(receipts) == [DONE] * 3
+                assert eyes.hlen(target) == 3 and sink.find(SPACE) == []
+            many = Redis(url=node.address(), name="out", key="id", prefix="{p}:")
+            assert many.preflight() == []
+            assert many.commit([staged(many, {"key": ["a", "b"], ".x": ["1", "2"]})]) == [DONE]
+            assert eyes.hgetall("{p}:b") == {"x": "2"}
+            eyes.close()
+
+
+def test_chunks_hold_whole_rows_and_all_of_them() -> None:
+    columns = [as_bytes(pa.array(["a", None, "ccc"])), as_bytes(pa.array([1, 2, None]))]
+    assert list(chunks(columns, 1 << 20)) == [
+        (3, b"\xdd\0\0\0\x06\xdb\0\0\0\x01a\xdb\0\0\0\x011\xc0\xdb\0\0\0\x012\xdb\0\0\0\x03ccc\xc0")
+    ]
+    assert [count for count, _ in chunks(columns, 1)] == [1, 1, 1]
+    sliced = [as_bytes(pa.array(["x", "a", "b"]).slice(1))]
+    assert list(chunks(sliced, 1 << 20)) == [(2, b"\xdd\0\0\0\x02\xdb\0\0\0\x01a\xdb\0\0\0\x01b")]
