@@ -81,11 +81,11 @@ class MySQLSubject(Subject):
     def ask(self, statements: str) -> Any:
         """By a plain client, none of ours."""
         arguments = self._server.connect_arguments()
-        with closing(pymysql.connect(**arguments, autocommit=True)) as client:
-            with client.cursor() as cursor:
-                for statement in statements.split("; "):
-                    cursor.execute(statement)
-                return cursor.fetchall()
+        client = pymysql.connect(**arguments, autocommit=True)
+        with closing(client), client.cursor() as cursor:
+            for statement in statements.split("; "):
+                cursor.execute(statement)
+            return cursor.fetchall()
 
 
 @contextmanager

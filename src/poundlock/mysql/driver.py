@@ -74,7 +74,7 @@ class MySQLBranches(Participant):
         return self.__dict__ | {"_links": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"_links": [], "_lock": threading.Lock()}
+        vars(self).update(state | {"_links": [], "_lock": threading.Lock()})
 
     # For the writers.
 
@@ -397,8 +397,9 @@ class MySQLBranches(Participant):
     # Connections.
 
     @contextlib.contextmanager
-    def _borrowed(self, answer_timeout: float = _ANSWER_S) -> Iterator[Link]:
+    def _borrowed(self, answer_timeout: float | None = None) -> Iterator[Link]:
         """Lend a connection of the driver's. One that failed is not lent again."""
+        seconds = answer_timeout or _ANSWER_S
         with self._lock:
             link = self._links.pop() if self._links else None
         if link is not None:
@@ -407,8 +408,8 @@ class MySQLBranches(Participant):
             except (pymysql.err.Error, OSError):
                 drop(link)
                 link = None
-        link = link or self.connect(answer_timeout)
-        link._read_timeout = answer_timeout
+        link = link or self.connect(seconds)
+        link.patience(seconds)
         try:
             with said(self.name):
                 yield link

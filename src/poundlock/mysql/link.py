@@ -80,6 +80,10 @@ class Link(Connection):
             self.server_status = result.server_status
         return result.affected_rows  # pyright: ignore[reportReturnType]
 
+    def patience(self, seconds: float) -> None:
+        """Set how long an answer may take."""
+        self._read_timeout: Any = seconds
+
     @property
     def warnings(self) -> int:
         """How many the last statement raised."""
@@ -91,15 +95,16 @@ class _Result(MySQLResult):
         """Send what we hold, whatever file the server named; nothing, where we hold nothing."""
         link: Any = self.connection
         payload, link.payload = link.payload, None
-        for start in range(0, len(payload) if payload is not None else 0, _CHUNK):
-            link.write_packet(payload[start : start + _CHUNK])
+        if payload is not None:
+            for start in range(0, len(payload), _CHUNK):
+                link.write_packet(payload[start : start + _CHUNK])
         link.write_packet(b"")
         answer = link._read_packet()
         if payload is None:
             raise Rejected("the server asked for a file of this machine, and got none")
         if not answer.is_ok_packet():
             raise Unavailable("the server broke off while it was sent rows")
-        self._read_ok_packet(answer)
+        self._read_ok_packet(answer)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def connect_arguments(url: str) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pymysql
 
 from poundlock.core.model import Branch
 from poundlock.core.naming import name_of
 from poundlock.core.participant import PreparedBranch, Semantic, Writer
-from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable
+from poundlock.errors import BadRow, NotAuthorised, PoundlockError, Rejected, Unavailable
 from poundlock.mysql import link as links
 from poundlock.mysql import text
 from poundlock.mysql.branches import prepared, xid
@@ -33,6 +33,7 @@ from poundlock.mysql.target import TargetColumn
 if TYPE_CHECKING:
     from poundlock.mysql.driver import MySQLBranches
 
+pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 logger = logging.getLogger("poundlock")
 
 _AT_ONCE = 8 << 20  # bytes of one INSERT: below what servers take by default
@@ -64,9 +65,9 @@ class RowWriter(Writer):
         self._active = False  # an XA branch is open on the connection
         self._link: links.Link | None = sink.connect()
         try:
+            if self._exact:
+                self._ensure_witness()
             with said(sink.name):
-                if self._exact:
-                    sink.witness.ensure(self._open_link)
                 if self._exact and not self._staged and branch.retry:
                     self._abort_earlier()
         except BaseException:
@@ -78,6 +79,18 @@ class RowWriter(Writer):
         if self._link is None:
             raise Rejected("the branch is over", sink=self._sink.name)
         return self._link
+
+    def _ensure_witness(self) -> None:
+        witness = self._sink.witness
+        try:
+            with said(self._sink.name):
+                witness.ensure(self._open_link)
+        except NotAuthorised as error:
+            raise NotAuthorised(
+                f"{error.args[0]}. The account needs SELECT, INSERT and DELETE on {witness.table}, and "
+                f"CREATE to make it; or let an administrator make it: {witness.statement}",
+                sink=self._sink.name,
+            ) from error
 
     def _abort_earlier(self) -> None:
         """Roll back what earlier attempts of this task prepared: it may hold the locks we need."""

@@ -1,0 +1,765 @@
+"""MySQL and MariaDB: what is particular to them, against a real server, judged by a plain client."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+import os
+import pickle
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.naming import name_of
+from poundlock.core.participant import Column, Commitment, Writer
+from poundlock.core.protocol import BranchState
+from poundlock.errors import (
+    BadRow,
+    InDoubt,
+    NotAuthorised,
+    PoundlockError,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
+from poundlock.mysql.branches import xid
+from poundlock.mysql.link import run
+from poundlock.mysql.move import DELETE, ORDER
+from poundlock.servers import mariadb
+from poundlock.sinks import MySQL
+
+OURS = Namespace.new("trial", 1_700_000_000, 1)
+DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
+_numbers = itertools.count()
+
+
+class Place:
+    """A database of its own, seen by a client that is not ours."""
+
+    def __init__(self, server: mariadb.MariaDB):
+        self.server, self.database = server, f"place_{next(_numbers)}"
+        self.ask(f"CREATE DATABASE {self.database} CHARACTER SET utf8mb4", database=None)
+
+    def ask(self, statement: str, database: str | None = "") -> list[tuple[Any, ...]]:
+        arguments = self.server.connect_arguments() | {
+            "database": self.database if database == "" else database
+        }
+        client = pymysql.connect(
+            **arguments, autocommit=True, init_command="SET time_zone='+00:00'"
+        )
+        with closing(client), client.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def sink(self, table: str = "t", *, look: bool = True, **options: Any) -> MySQL:
+        options = {"url": self.server.secret_url(), "name": "out", "lock_timeout": 1} | options
+        made = MySQL(f"{self.database}.{table}", **options)
+        if look:
+            made.preflight()
+        return made
+
+    def rows(self, table: str = "t", what: str = "*") -> list[tuple[Any, ...]]:
+        return sorted(self.ask(f"SELECT {what} FROM {table}"), key=repr)
+
+    def leftovers(self) -> list[Any]:
+        """Staging tables, and XA branches of any database: none must be left by any test."""
+        return [*self.ask("SHOW TABLES LIKE 'poundlock\\_stage%'"), *self.ask("XA RECOVER")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mariadb.MariaDB]:
+    with mariadb.running(tmp_path_factory.mktemp("mariadb")) as started:
+        yield started
+
+
+@pytest.fixture
+def place(server: mariadb.MariaDB) -> Iterator[Place]:
+    made = Place(server)
+    yield made
+    left = made.leftovers()
+    for number, first, _, data in made.ask("XA RECOVER"):  # or the next test would find it too
+        made.ask(f"XA ROLLBACK '{data[:first].decode()}','{data[first:].decode()}',{number}")
+    assert left == []
+
+
+def begin(sink: MySQL, task: int = 0, *, batch: int = 0, attempt: int = 1, **where: Any) -> Writer:
+    transaction = Transaction(OURS, 1, batch, attempt)
+    where = {"task_attempt": task} | where
+    copy: MySQL = pickle.loads(pickle.dumps(sink))
+    return copy.begin(Branch(transaction, sink.name, task, **where))
+
+
+def batch_of(rows: Mapping[str, Sequence[Any]] | pa.RecordBatch) -> pa.RecordBatch:
+    return rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pydict(dict(rows))
+
+
+def prepare(sink: MySQL, rows: Any, task: int = 0, **where: Any) -> Receipt:
+    writer, written = begin(sink, task, **where), batch_of(rows)
+    writer.write(written)
+    made = writer.prepare()
+    assert made is not None
+    receipt = Receipt(sink.name, made.id, task, Fingerprint(len(written), 0), made.handle)
+    return Receipt.from_json(receipt.to_json())  # type: ignore[arg-type]
+
+
+def refused(
+    sink: MySQL, rows: Any, kind: type[PoundlockError] = BadRow, task: int = 0
+) -> PoundlockError:
+    """Write what is not to be taken, and give up, as a task does."""
+    writer = begin(sink, task)
+
+    def attempt() -> None:
+        writer.write(batch_of(rows))
+        writer.prepare()
+
+    with pytest.raises(kind) as caught:
+        attempt()
+    writer.abort()
+    return caught.value
+
+
+BOTH = pytest.mark.parametrize("mode", ["xa", "staged"])
+
+ODD = "a\tb\nc\\d'e\"f\0g\r \\N 𝄞 é ;%s"
+TYPES: dict[str, tuple[str, str, pa.DataType, Sequence[Any]]] = {
+    # column: MySQL's type, Spark's, Arrow's, values
+    "flag": ("BOOLEAN", "boolean", pa.bool_(), [True, False, None]),
+    "tiny": ("TINYINT", "tinyint", pa.int8(), [-128, 127, None]),
+    "small": ("SMALLINT", "smallint", pa.int16(), [-32768, 32767, None]),
+    "whole": ("INT", "int", pa.int32(), [-(2**31), 2**31 - 1, None]),
+    "big": ("BIGINT", "bigint", pa.int64(), [-(2**63), 2**63 - 1, None]),
+    "single": ("FLOAT", "float", pa.float32(), [0.5, -1.25e10, None]),
+    "twice": ("DOUBLE", "double", pa.float64(), [0.1, 5e-324, None]),
+    "exact": (
+        "DECIMAL(38,18)", "decimal(38,18)", pa.decimal128(38, 18),
+        [decimal.Decimal("12345678901234567890.123456789012345678"),
+         decimal.Decimal("-0.000000000000000001"), None],
+    ),
+    "words": ("LONGTEXT", "string", pa.string(), [ODD, "", None]),
+    "bytes": ("VARBINARY(300)", "binary", pa.binary(), [bytes(range(256)), b"", None]),
+    "day": (
+        "DATE", "date", pa.date32(),
+        [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None],
+    ),
+    "instant": (
+        "DATETIME(6)", "timestamp", pa.timestamp("us", "America/New_York"),
+        [datetime.datetime(2024, 7, 1, 12, 0, 0, 1, datetime.timezone.utc),
+         datetime.datetime(1, 1, 1, 0, 0, 0, 0, datetime.timezone.utc), None],
+    ),
+    "stamp": (
+        "TIMESTAMP(6) NULL", "timestamp", pa.timestamp("us", "UTC"),
+        [datetime.datetime(2038, 1, 1, 1, 2, 3, 999999, datetime.timezone.utc),
+         datetime.datetime(1970, 1, 1, 0, 0, 1, 0, datetime.timezone.utc), None],
+    ),
+    "clock": (
+        "DATETIME(6)", "timestamp_ntz", pa.timestamp("us"),
+        [datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), datetime.datetime(1969, 1, 1), None],
+    ),
+    "tree": ("JSON", "struct<a:int,b:array<string>>", pa.string(), ['{"a":1,"b":["\\n"]}', "[]", None]),
+}  # fmt: skip
+
+
+def typed(columns: Mapping[str, Any] = TYPES) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {name: pa.array(values, kind) for name, (_, _, kind, values) in columns.items()}
+    )
+
+
+def expected() -> list[tuple[Any, ...]]:
+    def plain(value: Any) -> Any:
+        return value.replace(tzinfo=None) if isinstance(value, datetime.datetime) else value
+
+    return [tuple(map(plain, row)) for row in zip(*(v for *_, v in TYPES.values()), strict=True)]
+
+
+def typed_table(place: Place) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, (kind, *_) in TYPES.items())
+    place.ask(f"CREATE TABLE t ({columns}) ENGINE=InnoDB")
+
+
+class TestEveryTypeArrivesAsItWas:
+    @BOTH
+    @pytest.mark.parametrize("loads", [True, False], ids=["load", "insert"])
+    def test_whole(self, place: Place, mode: str, loads: bool) -> None:
+        typed_table(place)
+        sink = place.sink(mode=mode, look=False)
+        frame = {name: Column(f"`{name}`", spark) for name, (_, spark, *_) in TYPES.items()}
+        projected = sink.project(frame)
+        assert projected["tree"] == "to_json(`tree`)"
+        assert list(projected) == list(TYPES)
+        assert sink.preflight() == []
+        sink.loads = loads
+        receipt = prepare(sink, typed())
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        assert place.ask("SELECT * FROM t ORDER BY big IS NULL, flag DESC") == expected()
+
+    def test_names_that_need_quoting(self, place: Place) -> None:
+        place.ask(
+            "CREATE TABLE `we``ird 'x` (`a b``c` INT, `%s` VARCHAR(5), PRIMARY KEY (`a b``c`))"
+        )
+        sink = MySQL(f"{place.database}.we`ird 'x", url=place.server.secret_url(), name="out",
+                     key="a b`c")  # fmt: skip
+        sink.preflight()
+        receipt = prepare(sink, {"a b`c": [1, 2], "%s": ["x", "%d"]})
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        assert place.rows("`we``ird 'x`") == [(1, "x"), (2, "%d")]
+
+    @pytest.mark.parametrize("name", ["a\0b", "x" * 65, "blank "])
+    def test_names_that_cannot_be(self, place: Place, name: str) -> None:
+        with pytest.raises(UsageError, match="cannot be a name"):
+            place.sink(name, look=False)
+
+
+class TestBadRowsAreNamed:
+    CASES: tuple[tuple[str, str, Any, set[int], str], ...] = (
+        ("not a number", "x DOUBLE", pa.array([1.0, float("nan"), float("inf")]), {1, 2}, "finite"),
+        ("null", "x INT NOT NULL", pa.array([1, None, 3]), {1}, "NOT NULL"),
+        ("too long", "x VARCHAR(3)", pa.array(["abc", "äöü", "abcd"]), {2}, "longer than 3"),
+        ("bytes", "x VARBINARY(2)", pa.array([b"ab", b"abc"]), {1}, "longer than 2"),
+        ("out of range", "x TINYINT", pa.array([1, 300, 2, -129]), {1, 3}, "range"),
+        ("unsigned", "x INT UNSIGNED", pa.array([0, -1]), {1}, "range"),
+        ("enum", "x ENUM('a')", pa.array(["a", "b"]), {1}, "type"),
+        ("characters", "x TEXT CHARACTER SET utf8mb3", pa.array(["é", "𝄞"]), {1}, "characters"),
+        (
+            "year", "x DATE", pa.array([0, 10**7], pa.int32()).cast(pa.date32()), {1},
+            "years 1 to 9999",
+        ),
+        (
+            "fraction", "x DATETIME(3)",
+            pa.array([1_000, 1_001], pa.int64()).cast(pa.timestamp("us")), {1}, "fraction",
+        ),
+        (
+            "epoch", "x TIMESTAMP(6) NULL",
+            pa.array([5_000_000, 2**55], pa.int64()).cast(pa.timestamp("us", "UTC")), {1}, "range",
+        ),
+        (
+            "decimal", "x DECIMAL(3,1)",
+            pa.array([decimal.Decimal("1.5"), decimal.Decimal("100.5")]), {1}, "range",
+        ),
+    )  # fmt: skip
+
+    @BOTH
+    @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
+    def test_by_row_and_column(self, place: Place, mode: str, case: Any) -> None:
+        _, column, values, bad, words = case
+        place.ask(f"CREATE TABLE t (n INT, {column})")
+        sink = place.sink(mode=mode)
+        rows = pa.RecordBatch.from_pydict({"n": list(range(len(values))), "x": values})
+        error = refused(sink, rows)
+        assert isinstance(error, BadRow)
+        assert words in str(error) and "column x" in str(error)
+        assert set(error.rows) == bad
+        assert place.rows() == []
+
+    @BOTH
+    @pytest.mark.parametrize("loads", [True, False], ids=["load", "insert"])
+    def test_a_tolerant_branch_keeps_the_good_ones(
+        self, place: Place, mode: str, loads: bool
+    ) -> None:
+        place.ask("CREATE TABLE t (n INT, x TINYINT)")
+        sink = place.sink(mode=mode)
+        sink.loads = loads
+        writer = begin(sink, tolerant=True)
+        writer.write(batch_of({"n": [1], "x": [1]}))
+        with pytest.raises(BadRow):
+            writer.write(batch_of({"n": [2, 3, 4], "x": [2, 300, 4]}))
+        writer.write(batch_of({"n": [2, 4], "x": [2, 4]}))
+        made = writer.prepare()
+        assert made is not None
+        receipt = Receipt(sink.name, made.id, 0, Fingerprint(3, 0), made.handle)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, 1), (2, 2), (4, 4)]
+
+    def test_no_error_quotes_a_row(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x ENUM('a'), y INT UNIQUE)")
+        sink = place.sink(mode="xa")
+        for rows in ({"x": ["geheim"], "y": [1]}, {"x": ["a", "a"], "y": [424242, 424242]}):
+            error = refused(sink, rows)
+            told = str(error) + repr(error.__cause__) + repr(getattr(error, "rows", ""))
+            assert "geheim" not in told and "424242" not in told
+        sink.loads = False
+        told = str(refused(sink, {"x": ["geheim"], "y": [1]}))
+        assert "geheim" not in told and "column x" in told
+
+
+class TestTheTableIsLookedOver:
+    def test_each_difference_is_named(self, place: Place) -> None:
+        place.ask(
+            "CREATE TABLE t (id INT NOT NULL, price DECIMAL(10,2), at DATETIME, note VARCHAR(9), "
+            "twice INT GENERATED ALWAYS AS (id * 2) STORED, must INT NOT NULL, old TEXT)"
+        )
+        frame = {"id": "string", "price": "decimal(20,4)", "at": "timestamp", "twice": "int",
+                 "more": "int", "old": "string"}  # fmt: skip
+        sink = place.sink(look=False)
+        sink.project({name: Column(name, kind) for name, kind in frame.items()})
+        with pytest.raises(UsageError) as caught:
+            sink.preflight()
+        for words in ("'id' is int", "'price' is decimal(10,2), which would round", "'more'",
+                      "'twice' is computed", "'must' (int(11)) is NOT NULL"):  # fmt: skip
+            assert words in str(caught.value)
+        assert "'note'" not in str(caught.value) and "'at'" not in str(caught.value)
+
+    def test_what_may_go_wrong_is_said(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (at DATETIME, old TEXT CHARACTER SET latin1)")
+        sink = place.sink(look=False)
+        sink.project({"at": Column("at", "timestamp"), "old": Column("old", "string")})
+        warnings = " ".join(sink.preflight())
+        assert "would round microseconds" in warnings and "latin1" in warnings
+
+    def test_types_without_a_place_and_missing_columns(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
+        sink = place.sink(key="id", delete="gone", order_by="at", look=False)
+        with pytest.raises(UsageError) as caught:
+            sink.project({"x": Column("x", "interval day to second")})
+        for words in ("'id' for key=", "'gone' for delete=", "'at' for order_by=", "interval"):
+            assert words in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("made", "words"),
+        [
+            ("CREATE TABLE u (x INT)", "there is no table"),
+            ("CREATE TABLE t (x INT) ENGINE=MyISAM", "no transactions"),
+            ("CREATE VIEW t AS SELECT 1 AS x", "no transactions"),
+        ],
+    )
+    def test_a_table_that_will_not_do(self, place: Place, made: str, words: str) -> None:
+        place.ask(made)
+        with pytest.raises(UsageError, match=words):
+            place.sink()
+
+    def test_an_upsert_needs_a_unique_key(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (a INT, b INT, UNIQUE (a, b))")
+        with pytest.raises(UsageError, match=r"no unique key over a.*It has: a, b"):
+            place.sink(key="a")
+
+    def test_the_mode_is_chosen(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (a INT, b INT)")
+        place.ask("CREATE TABLE k (a INT PRIMARY KEY, b INT)")
+        place.ask("CREATE TABLE s (i BIGINT AUTO_INCREMENT PRIMARY KEY, a INT, b INT)")
+        frame = {"a": Column("a", "int"), "b": Column("b", "int")}
+
+        def chosen(table: str, **options: Any) -> str:
+            sink = place.sink(table, look=False, **options)
+            sink.project(frame)
+            sink.preflight()
+            staged = sink.commitment is Commitment.STAGED
+            assert staged == (sink.chosen == "staged")
+            return sink.chosen
+
+        assert chosen("t") == "xa" and chosen("s") == "xa"
+        assert chosen("k") == "staged" and chosen("k", key="a") == "staged"
+        assert chosen("k", key="a", key_partitioned=True) == "xa"
+        assert chosen("k", key_partitioned=True) == "xa"
+        assert chosen("t", mode="staged") == "staged"
+        with pytest.raises(UsageError, match="wait for each other"):
+            place.sink("k", key="a", mode="xa")
+        with pytest.raises(UsageError, match="needs key="):
+            place.sink("t", order_by="a")
+        with pytest.raises(UsageError, match="mode='both'"):
+            place.sink("t", mode="both")
+
+    def test_unsafe_settings_are_told(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (a INT)")
+        place.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
+        place.ask("SET GLOBAL local_infile = 0")
+        try:
+            sink = place.sink(look=False)
+            warnings = " ".join(sink.preflight())
+            assert "innodb_flush_log_at_trx_commit" in warnings and "local_infile" in warnings
+            receipt = prepare(sink, {"a": [1]})
+            assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,)]
+        finally:
+            place.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+            place.ask("SET GLOBAL local_infile = 1")
+
+    def test_servers_that_cannot(self, place: Place) -> None:
+        sink = place.sink(look=False)
+        for version, variables, words in (
+            ("10.4.32-MariaDB", {}, "10.5"),
+            ("5.7.44-log", {}, "8.0"),
+            ("10.11.1-MariaDB", {"wsrep_on": "ON"}, "Galera"),
+            ("10.11.1-MariaDB", {"read_only": "ON"}, "read-only"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                sink._check_server(version, variables)
+        sink._check_server("8.4.3", {})
+        sink._check_server("11.4.5-MariaDB-log", {})
+        assert "binary log" in " ".join(
+            sink._cautions("11.4.5-MariaDB", {"innodb_flush_log_at_trx_commit": "1", "log_bin": "ON",
+                                              "sync_binlog": "1"})
+        )  # fmt: skip
+
+
+class TestUpsert:
+    @pytest.fixture
+    def keyed(self, place: Place) -> Place:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, word VARCHAR(9) NOT NULL, n INT)")
+        place.ask("INSERT INTO t VALUES (1, 'old', 1), (2, 'old', 2), (3, 'old', 3)")
+        return place
+
+    @pytest.mark.parametrize("partitioned", [False, True], ids=["staged", "xa"])
+    def test_replaces_and_inserts(self, keyed: Place, partitioned: bool) -> None:
+        sink = keyed.sink(key="id", key_partitioned=partitioned)
+        receipts = [
+            prepare(sink, {"id": [1, 4], "word": ["new", "new"]}, task=0),
+            prepare(sink, {"id": [2], "word": ["new"]}, task=1),
+        ]
+        assert sink.check(receipts) == [None, None]
+        assert keyed.rows(what="word") == [("old",)] * 3
+        assert sink.commit(receipts) == [DONE, DONE]
+        # A column that the frame does not have keeps its value.
+        assert keyed.rows() == [(1, "new", 1), (2, "new", 2), (3, "old", 3), (4, "new", None)]
+
+    @pytest.mark.parametrize("partitioned", [False, True], ids=["staged", "xa"])
+    def test_deletes_by_a_flag(self, keyed: Place, partitioned: bool) -> None:
+        sink = keyed.sink(key="id", delete="gone", key_partitioned=partitioned)
+        sink.known = None
+        assert sink.project(
+            {"id": Column("id", "int"), "word": Column("word", "string"),
+             "gone": Column("gone", "boolean")}
+        ) == {"id": "id", "word": "word", DELETE: "gone"}  # fmt: skip
+        sink.preflight()
+        rows = {"id": [1, 2, 9], "word": [None, "new", None], DELETE: [True, None, True]}
+        receipt = prepare(sink, rows)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert keyed.rows() == [(2, "new", 2), (3, "old", 3)]
+        error = refused(sink, {"id": [1, 5], "word": ["x", None], DELETE: [True, False]})
+        assert isinstance(error, BadRow) and set(error.rows) == {1}
+
+    def test_the_last_by_order_counts_over_all_tasks(self, keyed: Place) -> None:
+        sink = keyed.sink(key="id", order_by="at", delete="gone")
+        first = {"id": [1, 1, 2], "word": ["b", "a", "x"], ORDER: [2, 1, 5], "at": [2, 1, 5],
+                 DELETE: [False, False, False]}  # fmt: skip
+        second = {"id": [1, 2], "word": ["c", None], ORDER: [3, 6], "at": [3, 6],
+                  DELETE: [False, True]}  # fmt: skip
+        receipts = [prepare(sink, first, task=0), prepare(sink, second, task=1)]
+        assert sink.check(receipts) == [None, None]
+        assert sink.commit(receipts) == [DONE, DONE]
+        assert keyed.rows() == [(1, "c", 1), (3, "old", 3)]
+
+    def test_contradictions_are_refused_before_the_decision(self, keyed: Place) -> None:
+        sink = keyed.sink(key="id")
+        receipts = [
+            prepare(sink, {"id": [1], "word": ["a"]}, task=0),
+            prepare(sink, {"id": [1], "word": ["b"]}, task=1),
+        ]
+        assert all("order_by=" in str(reason) for reason in sink.check(receipts))
+        assert sink.abort(sink.find(OURS)) == [LOST, LOST]
+        ordered = keyed.sink(key="id", order_by="n")
+        rows = {"id": [1, 1], "word": ["a", "b"], "n": [7, 7], ORDER: [7, 7]}
+        receipt = prepare(ordered, rows, batch=1)
+        assert "does not tell" in str(ordered.check([receipt])[0])
+        assert ordered.abort(ordered.find(OURS)) == [LOST]
+        # The same row twice contradicts nobody.
+        rows |= {"word": ["a", "a"]}
+        receipt = prepare(ordered, rows, batch=2)
+        assert ordered.check([receipt]) == [None] and ordered.commit([receipt]) == [DONE]
+        assert keyed.rows()[0] == (1, "a", 7)
+        partitioned = keyed.sink(key="id", key_partitioned=True)
+        refused(partitioned, {"id": [1, 1], "word": ["a", "b"]})
+
+    def test_another_unique_key_is_never_mistaken_for_the_key(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, mail VARCHAR(9) UNIQUE, n INT)")
+        place.ask("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
+        sink = place.sink(key="id")
+        receipt = prepare(sink, {"id": [3], "mail": ["b"], "n": [9]})
+        assert "unique key" in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST]
+        receipt = prepare(sink, {"id": [1, 3], "mail": ["z", "c"], "n": [8, 9]}, batch=1)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, "z", 8), (2, "b", 2), (3, "c", 9)]
+
+    def test_a_null_in_the_key_is_a_bad_row(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (a INT, b INT, UNIQUE (a))")
+        error = refused(place.sink(key="a"), {"a": [1, None], "b": [1, 2]})
+        assert isinstance(error, BadRow) and set(error.rows) == {1}
+
+
+class TestWhatTheTargetRefuses:
+    def test_a_duplicate_key_is_found_before_the_decision(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
+        place.ask("INSERT INTO t VALUES (1)")
+        sink = place.sink()
+        assert sink.chosen == "staged"
+        for batch, rows in enumerate(([1, 2], [5, 5])):
+            receipt = prepare(sink, {"id": rows}, batch=batch)
+            assert "unique key" in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST, LOST]
+        assert place.rows() == [(1,)]
+
+    def test_foreign_keys_checks_and_triggers(self, place: Place) -> None:
+        place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
+        place.ask(
+            "CREATE TABLE t (p INT, n INT CHECK (n < 9), FOREIGN KEY (p) REFERENCES parent (id))"
+        )
+        place.ask("CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
+                  "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF")  # fmt: skip
+        place.ask("INSERT INTO parent VALUES (1)")
+        staged, direct = place.sink(mode="staged"), place.sink(mode="xa")
+        for number, (p, n, words) in enumerate(
+            ((2, 1, "foreign key"), (1, 9, "CHECK"), (1, 5, "trigger"))
+        ):
+            receipt = prepare(staged, {"p": [1, p], "n": [1, n]}, batch=number)
+            assert words in str(staged.check([receipt])[0])
+            assert words in str(refused(direct, {"p": [1, p], "n": [1, n]}))
+        assert staged.abort(staged.find(OURS)) == [LOST] * 3
+        receipt = prepare(staged, {"p": [1], "n": [1]}, batch=9)
+        assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, 1)]
+
+    def test_a_target_changed_after_the_decision_stops_and_loses_nothing(
+        self, place: Place
+    ) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
+        sink = place.sink()
+        receipt = prepare(sink, {"id": [1, 2]})
+        assert sink.check([receipt]) == [None]
+        place.ask("INSERT INTO t VALUES (2)")
+        with pytest.raises(InDoubt, match="unique key"):
+            sink.commit([receipt])
+        assert place.rows() == [(2,)]
+        place.ask("DELETE FROM t")
+        assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (2,)]
+
+    def test_a_duplicate_within_an_xa_branch(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
+        sink = place.sink(mode="xa")
+        assert "unique key" in str(refused(sink, {"id": [1, 1]}))
+        assert place.rows() == []
+
+    def test_the_same_key_in_two_tasks_does_not_wait_for_ever(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
+        sink = place.sink(mode="xa")
+        first = prepare(sink, {"id": [1]}, task=0)
+        error = refused(sink, {"id": [1]}, Rejected, task=1)
+        assert "locked by another" in str(error)
+        assert sink.commit([first]) == [DONE] and place.rows() == [(1,)]
+
+    def test_a_retry_rolls_back_the_attempt_before(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
+        sink = place.sink(key="id", key_partitioned=True)
+        prepare(sink, {"id": [1], "n": [1]}, task=3, task_attempt=10)
+        other = prepare(sink, {"id": [2], "n": [2]}, task=4, task_attempt=11)
+        again = prepare(sink, {"id": [1], "n": [1]}, task=3, task_attempt=12, retry=1)
+        assert {stray.id for stray in sink.find(OURS)} == {other.id, again.id}
+        assert sink.commit([other, again]) == [DONE, DONE]
+
+
+class TestEndings:
+    @pytest.fixture
+    def plain(self, place: Place) -> Place:
+        place.ask("CREATE TABLE t (x INT)")
+        return place
+
+    def test_a_branch_whose_connection_still_lives_is_open(self, plain: Place) -> None:
+        """The server denies it to others then, with the error of a branch that is over."""
+        sink = plain.sink(mode="xa")
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        close, writer._close = writer._close, lambda: None
+        made = writer.prepare()
+        receipt = Receipt(sink.name, made.id, 0, Fingerprint(1, 0), made.handle)
+        assert sink.commit([receipt]) == [OPEN]
+        assert sink.abort(sink.find(OURS)) == [OPEN]
+        close()
+        assert sink.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
+
+    def test_a_branch_that_was_never_prepared_is_open_until_it_is_gone(self, plain: Place) -> None:
+        """A tombstone must not be mistaken for proof while the witness is only locked."""
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.abort(sink.find(OURS)) == [LOST]
+        writer: Any = begin(sink, 1)
+        writer.write(batch_of({"x": [1]}))
+        sink.witness.testify(writer._link, [writer._name])
+        handle = {**receipt.handle, "task": 1}
+        other = Receipt(sink.name, str(writer._name), 1, Fingerprint(1, 0), handle)
+        assert sink.commit([other]) == [OPEN]
+        writer.abort()
+        assert sink.commit([other]) == [LOST]
+
+    @BOTH
+    def test_without_its_witness_nothing_is_known(self, plain: Place, mode: str) -> None:
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        plain.ask("DROP TABLE poundlock_witness")
+        assert plain.sink(mode=mode).commit([receipt]) == [BranchState.NO_WITNESS]
+
+    def test_a_stage_left_behind_is_not_open_and_is_pruned(self, plain: Place) -> None:
+        """A crash between the move and the end of its staging tables."""
+        sink = plain.sink(mode="staged")
+        receipt = prepare(sink, {"x": [1]})
+        sink._drop_stage = lambda link, name: None  # type: ignore[method-assign]
+        assert sink.commit([receipt]) == [DONE]
+        assert plain.leftovers()
+        later = plain.sink(mode="staged")
+        assert later.find(OURS) == []
+        later.prune(OURS, 0)
+        assert plain.leftovers() == []
+        assert later.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
+
+    def test_two_drivers_move_once(self, plain: Place) -> None:
+        one, two = plain.sink(mode="staged"), plain.sink(mode="staged")
+        receipts = [prepare(one, {"x": list(range(500))}, task=task) for task in range(4)]
+        ends: list[list[BranchState]] = []
+
+        def commit(sink: MySQL) -> None:
+            states = sink.commit(receipts)
+            while OPEN in states:
+                states = sink.commit(receipts)
+            ends.append(states)
+
+        threads = [threading.Thread(target=commit, args=(sink,)) for sink in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ends == [[DONE] * 4] * 2
+        assert plain.ask("SELECT COUNT(*) FROM t") == [(2000,)]
+
+    def test_a_lost_stage_does_not_hold_up_the_others(self, plain: Place) -> None:
+        sink = plain.sink(mode="staged")
+        receipts = [prepare(sink, {"x": [task]}, task=task) for task in range(2)]
+        lost = sink._stage(name_of(Branch(Transaction(OURS, 1, 0, 1), "out", 0, 0)))
+        plain.ask(f"DROP TABLE {lost}")
+        assert sink.check(receipts) == ["its staging table is gone", None]
+        assert sink.commit(receipts) == [LOST, DONE]
+        assert plain.rows() == [(1,)]
+
+    def test_both_modes_are_finished_whatever_the_mode_is_now(self, plain: Place) -> None:
+        xa, staged = plain.sink(mode="xa"), plain.sink(mode="staged")
+        receipts = [prepare(xa, {"x": [1]}, task=0), prepare(staged, {"x": [2]}, task=1)]
+        assert len(xa.find(OURS)) == len(staged.find(OURS)) == 2
+        assert xa.check(receipts) == [None, None]
+        assert staged.commit(receipts) == [DONE, DONE]
+        assert plain.rows() == [(1,), (2,)]
+
+    def test_the_generation_outlives_pruning(self, plain: Place) -> None:
+        sink = plain.sink()
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        sink.prune(OURS, 100)
+        assert sink.newest_generation(OURS) == 1
+
+    def test_an_xid_has_room(self) -> None:
+        branch = Branch(Transaction(OURS, 9999, 10**8, 99), "s" * 63, 10**5, 10**8)
+        name = xid(name_of(branch), 10**5)
+        assert len(name.gtrid) <= 64 and len(name.bqual) <= 64
+
+
+class TestTheConnection:
+    @BOTH
+    def test_lost_while_writing(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        sink = place.sink(mode=mode)
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        place.ask(f"KILL {writer._link.thread_id()}")
+        with pytest.raises(Unavailable):
+            writer.write(batch_of({"x": [2]}))
+        writer.abort()
+        strays = sink.find(OURS)
+        assert sink.abort(strays) == [LOST] * len(strays)
+        assert place.rows() == []
+
+    def test_a_wrong_password_is_told_without_it(self, place: Place) -> None:
+        url = place.server.url.replace("@", ":Geheim-123@", 1)
+        with pytest.raises(NotAuthorised) as caught:
+            place.sink(url=url)
+        assert "Geheim" not in str(caught.value) and "Geheim" not in repr(place.sink(look=False))
+
+    @pytest.mark.parametrize(
+        "url", ["postgres://x", "mysql://", "mysql://h:port/db", "mysql://h/db?ssl=on", "nonsense"]
+    )
+    def test_an_address_that_cannot_be_read(self, url: str) -> None:
+        with pytest.raises(UsageError):
+            MySQL("t", url=url)
+
+    def test_addresses_come_from_the_environment(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        monkeypatch.setenv("PLACE_URL", place.server.secret_url())
+        sink = place.sink(url="env:PLACE_URL")
+        password = place.server.connect_arguments()["password"]
+        assert password.encode() not in pickle.dumps(sink)
+        assert MySQL("t", url="env:PLACE_URL").database == "poundlock"
+
+    def test_an_account_without_rights(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        place.ask(f"CREATE USER poor_{place.database}@'127.0.0.1' IDENTIFIED BY 'p'")
+        place.ask(f"GRANT SELECT ON {place.database}.t TO poor_{place.database}@'127.0.0.1'")
+        port = place.server.connect_arguments()["port"]
+        sink = place.sink(url=f"mysql://poor_{place.database}:p@127.0.0.1:{port}/{place.database}")
+        with pytest.raises(NotAuthorised, match="CREATE TABLE IF NOT EXISTS"):
+            begin(sink)
+
+    def test_no_file_is_sent_to_a_server_that_asks(self, place: Place, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("1\n")
+        place.ask("CREATE TABLE t (x INT)")
+        link = place.sink().connect()
+        with closing(link), pytest.raises(Rejected, match="asked for a file"):
+            run(link, f"LOAD DATA LOCAL INFILE '{secret}' INTO TABLE {place.database}.t")
+        assert place.rows() == []
+
+    def test_a_silent_server_is_unreachable(
+        self, place: Place, server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from poundlock.mysql import driver
+
+        place.ask("CREATE TABLE t (x INT)")
+        sink = place.sink()
+        receipt = prepare(sink, {"x": [1]})
+        sink.close()
+        sink.url += "?connect_timeout=1"
+        monkeypatch.setattr(driver, "_ANSWER_S", 1)
+        server.pause()
+        try:
+            assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
+        finally:
+            server.resume()
+        assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,)]
+
+
+class TestLessThanExactlyOnce:
+    @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+    def test_written_straight_through(self, place: Place, semantic: str) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, x INT)")
+        for options in ({}, {"key": "id"}):
+            sink = place.sink(semantic=semantic, **options)
+            writer = begin(sink)
+            writer.write(batch_of({"id": [1, 2], "x": [1, len(options)]}))
+            assert place.rows() == ([(1, 1), (2, 0)] if options else [])
+            assert writer.prepare() is None
+        assert place.rows() == [(1, 1), (2, 1)]
+        assert not place.ask("SHOW TABLES LIKE 'poundlock%'")
+
+
+class TestTheServer:
+    def test_its_secret_is_for_its_owner_alone(self, server: mariadb.MariaDB) -> None:
+        file = server.directory / "password"
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert file.read_text() not in server.url and file.read_text() in server.secret_url()
+        for entry in ("data", "private"):
+            assert (server.directory / entry).stat().st_mode & 0o077 == 0
+
+    def test_it_is_not_root(self, server: mariadb.MariaDB) -> None:
+        owner = (server.directory / "data" / "ibdata1").stat().st_uid
+        assert owner != 0 and (os.geteuid() == 0 or owner == os.geteuid())
+
+    def test_it_listens_here_only_and_knows_one_account(self, place: Place) -> None:
+        assert place.ask("SELECT @@bind_address") == [("127.0.0.1",)]
+        users = {row[0] for row in place.ask("SELECT User FROM mysql.user")}
+        assert not users & {"", "root"}
