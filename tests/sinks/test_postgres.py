@@ -117,7 +117,8 @@ def keyed(*rows: tuple[Any, ...], names: str = "k v") -> pa.RecordBatch:
 
 
 class TestTypes:
-    COLUMNS: ClassVar[dict[str, tuple[str, pa.DataType, list[Any]]]] = {  # name: PostgreSQL, Arrow as Spark sends it, and values
+    # PostgreSQL's type, Arrow's as Spark sends it, and values.
+    COLUMNS: ClassVar[dict[str, tuple[str, pa.DataType, list[Any]]]] = {
         "truth": ("bool", pa.bool_(), [True, False]),
         "tiny": ("int2", pa.int8(), [-128, 127]),
         "small": ("int2", pa.int16(), [-(2**15), 2**15 - 1]),
@@ -488,8 +489,10 @@ class TestStaging:
         assert db("SELECT v FROM t") == [("newer",)]
 
     def test_columns_that_the_table_fills(self, db: Database) -> None:
-        db("CREATE TABLE t (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, k int, v text, "
-           "twice int GENERATED ALWAYS AS (k * 2) STORED, made date NOT NULL DEFAULT now())")  # fmt: skip
+        db(
+            "CREATE TABLE t (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, k int, v text, "
+            "twice int GENERATED ALWAYS AS (k * 2) STORED, made date NOT NULL DEFAULT now())"
+        )
         for mode in ("staged", "prepared"):
             sink = db.sink(mode=mode, frame={"k": "int", "v": "string"})
             receipt = db.prepare(sink, keyed((1, "a"), (2, "b")), batch=len(mode))
