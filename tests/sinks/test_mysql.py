@@ -25,6 +25,7 @@ from poundlock.errors import (
     BadRow,
     InDoubt,
     NotAuthorised,
+    Parted,
     PoundlockError,
     Rejected,
     Unavailable,
@@ -126,6 +127,7 @@ def refused(
     return caught.value
 
 
+PARTITIONED: tuple[dict[str, Any], ...] = ({}, {"mode": "xa", "key_partitioned": True})
 BOTH = pytest.mark.parametrize("mode", ["xa", "staged"])
 
 ODD = "a\tb\nc\\d'e\"f\0g\r \\N 𝄞 é ;%s"
@@ -193,7 +195,7 @@ class TestEveryTypeArrivesAsItWas:
         sink = place.sink(mode=mode, look=False)
         frame = {name: Column(f"`{name}`", spark) for name, (_, spark, *_) in TYPES.items()}
         projected = sink.project(frame)
-        assert projected["tree"] == "to_json(`tree`)"
+        assert projected["tree"] == "to_json(`tree`, map('ignoreNullFields', 'false'))"
         assert list(projected) == list(TYPES)
         assert sink.preflight() == []
         sink.loads = loads
@@ -282,7 +284,7 @@ class TestBadRowsAreNamed:
 
     def test_no_error_quotes_a_row(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x ENUM('a'), y INT UNIQUE)")
-        sink = place.sink(mode="xa")
+        sink = place.sink(**PARTITIONED[True])
         for rows in ({"x": ["geheim"], "y": [1]}, {"x": ["a", "a"], "y": [424242, 424242]}):
             error = refused(sink, rows)
             told = str(error) + repr(error.__cause__) + repr(getattr(error, "rows", ""))
@@ -358,11 +360,15 @@ class TestTheTableIsLookedOver:
 
         assert chosen("t") == "xa" and chosen("s") == "xa"
         assert chosen("k") == "staged" and chosen("k", key="a") == "staged"
-        assert chosen("k", key="a", key_partitioned=True) == "xa"
+        assert chosen("k", key="a", key_partitioned=True) == "staged"
+        assert chosen("k", key="a", key_partitioned=True, mode="xa") == "xa"
         assert chosen("k", key_partitioned=True) == "xa"
         assert chosen("t", mode="staged") == "staged"
-        with pytest.raises(UsageError, match="wait for each other"):
-            place.sink("k", key="a", mode="xa")
+        for options in ({"key": "a"}, {}):
+            with pytest.raises(UsageError, match=r"\(a\) would wait for each other"):
+                place.sink("k", mode="xa", **options)
+        with pytest.raises(UsageError, match="9999 connections"):
+            place.sink("t", connections=9999)
         with pytest.raises(UsageError, match="needs key="):
             place.sink("t", order_by="a")
         with pytest.raises(UsageError, match="mode='both'"):
@@ -409,7 +415,7 @@ class TestUpsert:
 
     @pytest.mark.parametrize("partitioned", [False, True], ids=["staged", "xa"])
     def test_replaces_and_inserts(self, keyed: Place, partitioned: bool) -> None:
-        sink = keyed.sink(key="id", key_partitioned=partitioned)
+        sink = keyed.sink(key="id", **PARTITIONED[partitioned])
         receipts = [
             prepare(sink, {"id": [1, 4], "word": ["new", "new"]}, task=0),
             prepare(sink, {"id": [2], "word": ["new"]}, task=1),
@@ -422,7 +428,7 @@ class TestUpsert:
 
     @pytest.mark.parametrize("partitioned", [False, True], ids=["staged", "xa"])
     def test_deletes_by_a_flag(self, keyed: Place, partitioned: bool) -> None:
-        sink = keyed.sink(key="id", delete="gone", key_partitioned=partitioned)
+        sink = keyed.sink(key="id", delete="gone", **PARTITIONED[partitioned])
         sink.known = None
         assert sink.project(
             {"id": Column("id", "int"), "word": Column("word", "string"),
@@ -465,7 +471,7 @@ class TestUpsert:
         receipt = prepare(ordered, rows, batch=2)
         assert ordered.check([receipt]) == [None] and ordered.commit([receipt]) == [DONE]
         assert keyed.rows()[0] == (1, "a", 7)
-        partitioned = keyed.sink(key="id", key_partitioned=True)
+        partitioned = keyed.sink(key="id", **PARTITIONED[True])
         refused(partitioned, {"id": [1, 1], "word": ["a", "b"]})
 
     def test_another_unique_key_is_never_mistaken_for_the_key(self, place: Place) -> None:
@@ -533,13 +539,13 @@ class TestWhatTheTargetRefuses:
 
     def test_a_duplicate_within_an_xa_branch(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
-        sink = place.sink(mode="xa")
+        sink = place.sink(**PARTITIONED[True])
         assert "unique key" in str(refused(sink, {"id": [1, 1]}))
         assert place.rows() == []
 
     def test_the_same_key_in_two_tasks_does_not_wait_for_ever(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
-        sink = place.sink(mode="xa")
+        sink = place.sink(**PARTITIONED[True])
         first = prepare(sink, {"id": [1]}, task=0)
         error = refused(sink, {"id": [1]}, Rejected, task=1)
         assert "locked by another" in str(error)
@@ -547,7 +553,7 @@ class TestWhatTheTargetRefuses:
 
     def test_a_retry_rolls_back_the_attempt_before(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
-        sink = place.sink(key="id", key_partitioned=True)
+        sink = place.sink(key="id", **PARTITIONED[True])
         prepare(sink, {"id": [1], "n": [1]}, task=3, task_attempt=10)
         other = prepare(sink, {"id": [2], "n": [2]}, task=4, task_attempt=11)
         again = prepare(sink, {"id": [1], "n": [1]}, task=3, task_attempt=12, retry=1)
@@ -595,6 +601,18 @@ class TestEndings:
         assert sink.commit([receipt]) == [DONE]
         plain.ask("DROP TABLE poundlock_witness")
         assert plain.sink(mode=mode).commit([receipt]) == [BranchState.NO_WITNESS]
+
+    @BOTH
+    def test_another_witness_proves_nothing(self, plain: Place, mode: str) -> None:
+        """A server that never had the branch must not say that it is lost."""
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        plain.ask("DROP TABLE poundlock_witness")
+        other = prepare(sink, {"x": [2]}, task=1)
+        with pytest.raises(Parted, match="another server"):
+            sink.commit([receipt])
+        assert sink.commit([other]) == [DONE] and plain.rows() == [(1,), (2,)]
 
     def test_a_stage_left_behind_is_not_open_and_is_pruned(self, plain: Place) -> None:
         """A crash between the move and the end of its staging tables."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ from poundlock.mysql.link import (
 from poundlock.mysql.names import quoted
 
 WITNESS = "poundlock_witness"
+_MADE = "poundlock "
 _COMMITTED, _ABORTED = "committed", "aborted"
 _STATES = {_COMMITTED: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
 _GTRID = re.compile(rb"pl\.([0-9a-f]+)\.([0-9a-f]{8})\.(\d+)\.(\d+)\.(\d+)\.(\d+)")
@@ -122,17 +124,29 @@ class Witness:
             "sink VARCHAR(63) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
             "generation BIGINT NOT NULL, batch BIGINT NOT NULL, state VARCHAR(9) NOT NULL, "
             "written_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP, "
-            "KEY (identity, pipeline, sink, batch)) ENGINE=InnoDB"
+            "KEY (identity, pipeline, sink, batch)) ENGINE=InnoDB "
+            f"COMMENT='{_MADE}{uuid.uuid4().hex}'"
         )
 
-    def ensure(self, link: Link) -> None:
-        """Create the table where there is none. Ends the transaction, if one is open."""
-        try:
-            run(link, f"SELECT 1 FROM {self.table} LIMIT 0")
-        except pymysql.err.ProgrammingError as error:
-            if code_of(error) != NO_SUCH_TABLE:
-                raise
+    def identity(self, link: Link) -> str | None:
+        """Return what tells this table from any other, ever; None if there is no table."""
+        found = run(
+            link,
+            "SELECT TABLE_COMMENT FROM information_schema.TABLES "
+            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            (self.database, WITNESS),
+        )
+        return str(found[0][0]).removeprefix(_MADE) if found else None
+
+    def ensure(self, link: Link) -> str:
+        """Create the table where there is none; return its identity. Ends an open transaction."""
+        found = self.identity(link)
+        if found is None:
             run(link, self.statement)
+            found = self.identity(link)
+        if found is None:
+            raise UsageError(f"{self.table} was made, but the account may not see it")
+        return found
 
     def testify(self, link: Link, names: Sequence[BranchName], *, committed: bool = True) -> None:
         """Insert witnesses, as part of the transaction that is open."""
@@ -170,7 +184,10 @@ class Witness:
         return {wanted[branch]: _STATES[state] for branch, state in rows}
 
     def settle(self, link: Link, name: BranchName) -> BranchState:
-        """Prove how a branch ended that nobody shows as open, by a tombstone."""
+        """Prove how a branch ended that nobody shows as open, by a tombstone.
+
+        The table must be the one that the branch would have testified in: any other proves nothing.
+        """
         run(link, "SET @before = @@innodb_lock_wait_timeout")
         run(link, "SET SESSION innodb_lock_wait_timeout = 1")
         try:

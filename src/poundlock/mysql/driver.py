@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import pymysql
 
@@ -19,7 +19,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Participant, Writer
 from poundlock.core.protocol import BranchState
-from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
+from poundlock.errors import InDoubt, NotAuthorised, Parted, PoundlockError, Unavailable, UsageError
 from poundlock.mysql import target as tables
 from poundlock.mysql.branches import Witness, Xid, prepared, xid
 from poundlock.mysql.link import (
@@ -45,6 +45,7 @@ from poundlock.mysql.writer import RowWriter
 T = TypeVar("T")
 R = TypeVar("R")
 
+AT_ONCE = 4  # branches that the driver ends at a time, each on a connection of its own
 _ANSWER_S, _MOVE_S = 60.0, 3600.0
 _DETACH_TRIES, _DETACH_WAIT_S = 20, 0.05
 _UNSAID = TargetColumn(ORDER, "", "")  # that there is an order is all that a move must know
@@ -63,7 +64,7 @@ class MySQLBranches(Participant):
     chosen: str  # "xa" or "staged"
     loads: bool  # the server takes LOAD DATA LOCAL
     lock_timeout: float
-    connections: int
+    connections: int | None
     known: Target | None
 
     def __init__(self) -> None:
@@ -216,9 +217,30 @@ class MySQLBranches(Participant):
 
     def _commit_xa(self, receipt: Receipt) -> BranchState:
         name = _name(receipt)
-        return self._end_xa("COMMIT", name, xid(name, int(str(receipt.handle["task"]))))
+        branch = xid(name, int(str(receipt.handle["task"])))
+        return self._end_xa("COMMIT", name, branch, lambda link: self._proven(link, receipt))
 
-    def _end_xa(self, verb: str, name: BranchName, branch: Xid) -> BranchState:
+    def _proven(self, link: Link, receipt: Receipt) -> BranchState:
+        """Ask the witness, if it is the one that the branch has testified in."""
+        witness = self._witness_of(link, receipt)
+        return witness.settle(link, _name(receipt)) if witness else BranchState.NO_WITNESS
+
+    def _witness_of(self, link: Link, receipt: Receipt) -> Witness | None:
+        """Return the receipt's witness table; None if it is gone."""
+        database, wanted = cast("list[str]", receipt.handle["witness"])
+        witness = Witness(database)
+        found = witness.identity(link)
+        if found is not None and found != wanted:
+            raise Parted(
+                f"branch {receipt.id} was written to another server, or the witness table "
+                f"{witness.table} was made anew since: connect to the server that has it",
+                sink=self.name,
+            )
+        return witness if found else None
+
+    def _end_xa(
+        self, verb: str, name: BranchName, branch: Xid, settle: Callable[[Link], BranchState]
+    ) -> BranchState:
         """Commit or roll back an XA branch, and say how it ended. Nothing but the witness proves it.
 
         While the connection that prepared it lives, the server denies a branch to all others, though
@@ -235,7 +257,7 @@ class MySQLBranches(Participant):
                     else:
                         return BranchState.COMMITTED if verb == "COMMIT" else BranchState.ABORTED
                     if name not in prepared(link, name.namespace, name.sink):
-                        return self.witness.settle(link, name)
+                        return settle(link)
                     time.sleep(_DETACH_WAIT_S)
                 return BranchState.PREPARED
         except Unavailable:
@@ -245,7 +267,9 @@ class MySQLBranches(Participant):
         """Move all branches in one transaction that also writes their witnesses."""
         by_name = {_name(receipt): receipt for receipt in receipts}
         with self._borrowed(_MOVE_S) as link:
-            states: dict[BranchName, BranchState] = self._witnessed(link, by_name)
+            if self._witness_of(link, receipts[0]) is None:
+                return {receipt.id: BranchState.NO_WITNESS for receipt in receipts}
+            states: dict[BranchName, BranchState] = dict(self.witness.states(link, by_name))
             waiting = [name for name in by_name if name not in states]
             for name in waiting:
                 if self._count(link, name) is None:
@@ -258,16 +282,6 @@ class MySQLBranches(Participant):
                 if state in (BranchState.COMMITTED, BranchState.ABORTED):
                     self._drop_stage(link, name)
         return {str(name): state for name, state in states.items()}
-
-    def _witnessed(
-        self, link: Link, names: Mapping[BranchName, Receipt]
-    ) -> dict[BranchName, BranchState]:
-        try:
-            return dict(self.witness.states(link, names))
-        except pymysql.err.ProgrammingError as error:
-            if code_of(error) != NO_SUCH_TABLE:
-                raise
-            return dict.fromkeys(names, BranchState.NO_WITNESS)
 
     def _move_all(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
         names = [_name(receipt) for receipt in receipts]
@@ -359,16 +373,20 @@ class MySQLBranches(Participant):
         name = parse_name(stray.id)
         assert name is not None
         if _mode(stray) == "xa":
-            return self._end_xa("ROLLBACK", name, xid(name, int(str(stray.handle["task"]))))
+            branch = xid(name, int(str(stray.handle["task"])))
+            return self._end_xa("ROLLBACK", name, branch, lambda link: self._settled(link, name))
         try:
             with self._borrowed() as link:
-                self.witness.ensure(link)
-                state = self.witness.settle(link, name)
+                state = self._settled(link, name)
                 if state in (BranchState.ABORTED, BranchState.COMMITTED):
                     self._drop_stage(link, name)
                 return state
         except Unavailable:
             return BranchState.UNREACHABLE
+
+    def _settled(self, link: Link, name: BranchName) -> BranchState:
+        self.witness.ensure(link)
+        return self.witness.settle(link, name)
 
     def newest_generation(self, namespace: Namespace) -> int:
         with self._borrowed() as link:
@@ -421,9 +439,9 @@ class MySQLBranches(Participant):
 
     def _many(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Apply a function to all, several at a time, in order of beginning."""
-        if len(items) < 2 or self.connections < 2:
+        if len(items) < 2:
             return [function(item) for item in items]
-        with ThreadPoolExecutor(min(self.connections, len(items))) as pool:
+        with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
             return list(pool.map(function, items))
 
     def close(self) -> None:

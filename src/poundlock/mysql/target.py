@@ -150,7 +150,7 @@ def expression(column: Column) -> str | None:
     """Return how Spark is to hand a column over; None for a type that has no place in MySQL."""
     kind = spark_kind(column.type)
     if kind in _MADE_JSON:
-        return f"to_json({column.sql})"
+        return f"to_json({column.sql}, map('ignoreNullFields', 'false'))"
     return column.sql if kind in _HOLDS else None
 
 

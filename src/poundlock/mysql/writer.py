@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pymysql
 
-from poundlock.core.model import Branch
+from poundlock.core.model import Branch, Json
 from poundlock.core.naming import name_of
 from poundlock.core.participant import PreparedBranch, Semantic, Writer
 from poundlock.errors import BadRow, NotAuthorised, PoundlockError, Rejected, Unavailable
@@ -62,6 +62,7 @@ class RowWriter(Writer):
         self._move: Move | None = None
         self._columns: dict[str, TargetColumn] = {}
         self._rows = 0
+        self._testifies: list[Json] = []
         self._active = False  # an XA branch is open on the connection
         self._link: links.Link | None = sink.connect()
         try:
@@ -84,7 +85,7 @@ class RowWriter(Writer):
         witness = self._sink.witness
         try:
             with said(self._sink.name):
-                witness.ensure(self._open_link)
+                self._testifies = [witness.database, witness.ensure(self._open_link)]
         except NotAuthorised as error:
             raise NotAuthorised(
                 f"{error.args[0]}. The account needs SELECT, INSERT and DELETE on {witness.table}, and "
@@ -241,16 +242,15 @@ class RowWriter(Writer):
         self._close()
         if not self._exact:
             return None
-        handle = {
+        handle: dict[str, Json] = {
             "mode": "staged" if self._staged else "xa",
             "task": self._branch.task,
             "rows": self._rows,
             "columns": list(self._move.written),
             "ordered": self._move.order is not None,
+            "witness": self._testifies,
         }
-        return PreparedBranch(
-            str(self._name), handle, began_at=self._began_at, expires_at=None
-        )  # fmt: skip
+        return PreparedBranch(str(self._name), handle, began_at=self._began_at, expires_at=None)
 
     def _finish(self, move: Move) -> None:
         link = self._open_link

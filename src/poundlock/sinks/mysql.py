@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from poundlock.core.model import checked_name
 from poundlock.core.participant import Column, Commitment, Semantic
+from poundlock.core.site import Site
 from poundlock.errors import NotAuthorised, UsageError
 from poundlock.mysql.branches import Witness
-from poundlock.mysql.driver import MySQLBranches
+from poundlock.mysql.driver import AT_ONCE, MySQLBranches
 from poundlock.mysql.link import Link, connect_arguments, run
 from poundlock.mysql.move import DELETE, ORDER
 from poundlock.mysql.names import quoted
@@ -26,7 +27,7 @@ logger = logging.getLogger("poundlock")
 _MODES = (None, "xa", "staged")
 _VARIABLES = (
     *("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "local_infile", "wsrep_on"),
-    *("read_only", "super_read_only"),
+    *("read_only", "super_read_only", "max_connections"),
 )
 
 
@@ -42,13 +43,13 @@ class MySQL(MySQLBranches):
         delete: Boolean column: where it is true, the row with this key is deleted.
         order_by: Column that tells which of several rows with one key is the last of a batch. Without
             it, such rows are refused.
-        mode: "xa" or "staged". By default rows that could meet others under a unique key are staged,
-            and all others take XA.
-        key_partitioned: The frame is partitioned by the unique key, so that no two tasks have the same
-            one: XA will do for an upsert too.
+        mode: "xa" or "staged"; by default staged with a key, or where rows could meet others under a
+            unique key of the table, else XA.
+        key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
         witness_database: Where the witness table and the staging tables are; the target's by default.
         lock_timeout: Seconds that a branch waits for a lock before it votes no.
-        connections: How many branches the driver ends at a time.
+        connections: How many may be open at once, checked against the server's limit; by default as
+            many as Spark runs tasks, and four for the driver.
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
@@ -65,7 +66,7 @@ class MySQL(MySQLBranches):
         key_partitioned: bool = False,
         witness_database: str | None = None,
         lock_timeout: float = 10,
-        connections: int = 4,
+        connections: int | None = None,
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
     ):
         super().__init__()
@@ -78,15 +79,17 @@ class MySQL(MySQLBranches):
         self.mode, self.key_partitioned = mode, key_partitioned
         self.lock_timeout, self.connections = lock_timeout, connections
         self.semantic = Semantic(semantic)
+        if lock_timeout <= 0:
+            raise UsageError("lock_timeout must be more than 0 seconds", sink=self.name)
         self._check_arguments()
         self.database = database or self._own_database()
         quoted(self.database, self.table)
         self.witness = Witness(witness_database or self.database)
         self.known: Target | None = None
         self.loads = True
-        upsert_aside = bool(self.key) and not key_partitioned
-        self.chosen = mode or ("staged" if upsert_aside else "xa")
+        self.chosen = mode or ("staged" if self.key else "xa")
         self._frame: dict[str, str] = {}
+        self._tasks: int | None = None
 
     def __repr__(self) -> str:
         return f"MySQL({self.table!r}, name={self.name!r})"
@@ -101,9 +104,9 @@ class MySQL(MySQLBranches):
                                  sink=self.name)  # fmt: skip
         if self.mode == "xa" and self.key and not self.key_partitioned:
             raise UsageError(
-                "mode='xa' with key=: two tasks with the same key would wait for each other's "
-                "prepared branches for ever. Partition the frame by the key and say so with "
-                "key_partitioned=True, or leave mode= out",
+                f"two tasks that write one key ({', '.join(self.key)}) would wait for each other's "
+                "prepared branch until lock_timeout. Use mode='staged'; or, where the frame is "
+                "partitioned by the key (repartition), say so with key_partitioned=True",
                 sink=self.name,
             )
 
@@ -173,6 +176,10 @@ class MySQL(MySQLBranches):
         }
         return differences(target, frame) if frame else ([], [])
 
+    def attach(self, site: Site) -> None:
+        if site.spark is not None:
+            self._tasks = int(site.spark.sparkContext.defaultParallelism)
+
     # What the server and the table must offer.
 
     def preflight(self) -> list[str]:
@@ -193,6 +200,7 @@ class MySQL(MySQLBranches):
                 )
             }
             self._check_table(target)
+            self._check_connections(int(variables["max_connections"]))
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._choose(target)
                 self._check_server(version, variables)
@@ -226,14 +234,35 @@ class MySQL(MySQLBranches):
                 sink=self.name,
             )
 
+    def _check_connections(self, limit: int) -> None:
+        wanted = self.connections or (self._tasks + AT_ONCE if self._tasks else 1)
+        if wanted > limit:
+            raise UsageError(
+                f"{wanted} connections are wanted (one for each task that runs at once, and "
+                f"{AT_ONCE} for the driver), and the server has {limit}: raise its max_connections, "
+                "or run fewer tasks at once",
+                sink=self.name,
+            )
+
     def _choose(self, target: Target) -> None:
         """Choose the mode where the user did not: rows that could meet under a key are staged."""
+        if self.mode == "xa" and self._meeting(target) and not self.key_partitioned:
+            by = ", ".join(sorted(self._meeting(target)[0]))
+            raise UsageError(
+                f"two tasks that write one key ({by}) would wait for each other's prepared branch "
+                "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
+                "key (repartition), say so with key_partitioned=True",
+                sink=self.name,
+            )
         if self.mode is not None or self.key or self.key_partitioned:
             return
+        self.chosen = "staged" if self._meeting(target) else "xa"
+
+    def _meeting(self, target: Target) -> list[frozenset[str]]:
+        """Return the unique keys that two tasks could share: not those that the table numbers."""
         given = {name.lower() for name in self._frame}
         fresh = {key for key, col in target.columns.items() if col.serial and key not in given}
-        meets = [unique for unique in target.unique if not unique & fresh]
-        self.chosen = "staged" if meets else "xa"
+        return [unique for unique in target.unique if not unique & fresh]
 
     def _check_server(self, version: str, variables: Mapping[str, str]) -> None:
         numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
@@ -269,11 +298,6 @@ class MySQL(MySQLBranches):
                     "the binary log is on: XA together with it does not survive every crash in "
                     "MariaDB, and replicas may differ afterwards. mode='staged' does without XA"
                 )
-        if self.mode == "xa" and self.known is not None and self.known.unique and not self.key:
-            warnings.append(
-                "mode='xa' on a table with a unique key: two tasks with the same key wait for each "
-                "other until lock_timeout, and the batch fails"
-            )
         return warnings
 
     def _check_rights(self, link: Link) -> None:
