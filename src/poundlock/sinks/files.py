@@ -7,8 +7,8 @@
     DIR/_poundlock/NAME.aborted                   the tombstone of one that must never count
 
 Data lies in its final place from the start and publishing moves nothing: object stores have no rename,
-a copy costs as much as the writing did, and no store moves many files at one instant. The manifest is the
-commit and the witness in one: a branch is committed if it names the branch's files.
+a copy costs as much as the writing did, and no store moves many files at one instant. The manifest is
+the commit and the witness in one: a branch is committed if it names the branch's files.
 
 A tombstone alone would not stop a driver that slept since it looked for one. So whoever leaves a
 tombstone also takes the manifest's next number with an empty record: the sleeper's own record then
@@ -192,8 +192,8 @@ class Files(Participant):
         if exact and METADATA not in names and any(name[0] not in "._" for name in names):
             raise UsageError(
                 f"{self.place} has files already, but no manifest ({METADATA}): with one, readers "
-                "would no longer see them. Write to a new directory; to keep both in one, first write the "
-                "old files to the new directory through a pipeline (poundlock.read_files)",
+                "would no longer see them. Write to a new directory; to have both in one, first bring "
+                "the old files there through a pipeline (poundlock.read_files)",
                 sink=self.name,
             )
         if exact and METADATA in names and OURS not in names and Manifest(self.place).files():

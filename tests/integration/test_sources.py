@@ -1,0 +1,307 @@
+"""The sources, and the guarantee table computed from real sources and real sinks."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, InputPartition, SimpleDataSourceStreamReader
+
+import poundlock as lock
+import trial
+from poundlock import sinks
+from poundlock.core.guarantee import Guarantee
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import Step
+from poundlock.errors import UsageError
+
+
+class Nowhere(sinks.Simple):
+    def write(self, rows: pa.RecordBatch) -> None: ...
+
+
+def ignore(rows: pa.RecordBatch, facts: object) -> None: ...
+
+
+SERVERS = "127.0.0.1:1"  # nothing is asked before a pipeline starts
+
+# Kind of sink: sinks of that kind, and what they give: source that cannot, that can be replayed.
+KINDS: dict[str, tuple[list[Callable[[Path], Participant]], str, str]] = {
+    "any": (
+        [
+            lambda path: Nowhere("out"),
+            lambda path: sinks.Files(path, semantic="at_least_once"),
+            lambda path: sinks.Kafka("t", bootstrap_servers=SERVERS, semantic="at_least_once"),
+        ],
+        "at_most_once",
+        "at_least_once",
+    ),
+    "idempotent": (
+        [lambda path: sinks.OpenSearch("i", url="http://127.0.0.1:1", id="value")],
+        "at_most_once",
+        "exactly_once",
+    ),
+    "logged": (
+        [lambda path: sinks.WriteAhead(ignore, name="out"), lambda path: sinks.Console()],
+        "at_most_once",
+        "at_least_once",
+    ),
+    "transactional": (
+        [
+            lambda path: sinks.Kafka("t", bootstrap_servers=SERVERS),
+            lambda path: sinks.Postgres("t", dsn="postgresql://127.0.0.1:1/x"),
+        ],
+        "at_most_once",
+        "exactly_once",
+    ),
+    "staged": (
+        [
+            lambda path: sinks.Files(path),
+            lambda path: sinks.Delta(path),
+            lambda path: sinks.Redis(url="redis://127.0.0.1:1", list="l", value="value"),
+        ],
+        "at_most_once",
+        "exactly_once",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def sources(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> dict[bool, list[DataFrame]]:
+    """Real sources, by whether they can be replayed."""
+    place = tmp_path_factory.mktemp("sources")
+    spark.range(3).selectExpr("CAST(id AS STRING) AS value").write.json(str(place / "json"))
+    rate = spark.readStream.format("rate")
+    return {
+        False: [
+            lock.read_socket(spark, "127.0.0.1", 1),
+            lock.custom(rate, replayable=False, name="once"),
+        ],
+        True: [
+            lock.read_kafka(spark, "t", bootstrap_servers=SERVERS),
+            lock.read_files(spark, place / "json", format="json"),
+            lock.from_collection(spark, [("a",)], "value string", directory=place / "rows"),
+            lock.custom(lock.read_socket(spark, "127.0.0.1", 1), replayable=True, name="kept"),
+        ],
+    }
+
+
+def over(frame: DataFrame, sink: Participant, tmp_path: Path) -> lock.Pipeline:
+    return lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck")).to(sink)
+
+
+@pytest.mark.parametrize("replayable", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cell_of_the_table(
+    sources: dict[bool, list[DataFrame]], tmp_path: Path, kind: str, replayable: bool
+) -> None:
+    made, *given = KINDS[kind]
+    for frame in sources[replayable]:
+        for make in made:
+            statement = over(frame, make(tmp_path / "out"), tmp_path).guarantee()
+            assert statement.replayable is replayable
+            assert statement.routes[0].kind == kind, statement
+            assert statement.guarantee.value == given[replayable], statement
+
+
+@pytest.mark.parametrize("kind", ["idempotent", "transactional", "staged"])
+def test_exactly_once_over_a_socket_is_refused_before_anything_starts(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0.2)
+        frame = lock.read_socket(spark, "127.0.0.1", server.getsockname()[1])
+        for make in KINDS[kind][0]:
+            with pytest.raises(UsageError, match="source socket, which cannot be replayed"):
+                over(frame, make(tmp_path / "out"), tmp_path).start()
+        with pytest.raises(TimeoutError):
+            server.accept()  # nobody came
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        lambda: Nowhere("out", semantic="exactly_once"),
+        lambda: sinks.WriteAhead(ignore, name="out", semantic="exactly_once"),
+        lambda: sinks.Console(semantic="exactly_once"),
+    ],
+)
+def test_asking_a_sink_for_more_than_its_kind_gives_is_refused(
+    sources: dict[bool, list[DataFrame]], tmp_path: Path, sink: Callable[[], Participant]
+) -> None:
+    with pytest.raises(UsageError, match=r"which gives at least once: .*again"):
+        over(sources[True][2], sink(), tmp_path).start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipeline_is_as_good_as_its_weakest_part(
+    sources: dict[bool, list[DataFrame]], tmp_path: Path
+) -> None:
+    both = sources[True][2].union(sources[False][0].select("value"))
+    statement = over(both, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+    assert (statement.source, statement.guarantee) == ("parquet, socket", Guarantee.AT_MOST_ONCE)
+
+
+class TestCustom:
+    def test_what_was_declared_stays_with_its_own_source(
+        self, sources: Any, tmp_path: Path
+    ) -> None:
+        kept, plain = sources[True][3], sources[False][0]
+        frame = (
+            kept.select(F.upper("value").alias("v")).union(plain.select("value")).filter("v > ''")
+        )
+        statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+        assert (statement.source, statement.replayable) == ("kept, socket", False)
+
+    def test_the_innermost_word_counts(self, sources: Any, tmp_path: Path) -> None:
+        frame = lock.custom(sources[False][1], replayable=True, name="outer")
+        statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+        assert (statement.source, statement.replayable) == ("once", False)
+
+    def test_a_watermark_is_kept(self, spark: SparkSession, tmp_path: Path) -> None:
+        frame = spark.readStream.format("rate").load().withWatermark("timestamp", "3 seconds")
+        declared = lock.custom(frame, replayable=True, name="mine")
+        assert "3000" in declared.schema.json()
+
+    def test_wrong_calls(self, spark: SparkSession) -> None:
+        with pytest.raises(UsageError, match="not a streaming frame"):
+            lock.custom(spark.range(3), replayable=True, name="mine")
+        with pytest.raises(UsageError, match="say True or False"):
+            lock.custom(spark.range(3), replayable="yes", name="mine")  # type: ignore[arg-type]
+
+    def test_a_data_source_of_ones_own(self, spark: SparkSession, tmp_path: Path) -> None:
+        class Reader(SimpleDataSourceStreamReader):
+            def initialOffset(self) -> dict[str, int]:
+                return {"at": 0}
+
+            def read(self, start: dict[str, int]) -> tuple[Any, dict[str, int]]:
+                end = min(start["at"] + 5, 10)
+                return iter([(n,) for n in range(start["at"], end)]), {"at": end}
+
+            def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Any:
+                return iter([(n,) for n in range(start["at"], end["at"])])
+
+        class Numbers(DataSource):
+            @classmethod
+            def name(cls) -> str:
+                return "numbers"
+
+            def schema(self) -> str:
+                return "number bigint"
+
+            def simpleStreamReader(self, schema: object) -> Reader:
+                return Reader()
+
+        assert InputPartition  # what a reader with partitions of its own would use
+        spark.dataSource.register(Numbers)
+        plain = spark.readStream.format("numbers").load()
+        with pytest.raises(UsageError, match="cannot be replayed"):
+            over(plain, sinks.Files(tmp_path / "out"), tmp_path).start()
+        frame = lock.custom(spark.readStream.format("numbers"), replayable=True, name="numbers")
+        query = over(frame, sinks.Files(tmp_path / "out"), tmp_path).start(
+            processingTime="0 seconds"
+        )
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        found = spark.read.parquet(str(tmp_path / "out")).collect()
+        assert sorted(row.number for row in found) == list(range(10))
+
+
+class TestCollection:
+    ROWS = tuple((n, str(n)) for n in range(25))
+
+    def make(self, spark: SparkSession, tmp_path: Path, **options: Any) -> DataFrame:
+        options = {"directory": tmp_path / "rows", "batch_rows": 10} | options
+        return lock.from_collection(spark, list(self.ROWS), "n int, s string", **options)
+
+    def numbers(self, spark: SparkSession, tmp_path: Path) -> list[int]:
+        return sorted(row.n for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+    def test_it_is_the_same_after_a_restart(self, spark: SparkSession, tmp_path: Path) -> None:
+        def pipeline() -> lock.Pipeline:
+            frame = self.make(spark, tmp_path)  # as a program that was started again would
+            return over(frame, sinks.Files(tmp_path / "out"), tmp_path)
+
+        trial.die(pipeline(), Step.DECIDED, times=2)
+        for file in (tmp_path / "rows").rglob("*.parquet"):
+            file.unlink()  # a machine that has lost its temporary files
+        trial.finish(pipeline())
+        assert self.numbers(spark, tmp_path) == list(range(25))
+        trial.finish(pipeline())
+        assert self.numbers(spark, tmp_path) == list(range(25))
+        decided = [r for r in trial.records(tmp_path / "ck") if r["kind"] == "Decided"]
+        assert [d["totals"]["out"]["rows"] for d in decided] == [10, 10, 5]
+
+    def test_rows_come_in_their_order(self, spark: SparkSession, tmp_path: Path) -> None:
+        seen: list[list[int]] = []
+        query = (
+            self.make(spark, tmp_path).writeStream.trigger(availableNow=True)
+            .option("checkpointLocation", str(tmp_path / "ck"))
+            .foreachBatch(lambda frame, _: seen.append([row.n for row in frame.collect()])).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        assert seen == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+
+    def test_other_rows_under_one_name_are_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        self.make(spark, tmp_path, name="mine")
+        self.make(spark, tmp_path, name="mine")
+        with pytest.raises(UsageError, match="holds other rows"):
+            lock.from_collection(
+                spark, [(1, "x")], "n int, s string", name="mine", directory=tmp_path / "rows"
+            )
+
+    def test_dictionaries_and_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
+        frame = lock.from_collection(spark, [{"a": 1, "b": None}], "a int, b string")
+        assert frame.schema.simpleString() == "struct<a:int,b:string>"
+        empty = lock.from_collection(spark, [], "a int", directory=tmp_path)
+        assert empty.isStreaming
+        with pytest.raises(UsageError, match="at least one row"):
+            lock.from_collection(spark, [(1,)], "a int", batch_rows=0)
+
+
+class TestFiles:
+    def test_without_files_there_is_no_schema(self, spark: SparkSession, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        for place in ("empty", "missing"):
+            with pytest.raises(UsageError, match="Give schema="):
+                lock.read_files(spark, tmp_path / place)
+
+    def test_text_needs_none(self, spark: SparkSession, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("one\ntwo\n")
+        frame = lock.read_files(spark, tmp_path, format="text", maxFilesPerTrigger=1)
+        assert frame.columns == ["value"]
+
+
+def test_a_socket_is_read_at_most_once(spark: SparkSession, tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        frame = lock.read_socket(spark, "127.0.0.1", server.getsockname()[1])
+        sink = sinks.Files(tmp_path / "out", semantic="at_least_once")
+        query = over(frame, sink, tmp_path).start(processingTime="0 seconds")
+        try:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"one\ntwo\n")
+                for _ in range(100):
+                    query.processAllAvailable()
+                    if list((tmp_path / "out").glob("part-*")):
+                        break
+                assert spark.read.parquet(str(tmp_path / "out")).count() in (1, 2)
+        finally:
+            query.stop()

@@ -1,0 +1,205 @@
+"""Write-ahead, console and simple sinks: what a user's own code sees, and what it may do wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import sqlite3
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+import poundlock as lock
+import trial
+from compliance.subject_sqlite import example
+from poundlock.core.naming import parse_name
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import Step
+from poundlock.errors import InDoubt, Unavailable
+from poundlock.sinks import Console, Simple, WriteAhead
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
+
+
+def numbers(spark: SparkSession, tmp_path: Path, count: int = 20, batch_rows: int = 10) -> Any:
+    return lock.from_collection(
+        spark, [(n, f"text {n}") for n in range(count)], "number bigint, text string",
+        batch_rows=batch_rows, directory=tmp_path / "rows",
+    )  # fmt: skip
+
+
+def into(spark: SparkSession, tmp_path: Path, sink: Participant) -> lock.Pipeline:
+    frame = numbers(spark, tmp_path)
+    return lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck")).to(sink)
+
+
+class Receiver:
+    """A function that writes down its calls, and fails as it is told."""
+
+    def __init__(self, place: Path, error: Exception | None = None):
+        self.place, self.error = str(place), error
+
+    def __call__(self, rows: pa.RecordBatch, facts: Any) -> None:
+        if self.error is not None and not Path(f"{self.place}.failed").exists():
+            Path(f"{self.place}.failed").touch()
+            raise self.error
+        with open(self.place, "a") as file:
+            line = {"id": facts.id, "batch": facts.batch, "numbers": rows["number"].to_pylist()}
+            file.write(json.dumps(line) + "\n")
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in Path(self.place).read_text().splitlines()]
+
+
+class TestWriteAhead:
+    def test_rows_come_after_the_decision(self, spark: SparkSession, tmp_path: Path) -> None:
+        receiver = Receiver(tmp_path / "calls")
+        trial.die(into(spark, tmp_path, WriteAhead(receiver, name="out")), Step.PREPARED)
+        assert not (tmp_path / "calls").exists()
+        trial.die(into(spark, tmp_path, WriteAhead(receiver, name="out")), Step.DECIDED)
+        assert not (tmp_path / "calls").exists()
+        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        got = Counter(number for call in receiver.calls() for number in call["numbers"])
+        assert got == Counter(range(20))
+
+    def test_a_repeat_has_the_same_id(self, spark: SparkSession, tmp_path: Path) -> None:
+        receiver = Receiver(tmp_path / "calls")
+        sink = WriteAhead(receiver, name="out")
+        trial.finish(into(spark, tmp_path, sink))
+        before = receiver.calls()
+        # As if the driver had died after the calls, before it left the witnesses.
+        shelf = Path(sink.shelved.uri)
+        for call in before:
+            name = call["id"].rpartition("/")[0]
+            (shelf / f"{name}.sent").unlink()
+            with sink.shelved._open()[0].open_output_stream(str(shelf / f"{name}.arrow")) as out:
+                table = pa.table({"number": call["numbers"]})
+                with pa.ipc.new_stream(out, table.schema) as stream:
+                    stream.write_table(table)
+            parsed = parse_name(name)
+            assert parsed is not None
+            sink.send(parsed, sink.shelved.read(name))
+        assert receiver.calls()[len(before) :] == before
+
+    def test_an_unavailable_system_is_asked_again(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        receiver = Receiver(tmp_path / "calls", Unavailable("not now"))
+        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        assert Counter(n for call in receiver.calls() for n in call["numbers"]) == Counter(
+            range(20)
+        )
+
+    def test_a_broken_function_stops_and_is_called_again_by_the_next_start(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        receiver = Receiver(tmp_path / "calls", KeyError("typo"))
+        query = into(spark, tmp_path, WriteAhead(receiver, name="out")).start(availableNow=True)
+        with pytest.raises(Exception):  # noqa: B017, PT011 (Spark's own, around ours)
+            query.awaitTermination()
+        assert isinstance(query.error, InDoubt)
+        assert "KeyError: 'typo'" in str(query.error)
+        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        assert Counter(n for call in receiver.calls() for n in call["numbers"]) == Counter(
+            range(20)
+        )
+
+
+class TestConsole:
+    def test_it_prints_each_batch_once_it_is_decided(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        out = io.StringIO()
+        sink = Console(rows=3, truncate=6, stream=out)
+        trial.finish(into(spark, tmp_path, sink))
+        assert out.getvalue() == (
+            "-- t, batch 0: 10 rows --\n"
+            "+------+------+\n"
+            "|number|  text|\n"
+            "+------+------+\n"
+            "|     0|text 0|\n"
+            "|     1|text 1|\n"
+            "|     2|text 2|\n"
+            "+------+------+\n"
+            "only the first 3 of 10 rows\n"
+            "-- t, batch 1: 10 rows --\n"
+            "+------+------+\n"
+            "|number|  text|\n"
+            "+------+------+\n"
+            "|    10|tex...|\n"
+            "|    11|tex...|\n"
+            "|    12|tex...|\n"
+            "+------+------+\n"
+            "only the first 3 of 10 rows\n"
+        )
+
+    def test_an_aborted_batch_is_not_printed(self, spark: SparkSession, tmp_path: Path) -> None:
+        out = io.StringIO()
+        trial.die(into(spark, tmp_path, Console(stream=out)), Step.PREPARED)
+        assert out.getvalue() == ""
+
+
+class Failing(Simple):
+    def write(self, rows: pa.RecordBatch) -> None:
+        raise ZeroDivisionError("oops")
+
+
+class TestSimple:
+    def test_the_template(self, spark: SparkSession, tmp_path: Path) -> None:
+        got: Counter[int] = Counter()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(60)
+
+            def serve() -> None:
+                while True:
+                    try:
+                        connection, _ = server.accept()
+                    except OSError:
+                        return
+                    with connection, connection.makefile() as lines:
+                        got.update(json.loads(line)["number"] for line in lines)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            sink = example("simple_sink").Lines("127.0.0.1", server.getsockname()[1])
+            spark.sparkContext.addPyFile(example("simple_sink").__file__)
+            trial.finish(into(spark, tmp_path, sink))
+            server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+        assert got == Counter(range(20))
+
+    def test_what_it_raises_is_a_no_vote_that_says_where(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        settings = lock.Settings(tries=1)
+        frame = numbers(spark, tmp_path)
+        query = (
+            lock.pipeline(
+                frame, name="t", checkpoint_location=str(tmp_path / "ck"), settings=settings
+            )
+            .to(Failing("mine"))
+            .start(availableNow=True)
+        )
+        with pytest.raises(Exception):  # noqa: B017, PT011 (Spark's own, around ours)
+            query.awaitTermination()
+        assert "[sink mine] the sink's own code raised ZeroDivisionError: oops" in str(query.error)
+
+
+def test_the_whole_template_runs_in_a_pipeline(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "out.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE numbers (number INTEGER, text TEXT)")
+    module = example("sqlite_sink")
+    spark.sparkContext.addPyFile(module.__file__)
+    trial.die(into(spark, tmp_path, module.SqliteTable(path, "numbers")), Step.COMMITTED)
+    trial.finish(into(spark, tmp_path, module.SqliteTable(path, "numbers")))
+    with sqlite3.connect(path) as db:
+        assert Counter(n for (n,) in db.execute("SELECT number FROM numbers")) == Counter(range(20))
