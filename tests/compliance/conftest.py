@@ -23,6 +23,8 @@ SUBJECTS = [
     "postgres",
     "postgres_staged",
     "postgres_upsert",
+    "twophase",
+    "twophase_psycopg2",
 ]
 
 

@@ -60,9 +60,11 @@ class PostgresSubject(Subject):
         )
 
     def visible(self, sink: Participant) -> Counter[int]:
+        return Counter(row[0] for row in self.execute(f"SELECT number FROM {self.table(sink)}"))
+
+    def table(self, sink: Participant) -> str:
         assert isinstance(sink, Postgres)
-        found = self.execute(f"SELECT number FROM {sink.target.table}")
-        return Counter(row[0] for row in found)
+        return sink.target.table
 
     def open(self, sink: Participant) -> set[str]:
         database = self._database

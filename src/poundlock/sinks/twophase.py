@@ -1,0 +1,332 @@
+"""Any database whose Python driver has two-phase commit as PEP 249 describes it (`tpc_*`).
+
+The slow road: rows go by `executemany`, one Python object for each value. Use it where there is no
+sink for the database; PostgreSQL and MySQL have faster ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    Participant,
+    PreparedBranch,
+    Semantic,
+    Writer,
+)
+from poundlock.core.protocol import BranchState
+from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
+from poundlock.sql.branches import FORMAT, Named, Witness, named, open_branches, read
+from poundlock.sql.link import Link
+
+logger = logging.getLogger("poundlock")
+
+_COMPLEX = ("array<", "map<", "struct<", "variant")
+_JSON = "to_json({}, map('ignoreNullFields', 'false'))"
+
+
+class TwoPhase(Participant):
+    """A table in a database that is reached through a driver with `tpc_*`.
+
+    Args:
+        connect: Returns a new connection, not in autocommit. It travels to the tasks: a function of a
+            module, or `functools.partial` of one.
+        table: The table, as "table" or "schema.table".
+        columns: The columns to write, or a mapping from the frame's names to the table's; by default
+            all.
+        dsn: Given to `connect` as its argument: a literal, `env:NAME` or `file:PATH`.
+        name: The sink's name in its pipeline; the table's by default.
+        witness_table: Made if it is missing.
+        setup: Statements for each new connection. Set a limit to waiting for locks here.
+        quote: The database's quotation mark for names.
+        rows_at_once: How many rows are given to the driver together.
+        semantic: "exactly_once", "at_least_once" or "none".
+
+    Arrays, maps and structs are written as JSON text.
+    """
+
+    commitment = Commitment.TRANSACTIONAL
+
+    def __init__(
+        self,
+        connect: Callable[..., Any],
+        table: str,
+        *,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        dsn: str | None = None,
+        name: str | None = None,
+        witness_table: str = "poundlock_witness",
+        setup: Sequence[str] = (),
+        quote: str = '"',
+        rows_at_once: int = 1000,
+        semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+    ):
+        self.name = checked_name("sink name", name or table.rpartition(".")[2])
+        self.semantic = Semantic(semantic)
+        self.table = table
+        self.rows_at_once = rows_at_once
+        self.witness = Witness(witness_table)
+        self._connect, self._dsn = connect, dsn
+        self._setup, self._quote = tuple(setup), quote
+        self._columns = (
+            columns
+            if columns is None or isinstance(columns, Mapping)
+            else dict(zip(columns, columns, strict=True))
+        )
+        self._written: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"TwoPhase({self.table!r}, name={self.name!r})"
+
+    def link(self) -> Link:
+        return Link(self._connect, self._dsn, self._setup, self.name, self._quote)
+
+    # Before anything starts.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        chosen = self._columns or {name: name for name in columns}
+        missing = [name for name in chosen if name not in columns]
+        if missing:
+            raise UsageError(
+                f"the frame does not fit: there is no column {', '.join(missing)}. It has "
+                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
+                sink=self.name,
+            )
+        wanted: dict[str, str] = {}
+        for name, target in chosen.items():
+            column = columns[name]
+            complex_ = column.type.lower().startswith(_COMPLEX)
+            wanted[target] = _JSON.format(column.sql) if complex_ else column.sql
+        self._written = tuple(wanted)
+        return wanted
+
+    def preflight(self) -> list[str]:
+        with self._borrowed() as link:
+            try:
+                there = link.columns_of(self.table)
+            except link.driver.DatabaseError as error:
+                raise UsageError(
+                    f"table {self.table} cannot be read ({type(error).__name__}): create it, or grant "
+                    "SELECT and INSERT on it",
+                    sink=self.name,
+                ) from None
+            missing = [name for name in self._written if name not in there]
+            if missing:
+                raise UsageError(
+                    f"table {self.table} has no column {', '.join(missing)}; it has "
+                    + ", ".join(there),
+                    sink=self.name,
+                )
+            if self.semantic is Semantic.EXACTLY_ONCE:
+                self._try_two_phases(link)
+        return [
+            "rows go through the driver one by one (executemany): slow. PostgreSQL and MySQL have "
+            "sinks of their own"
+        ]
+
+    def _try_two_phases(self, link: Link) -> None:
+        """Prepare an empty branch and roll it back: a server may have it switched off."""
+        gtrid = f"preflight.{time.time_ns():x}"
+        try:
+            link.connection.tpc_begin(link.xid(FORMAT, gtrid, "poundlock"))
+            link.execute("SELECT 1")
+            link.connection.tpc_prepare()
+            link.connection.tpc_rollback()
+        except link.driver.Error as error:
+            code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+            raise UsageError(
+                f"the database does not prepare a branch ({type(error).__name__} {code}): switch "
+                "two-phase commit on (PostgreSQL: max_prepared_transactions above 0, and a restart)",
+                sink=self.name,
+            ) from None
+
+    # In a task.
+
+    def begin(self, branch: Branch) -> Writer:
+        return TwoPhaseWriter(self, branch)
+
+    # On the driver.
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        with self._borrowed() as link:
+            opened = self._open(link, [read(receipt.id) for receipt in receipts])
+        return [
+            None if receipt.id in opened else "it is no longer prepared" for receipt in receipts
+        ]
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        return self._finish_all([read(receipt.id) for receipt in receipts], "tpc_commit")
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        states = self._finish_all([read(stray.id) for stray in strays], "tpc_rollback")
+        return [
+            BranchState.UNREACHABLE if state is BranchState.PREPARED else state for state in states
+        ]
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        with self._borrowed() as link:
+            return [
+                Stray(self.name, it.id, it.name.generation, "prepared")
+                for it in open_branches(link, namespace, self.name)
+            ]
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        with self._borrowed() as link:
+            over = self.witness.newest_generation(link, namespace)
+            opened = open_branches(link, namespace, self.name)
+            return max([over, *(it.name.generation for it in opened)])
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        with self._borrowed() as link:
+            self.witness.prune(link, namespace, self.name, floor)
+
+    def _finish_all(self, branches: Sequence[Named], verb: str) -> list[BranchState]:
+        states: list[BranchState] = []
+        try:
+            with self._borrowed() as link:
+                for branch in branches:
+                    states.append(self.finish(link, branch, verb))  # noqa: PERF401 (kept on error)
+        except Unavailable as error:
+            logger.warning("sink %s: %s", self.name, error)
+        return states + [BranchState.UNREACHABLE] * (len(branches) - len(states))
+
+    def finish(self, link: Link, branch: Named, verb: str) -> BranchState:
+        """Commit or roll back a branch, and let the witness say what came of it.
+
+        Drivers tell an unknown branch in many ways, so no answer of theirs is believed alone.
+        """
+        try:
+            getattr(link.connection, verb)(link.xid(*branch.xid))
+        except link.driver.Error as error:
+            link.renew()
+            if branch.id in self._open(link, [branch]):
+                logger.warning(
+                    "sink %s: branch %s is still open: %s",
+                    self.name,
+                    branch.id,
+                    link.told(error).args[0],
+                )
+                return BranchState.PREPARED
+        if self.witness.exists(link) and (
+            self.witness.state(link, branch) is BranchState.COMMITTED
+        ):
+            return BranchState.COMMITTED
+        return self.witness.settle(link, branch)
+
+    def _open(self, link: Link, branches: Sequence[Named]) -> set[str]:
+        spaces = {branch.name.namespace for branch in branches}
+        return {it.id for space in spaces for it in open_branches(link, space, self.name)}
+
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[Link]:
+        link = self.link()
+        try:
+            with link.errors():
+                yield link
+        finally:
+            link.close()
+
+
+class TwoPhaseWriter(Writer):
+    """One branch in a task: one connection, one transaction."""
+
+    def __init__(self, sink: TwoPhase, branch: Branch):
+        self._sink, self._tolerant = sink, branch.tolerant
+        self._named = named(branch)
+        self._began_at = time.time()
+        self._exact = sink.semantic is Semantic.EXACTLY_ONCE
+        self._link = sink.link()
+        try:
+            with self._link.errors(self._named.id):
+                if self._exact:
+                    sink.witness.ensure(self._link)
+                    if branch.retry > 0:
+                        self._abort_earlier()
+                    self._link.connection.tpc_begin(self._link.xid(*self._named.xid))
+        except BaseException:
+            self.abort()
+            raise
+
+    def _abort_earlier(self) -> None:
+        """Roll back what earlier attempts of this very task left: its locks could block us."""
+        mine = self._named.name
+        for it in list(open_branches(self._link, mine.namespace, mine.sink)):
+            name = it.name
+            same = (name.generation, name.batch, name.attempt, it.task) == (
+                mine.generation, mine.batch, mine.attempt, self._named.task,
+            )  # fmt: skip
+            if same and name.task_attempt < mine.task_attempt:
+                self._sink.finish(self._link, it, "tpc_rollback")
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        link, sink = self._link, self._sink
+        names = rows.schema.names
+        statement = "INSERT INTO {} ({}) VALUES ({})".format(
+            link.table(sink.table),
+            ", ".join(map(link.name, names)),
+            ", ".join("?" * len(names)),
+        )
+        try:
+            columns = [column.to_pylist() for column in rows.columns]
+        except (ValueError, OverflowError, pa.ArrowException) as error:
+            raise BadRow(
+                f"branch {self._named.id}: a value is none that Python can hold "
+                f"({type(error).__name__})",
+                sink=sink.name,
+            ) from None
+        values = list(zip(*columns, strict=True))
+        with link.errors(self._named.id):
+            if self._tolerant:
+                link.execute("SAVEPOINT poundlock_rows")
+            try:
+                for start in range(0, len(values), sink.rows_at_once):
+                    link.execute_many(statement, values[start : start + sink.rows_at_once])
+            except (link.driver.IntegrityError, link.driver.DataError) as error:
+                if self._tolerant:
+                    link.execute("ROLLBACK TO SAVEPOINT poundlock_rows")
+                raise link.told(error, self._named.id) from None
+            if self._tolerant:
+                link.execute("RELEASE SAVEPOINT poundlock_rows")
+
+    def prepare(self) -> PreparedBranch | None:
+        try:
+            return self._prepare()
+        except PoundlockError as error:
+            if self._sink.semantic is not Semantic.NONE:
+                raise
+            logger.warning(
+                "sink %s: rows were lost, as semantic NONE allows: %s", self._sink.name, error
+            )
+            return None
+        finally:
+            self.abort()
+
+    def _prepare(self) -> PreparedBranch | None:
+        link, sink = self._link, self._sink
+        with link.errors(self._named.id):
+            if not self._exact:
+                link.connection.commit()
+                return None
+            try:
+                sink.witness.insert(link, self._named, "committed")
+            except link.driver.IntegrityError:
+                raise Rejected(
+                    f"branch {self._named.id} was aborted by the driver while this task was still "
+                    "writing it",
+                    sink=sink.name,
+                ) from None
+            link.connection.tpc_prepare()
+        return PreparedBranch(self._named.id, {}, began_at=self._began_at, expires_at=None)
+
+    def abort(self) -> None:
+        # Whatever is not prepared or committed is undone by the database when the connection ends.
+        self._link.close()

@@ -1,0 +1,175 @@
+"""How branches are called where a name has two parts of 64 bytes each, and their witness in plain SQL.
+
+    global part   IDENTITY.GENERATION.BATCH.ATTEMPT.TASK_ATTEMPT.TASK
+    branch part   a hash of pipeline, identity and sink: together they are longer than there is room
+
+Both are compared whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from poundlock.core.model import Branch, Namespace
+from poundlock.core.naming import BranchName, name_of, parse_name
+from poundlock.core.protocol import BranchState
+from poundlock.errors import PoundlockError, Unavailable, UsageError
+from poundlock.sql.link import Link
+
+FORMAT = 0x706C
+_GTRID = re.compile(r"([0-9a-f]+)\.(\d+)\.(\d+)\.(\d+)\.(\d+)\.(\d+)", re.ASCII)
+_STATES = {"committed": BranchState.COMMITTED, "aborted": BranchState.ABORTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A branch by both its names."""
+
+    name: BranchName
+    task: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}/{self.task}"
+
+    @property
+    def xid(self) -> tuple[int, str, str]:
+        name = self.name
+        gtrid = (
+            f"{name.namespace.identity}.{name.generation}.{name.batch}.{name.attempt}."
+            f"{name.task_attempt}.{self.task}"
+        )
+        if len(gtrid) > 64:
+            raise UsageError(f"{gtrid} is longer than the 64 bytes that a branch's name may have")
+        return FORMAT, gtrid, _owner(name.namespace, name.sink)
+
+
+def named(branch: Branch) -> Named:
+    return Named(name_of(branch), branch.task)
+
+
+def read(id_: str) -> Named:
+    spelled, _, task = id_.partition("/")
+    name = parse_name(spelled)
+    if name is None or not task.isdecimal():
+        raise UsageError(f"{id_!r} is not the name of a branch")
+    return Named(name, int(task))
+
+
+def _owner(namespace: Namespace, sink: str) -> str:
+    text = f"{namespace.pipeline}\n{namespace.identity}\n{sink}"
+    return hashlib.sha256(text.encode()).hexdigest()[:48]
+
+
+def open_branches(link: Link, namespace: Namespace, sink: str) -> Iterator[Named]:
+    """List the prepared branches of exactly this namespace and sink."""
+    owner = _owner(namespace, sink)
+    for number, gtrid, bqual in link.recover():
+        match = _GTRID.fullmatch(gtrid)
+        if number != FORMAT or bqual != owner or match is None or match[1] != namespace.identity:
+            continue
+        generation, batch, attempt, task_attempt, task = map(int, match.groups()[1:])
+        yield Named(BranchName(namespace, generation, sink, batch, attempt, task_attempt), task)
+
+
+class Witness:
+    """The table with a row for every branch that is over."""
+
+    def __init__(self, table: str):
+        self.table = table
+
+    def exists(self, link: Link) -> bool:
+        try:
+            link.columns_of(self.table)
+        except link.driver.DatabaseError as error:
+            if link.lost:
+                raise link.told(error) from None
+            return False
+        return True
+
+    def ensure(self, link: Link) -> None:
+        if self.exists(link):
+            return
+        try:
+            link.execute(
+                f"CREATE TABLE {link.table(self.table)} (branch VARCHAR(250) NOT NULL PRIMARY KEY, "
+                "pipeline VARCHAR(63) NOT NULL, identity VARCHAR(64) NOT NULL, "
+                "generation BIGINT NOT NULL, sink VARCHAR(63) NOT NULL, batch BIGINT NOT NULL, "
+                "state VARCHAR(9) NOT NULL)"
+            )
+            link.connection.commit()
+        except link.driver.DatabaseError as error:
+            link.connection.rollback()
+            if not self.exists(link):  # else somebody was faster
+                raise UsageError(
+                    f"the witness table {self.table} cannot be created ({type(error).__name__}): "
+                    "grant the right to create tables, or create it once by hand",
+                    sink=link.sink,
+                ) from None
+
+    def insert(self, link: Link, branch: Named, state: str) -> None:
+        name = branch.name
+        space = name.namespace
+        link.execute(
+            f"INSERT INTO {link.table(self.table)} "
+            "(branch, pipeline, identity, generation, sink, batch, state) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                branch.id,
+                space.pipeline,
+                space.identity,
+                name.generation,
+                name.sink,
+                name.batch,
+                state,
+            ),
+        )
+
+    def state(self, link: Link, branch: Named) -> BranchState:
+        found = link.execute(
+            f"SELECT state FROM {link.table(self.table)} WHERE branch = ?", (branch.id,)
+        )
+        link.connection.rollback()
+        return _STATES[found[0][0]] if found else BranchState.NO_WITNESS
+
+    def settle(self, link: Link, branch: Named) -> BranchState:
+        """Prove how a branch ended that is no longer open: by its tombstone."""
+        self.ensure(link)
+        try:
+            self.insert(link, branch, "aborted")
+            link.connection.commit()
+        except link.driver.IntegrityError:
+            link.connection.rollback()
+            return self.state(link, branch)
+        except link.driver.OperationalError as error:
+            problem: PoundlockError = link.told(error, branch.id)
+            if isinstance(problem, Unavailable):
+                raise problem from None
+            link.connection.rollback()  # somebody is writing the same witness: not over yet
+            return BranchState.PREPARED
+        return BranchState.ABORTED
+
+    def newest_generation(self, link: Link, namespace: Namespace) -> int:
+        if not self.exists(link):
+            return 0
+        found = link.execute(
+            f"SELECT MAX(generation) FROM {link.table(self.table)} "
+            "WHERE pipeline = ? AND identity = ?",
+            (namespace.pipeline, namespace.identity),
+        )
+        link.connection.rollback()
+        return int(found[0][0] or 0)
+
+    def prune(self, link: Link, namespace: Namespace, sink: str, floor: int) -> None:
+        """Forget the batches below `floor`, but never the newest generation."""
+        if self.exists(link):
+            newest = self.newest_generation(link, namespace)
+            link.execute(
+                f"DELETE FROM {link.table(self.table)} WHERE pipeline = ? AND identity = ? "
+                "AND sink = ? AND batch < ? AND (generation < ? OR batch < ?)",
+                (namespace.pipeline, namespace.identity, sink, floor, newest, floor - 1),
+            )
+            link.connection.commit()

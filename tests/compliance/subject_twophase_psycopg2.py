@@ -1,0 +1,18 @@
+"""Any two-phase driver, by the example of psycopg2: other names for branches, other exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg2
+
+from . import subject_twophase
+from .subject import Subject
+
+
+@contextmanager
+def started(directory: Path) -> Iterator[Subject]:
+    with subject_twophase.started(directory, psycopg2.connect) as subject:
+        yield subject

@@ -1,0 +1,235 @@
+"""What is particular to drivers of PEP 249, with two real ones upon a real PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import itertools
+import pickle
+import sqlite3
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import psycopg
+import psycopg2
+import pyarrow as pa
+import pytest
+
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.participant import Column
+from poundlock.core.protocol import BranchState
+from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
+from poundlock.servers import postgres
+from poundlock.sinks import TwoPhase
+from poundlock.sql.branches import named
+from poundlock.sql.link import Link, _parts
+
+DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
+OURS = Namespace.new("trial", 1_700_000_000, 7)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[postgres.Node]:
+    with postgres.running() as running:
+        yield running
+
+
+@pytest.fixture(params=[psycopg.connect, psycopg2.connect], ids=["psycopg", "psycopg2"])
+def connect(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    return request.param
+
+
+@pytest.fixture
+def execute(node: postgres.Node) -> Iterator[Callable[[str], list[Any]]]:
+    with psycopg.connect(node.dsn(), autocommit=True) as connection:
+
+        def run(statement: str) -> list[Any]:
+            done = connection.execute(statement)  # type: ignore[arg-type]
+            return done.fetchall() if done.description else []
+
+        yield run
+        for (gid,) in run("SELECT gid FROM pg_prepared_xacts"):
+            run(f"ROLLBACK PREPARED '{gid}'")
+        run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+
+def branch(sink: TwoPhase, task: int = 0, **options: Any) -> Branch:
+    attempt = options.pop("task_attempt", task)
+    transaction = Transaction(OURS, 1, options.pop("batch", 0), 1)
+    return Branch(transaction, sink.name, task, attempt, **options)
+
+
+def made(connect: Callable[..., Any], dsn: str, table: str = "t", **options: Any) -> TwoPhase:
+    sink = TwoPhase(connect, table, dsn=dsn, setup=["SET lock_timeout = '500ms'"], **options)
+    sink.preflight()
+    return sink
+
+
+def prepare(sink: TwoPhase, rows: pa.RecordBatch, task: int = 0, **options: Any) -> Receipt:
+    writer = pickle.loads(pickle.dumps(sink)).begin(branch(sink, task, **options))
+    try:
+        writer.write(rows)
+        done = writer.prepare()
+    except BaseException:
+        writer.abort()
+        raise
+    assert done is not None
+    return Receipt(sink.name, done.id, task, Fingerprint(len(rows), 0), done.handle)
+
+
+def rows(*numbers: int | None, word: str | None = "a") -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {"k": pa.array(numbers, pa.int32()), "v": pa.array([word] * len(numbers), pa.string())}
+    )
+
+
+def test_types_arrive_whole(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (b bool, n int8, f float8, d numeric, s text, y bytea, day date, "
+            "at timestamptz, wall timestamp, doc jsonb)")  # fmt: skip
+    values = [True, 2**63 - 1, 0.1, decimal.Decimal("-1.10"), "ä?%s", b"\0\xff", dt.date(1, 1, 1),
+              dt.datetime(2024, 2, 29, 1, 2, 3, 4, dt.timezone.utc),
+              dt.datetime(9999, 12, 31, 23, 59, 59, 999999), '{"a": 1}']  # fmt: skip
+    types = [pa.bool_(), pa.int64(), pa.float64(), pa.decimal128(10, 2), pa.string(), pa.binary(),
+             pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.string()]  # fmt: skip
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([value, None], kind) for value, kind in zip(values, types, strict=True)],
+        ["b", "n", "f", "d", "s", "y", "day", "at", "wall", "doc"],
+    )
+    sink = made(connect, node.dsn())
+    receipt = prepare(sink, batch)
+    assert execute("SELECT * FROM t") == []
+    assert sink.check([receipt]) == [None]
+    assert sink.commit([receipt]) == [DONE]
+    assert execute("SELECT * FROM t") == [(*values[:-1], {"a": 1}), (None,) * 10]
+
+
+def test_bad_rows_leave_nothing_and_show_no_data(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int NOT NULL UNIQUE, v varchar(9) CHECK (v <> 'hidden'))")
+    sink = made(connect, node.dsn())
+    for bad in (rows(None), rows(1, 1), rows(1, word="much too long"), rows(1, word="hidden")):
+        with pytest.raises(BadRow) as caught:
+            prepare(sink, bad)
+        text = str(caught.value)
+        assert "hidden" not in text and "long" not in text and caught.value.__cause__ is None
+    assert execute("SELECT * FROM pg_prepared_xacts") == []
+    writer = sink.begin(branch(sink, tolerant=True))
+    writer.write(rows(1, 2))
+    with pytest.raises(BadRow):
+        writer.write(rows(3, 1))
+    writer.write(rows(4))
+    done = writer.prepare()
+    assert done is not None
+    assert sink.commit([Receipt("t", done.id, 0, Fingerprint(3, 0))]) == [DONE]
+    assert execute("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+
+
+def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = TwoPhase(connect, "t", dsn=node.dsn(), columns={"a": "k", "b": "v", "c": "w"})
+    with pytest.raises(UsageError, match="no column b, c"):
+        sink.project({"a": Column("a", "int")})
+    wanted = sink.project(
+        {"a": Column("a", "int"), "b": Column("b", "array<int>"), "c": Column("c", "int")}
+    )
+    assert list(wanted) == ["k", "v", "w"] and wanted["v"].startswith("to_json(b")
+    with pytest.raises(UsageError, match="has no column w"):
+        sink.preflight()
+    with pytest.raises(UsageError, match="cannot be read"):
+        made(connect, node.dsn(), "nowhere")
+
+
+def test_a_retry_is_not_held_up_by_its_own_task(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
+    sink = made(connect, node.dsn())
+    first, other = prepare(sink, rows(1)), prepare(sink, rows(2), 1)
+    with pytest.raises(Rejected, match=r"55P03"):
+        prepare(sink, rows(1), 2)
+    again = prepare(sink, rows(1), 0, task_attempt=5, retry=1)
+    assert sink.commit([first, other, again]) == [LOST, DONE, DONE]
+
+
+def test_a_zombie_cannot_prepare_what_was_given_up(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    zombie = sink.begin(branch(sink))
+    zombie.write(rows(1))
+    receipt = Receipt("t", named(branch(sink)).id, 0, Fingerprint(1, 0))
+    assert sink.commit([receipt]) == [LOST]
+    with pytest.raises(Rejected, match="aborted by the driver"):
+        zombie.prepare()
+    assert execute("SELECT * FROM pg_prepared_xacts") == []
+
+
+def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    writer = sink.begin(branch(sink))
+    writer.write(rows(1))
+    execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")  # fmt: skip
+    with pytest.raises(Unavailable):
+        writer.write(rows(2))
+    writer.abort()
+    assert execute("SELECT * FROM t") == [] and sink.find(OURS) == []
+
+
+def test_secrets_are_not_shown(connect: Any) -> None:
+    sink = TwoPhase(connect, "t", dsn="postgresql://u:hidden@127.0.0.1:1/x")
+    assert "hidden" not in repr(sink)
+    for dsn in ("postgresql://u:hidden@127.0.0.1:1/x", "hidden nonsense"):
+        with pytest.raises(PoundlockError) as caught:
+            TwoPhase(connect, "t", dsn=dsn).preflight()
+        assert "hidden" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_a_driver_without_two_phases_is_refused() -> None:
+    with pytest.raises(UsageError, match="has no two-phase commit"):
+        TwoPhase(partial(sqlite3.connect, ":memory:"), "t").preflight()
+
+
+def test_a_server_without_prepared_transactions(connect: Any) -> None:
+    with postgres.running(max_prepared_transactions=0) as plain:
+        with psycopg.connect(plain.dsn()) as connection:
+            connection.execute("CREATE TABLE t (k int)")
+        with pytest.raises(UsageError, match="switch two-phase commit on"):
+            made(connect, plain.dsn())
+
+
+def test_less_than_exactly_once(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn(), semantic="at_least_once")
+    writer = sink.begin(branch(sink))
+    writer.write(rows(1))
+    assert writer.prepare() is None
+    assert execute("SELECT k FROM t") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("style", "expected", "given"),
+    [
+        ("qmark", "a ? %", (1,)),
+        ("format", "a %s %%", (1,)),
+        ("numeric", "a :1 %", (1,)),
+        ("named", "a :v0 %", {"v0": 1}),
+        ("pyformat", "a %(v0)s %%", {"v0": 1}),
+    ],
+)
+def test_every_paramstyle(style: str, expected: str, given: Any) -> None:
+    link = Link.__new__(Link)
+    link._style = style
+    assert link._spelled("a ? %") == expected
+    assert link._given([1]) == given
+
+
+def test_what_drivers_recover() -> None:
+    assert _parts((1, 3, 2, b"abcde")) == (1, "abc", "de")
+    assert _parts((1, "abc", "de")) == (1, "abc", "de")
+    assert _parts(psycopg.Xid.from_string("another's")) is None
