@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 from opensearchpy import OpenSearch as Driver
 
-from poundlock.errors import InDoubt, NotAuthorised, Unavailable
+from poundlock.errors import InDoubt, NotAuthorised, Unavailable, UsageError
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 logger = logging.getLogger("poundlock")
@@ -245,7 +245,14 @@ def problem(error: said.TransportError, doing: str, sink: str) -> Exception:
             "the index's mapping and to write to it",
             sink=sink,
         )
-    if status == "N/A" or status in (403, 408, 429) or (isinstance(status, int) and status >= 500):
-        kind = type(error).__name__ if status == "N/A" else status
+    if isinstance(error, said.SSLError):
+        return UsageError(
+            f"{doing}: no secure connection: {str(error.error)[:_LONGEST]}. Name the authority that "
+            "signed the server's certificate: settings={'ca_certs': 'file.pem'}",
+            sink=sink,
+        )
+    away = isinstance(error, said.ConnectionError)  # a time-out, too
+    if away or status in (403, 408, 429) or (isinstance(status, int) and status >= 500):
+        kind = type(error).__name__ if away else status
         return Unavailable(f"{doing}: {kind} {str(error.error)[:_LONGEST]}", sink=sink)
     return InDoubt(f"{doing}: {status} {str(error.error)[:_LONGEST]}", sink=sink)

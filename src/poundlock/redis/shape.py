@@ -13,7 +13,6 @@ from poundlock.errors import UsageError
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _NESTED = ("struct", "array", "map")
-_ISO = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,9 @@ def text(column: Column) -> str:
     if kind.startswith(_NESTED):
         sql = f"to_json({sql})"
     elif kind == "timestamp":
-        sql = f'date_format({sql}, "{_ISO}")'
+        # Two formats, for a letter inside of one would need quotes within quotes.
+        time = f"date_format({sql}, 'HH:mm:ss.SSSSSSXXX')"
+        sql = f"concat(date_format({sql}, 'yyyy-MM-dd'), 'T', {time})"
     elif kind == "timestamp_ntz":
         sql = f"replace(CAST({sql} AS STRING), ' ', 'T')"
     elif kind != "string":

@@ -1,0 +1,346 @@
+"""OpenSearch: documents whole, repeats without effect, refusals told item by item."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import opensearchpy
+import pyarrow as pa
+import pytest
+
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.participant import Column
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import LocalSite
+from poundlock.errors import BadRow, InDoubt, NotAuthorised, Unavailable, UsageError
+from poundlock.opensearch.bulk import Refused, Sender, refusal, requests
+from poundlock.opensearch.mapping import compare
+from poundlock.servers import opensearch
+from poundlock.sinks import Elasticsearch, OpenSearch
+
+SPACE = Namespace.new("trial", 1_700_000_000, 1)
+DONE = BranchState.COMMITTED
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[opensearch.Node]:
+    with opensearch.running() as node:
+        yield node
+
+
+@pytest.fixture
+def eyes(server: opensearch.Node) -> Iterator[Any]:
+    client = opensearchpy.OpenSearch([server.url], timeout=30)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def make(server: opensearch.Node, eyes: Any, tmp_path: Path) -> Any:
+    def make(mappings: Any = None, **options: Any) -> OpenSearch:
+        index = f"index-{next(_numbers)}"
+        body = {"settings": {"number_of_replicas": 0}, "mappings": mappings or {}}
+        eyes.indices.create(index=index, body=body)
+        options = {"id": "id", "retries": 2, "url": server.url, "name": "out"} | options
+        sink = OpenSearch(index, **options)
+        sink.attach(LocalSite(str(tmp_path)))
+        return sink
+
+    return make
+
+
+def branch(task: int = 0, *, batch: int = 0, tolerant: bool = False) -> Branch:
+    return Branch(Transaction(SPACE, 1, batch, 1), "out", task, task, tolerant=tolerant)
+
+
+def rows(ids: Sequence[str | None], values: Sequence[Any] = (), **more: Any) -> pa.RecordBatch:
+    values = values or list(range(len(ids)))
+    documents = [json.dumps({"id": it, "v": v}) for it, v in zip(ids, values, strict=True)]
+    hashes = [hash(it) for it in ids]
+    ids_ = pa.array(ids, pa.string())
+    return pa.RecordBatch.from_pydict({"id": ids_, "hash": hashes, "document": documents} | more)
+
+
+def kept(sink: OpenSearch, written: pa.RecordBatch, task: int = 0, batch: int = 0) -> Receipt:
+    writer = pickle.loads(pickle.dumps(sink)).begin(branch(task, batch=batch))
+    writer.write(written)
+    prepared = writer.prepare()
+    return Receipt("out", prepared.id, task, Fingerprint(len(written)), prepared.handle)
+
+
+def found(eyes: Any, sink: OpenSearch) -> dict[str, Any]:
+    eyes.indices.refresh(index=sink.index)
+    hits = eyes.search(index=sink.index, body={"size": 10_000})["hits"]["hits"]
+    return {hit["_id"]: hit["_source"]["v"] for hit in hits}
+
+
+class TestDocuments:
+    @pytest.mark.parametrize(
+        "ids",
+        [
+            ["plain", 'quo"te', "back\\slash", '\\"', "ümläut 漢字", "x" * 512, "{}"],
+            ["new\nline", "tab\t", 'quo"te', "back\\slash"],  # control characters go another way
+        ],
+    )
+    def test_ids_of_every_kind(self, make: Any, eyes: Any, ids: list[str]) -> None:
+        sink = make()
+        assert sink.commit([kept(sink, rows(ids))]) == [DONE]
+        assert found(eyes, sink) == dict(zip(ids, range(len(ids)), strict=True))
+
+    def test_many_requests(self, make: Any, eyes: Any) -> None:
+        sink = make(max_bytes=10_000, max_docs=70)
+        ids = [str(number) for number in range(2_000)]
+        assert sink.commit([kept(sink, rows(ids))]) == [DONE]
+        assert len(found(eyes, sink)) == 2_000
+
+    def test_a_later_batch_wins_and_an_earlier_one_that_comes_late_does_not(
+        self, make: Any, eyes: Any
+    ) -> None:
+        sink = make()
+        late = kept(sink, rows(["a", "b"], [1, 1]), batch=1)
+        assert sink.commit([kept(sink, rows(["a"], [2]), batch=2)]) == [DONE]
+        assert sink.commit([late]) == [DONE]
+        assert found(eyes, sink) == {"a": 2, "b": 1}
+
+    def test_a_version_column_decides_in_whatever_task_and_batch(
+        self, make: Any, eyes: Any
+    ) -> None:
+        sink = make(version="ts")
+        first = kept(sink, rows(["a", "a", "a"], [5, 9, 7], version=[5, 9, 7]))
+        second = kept(sink, rows(["a"], [8], version=[8]), task=1)
+        assert sink.check([first, second]) == [None, None]
+        assert sink.commit([first, second]) == [DONE, DONE]
+        assert sink.commit([kept(sink, rows(["a"], [6], version=[6]), batch=1)]) == [DONE]
+        assert found(eyes, sink) == {"a": 9}
+
+    def test_deletes(self, make: Any, eyes: Any) -> None:
+        sink = make(delete="gone")
+        sink.commit([kept(sink, rows(["a", "b"], [1, 1], delete=[False, None]))])
+        sink.commit([kept(sink, rows(["a", "never"], [0, 0], delete=[True, True]), batch=1)])
+        assert found(eyes, sink) == {"b": 1}
+
+    @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+    def test_less_is_sent_straight_through_and_needs_no_id(
+        self, make: Any, eyes: Any, semantic: str
+    ) -> None:
+        sink = make(id=None, semantic=semantic)
+        for _ in range(2):
+            writer = sink.begin(branch())
+            writer.write(pa.RecordBatch.from_pydict({"document": ['{"v":1}']}))
+            assert writer.prepare() is None
+        assert list(found(eyes, sink).values()) == [1, 1]
+
+
+class TestRefusals:
+    def test_exactly_once_needs_an_id(self) -> None:
+        with pytest.raises(UsageError, match="would be there twice"):
+            OpenSearch("index", url="http://localhost")
+        with pytest.raises(UsageError, match="Elasticsearch gives"):
+            Elasticsearch("index", url="http://localhost")
+
+    def test_every_missing_or_ill_typed_column_is_named(self) -> None:
+        sink = OpenSearch("i", url="http://localhost", id="id", version="ts", delete="gone")
+        columns = {"id": Column("id", "double"), "gone": Column("gone", "string")}
+        with pytest.raises(UsageError) as raised:
+            sink.project(columns)
+        for part in ("'id' has type double", "no column 'ts'", "'gone' has type string"):
+            assert part in str(raised.value)
+
+    def test_bad_ids_are_named_by_row(self, make: Any) -> None:
+        sink = make()
+        writer = sink.begin(branch(tolerant=True))
+        with pytest.raises(BadRow) as raised:
+            writer.write(rows(["a", None, "", "x" * 513, "a"]))
+        told = raised.value.rows
+        assert {row: reason[:24] for row, reason in told.items()} == {
+            1: "the id is null",
+            2: "the id is empty",
+            3: "the id is longer than 51",
+            4: "another row of the batch",
+        }
+        writer.write(rows(["a", "b"]))
+        with pytest.raises(BadRow) as raised:
+            writer.write(rows(["c", "b"]))
+        assert list(raised.value.rows) == [1]
+        writer.write(rows(["c"]))
+        assert [len(part) for part in sink.shelved.read(writer.prepare().id)] == [2, 1]
+
+    def test_one_id_in_two_tasks_is_a_no_before_the_decision(self, make: Any, eyes: Any) -> None:
+        sink = make()
+        receipts = [kept(sink, rows(["a", "b"])), kept(sink, rows(["b", "c"]), task=1)]
+        reasons = sink.check(receipts)
+        assert all(reason and reason.startswith("1 ids of the batch") for reason in reasons)
+        sink.abort(sink.find(SPACE))
+        assert found(eyes, sink) == {}
+
+    def test_equal_hashes_of_different_ids_are_no_matter(self, make: Any) -> None:
+        sink = make()
+        receipts = []
+        for task, name in enumerate(["a", "b"]):
+            written = rows([name, f"{name}2"]).set_column(1, "hash", pa.array([7, 7]))
+            receipts.append(kept(sink, written, task=task))
+        assert sink.check(receipts) == [None, None]
+
+    def test_documents_that_the_mapping_refuses_stop_it_and_can_be_put_right(
+        self, make: Any, eyes: Any
+    ) -> None:
+        sink = make({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
+        receipt = kept(sink, rows([str(number) for number in range(8)]))
+        with pytest.raises(InDoubt) as raised:
+            sink.commit([receipt])
+        told = str(raised.value)
+        assert "refuses 8 of its documents" in told and "and 3 more" in told
+        assert "'0': 400 strict_dynamic_mapping_exception" in told and receipt.id in told
+        eyes.indices.put_mapping(index=sink.index, body={"properties": {"v": {"type": "long"}}})
+        assert sink.commit([receipt]) == [DONE]
+        assert len(found(eyes, sink)) == 8
+
+    def test_the_others_of_a_request_are_there(self, make: Any, eyes: Any) -> None:
+        sink = make({"properties": {"v": {"type": "long"}}})
+        receipt = kept(sink, rows(["a", "b", "c"], [1, "many", 3]))
+        with pytest.raises(InDoubt, match=r"refuses 1 of its documents: 'b': 400 mapper_parsing"):
+            sink.commit([receipt])
+        assert found(eyes, sink) == {"a": 1, "c": 3}
+
+    def test_an_index_that_takes_no_writes_now_is_waited_for(self, make: Any, eyes: Any) -> None:
+        sink = make(retries=1)
+        receipt = kept(sink, rows(["a"]))
+        block = "index.blocks.write"
+        eyes.indices.put_settings(index=sink.index, body={block: True})
+        with pytest.raises(Unavailable, match="in 2 tries"):
+            sink.commit([receipt])
+        eyes.indices.put_settings(index=sink.index, body={block: False})
+        assert sink.commit([receipt]) == [DONE]
+
+    def test_a_request_too_large_for_the_server_is_cut(self, server: Any, tmp_path: Path) -> None:
+        client = _Small(limit=400)
+        sender = Sender(client, "i", "out", retries=0)  # type: ignore[arg-type]
+        (request,) = requests(rows([str(n) for n in range(20)]), 1, max_bytes=9999, max_docs=99)
+        assert sender.send(request) == []
+        assert client.taken == 20
+        (one,) = requests(rows(["x" * 500]), 1, max_bytes=9999, max_docs=99)
+        (refused,) = sender.send(one)
+        assert "413" in refused.reason
+
+    def test_only_what_failed_is_sent_again(self) -> None:
+        client = _Busy()
+        sender = Sender(client, "i", "out", retries=3, sleep=lambda _: None)  # type: ignore[arg-type]
+        (request,) = requests(rows(["a", "b", "c"]), 1, max_bytes=9999, max_docs=99)
+        assert sender.send(request) == []
+        assert client.asked == [["a", "b", "c"], ["b"], ["b"]]
+
+    def test_an_error_names_no_more_than_a_few(self) -> None:
+        error = refusal([Refused(str(n), "no") for n in range(1000)], "branch", "i", "out")
+        assert len(str(error)) < 1000
+
+
+class _Small:
+    """A server with a small http.max_content_length, which a real one has only at 100 MB."""
+
+    def __init__(self, limit: int):
+        self.limit, self.taken = limit, 0
+
+    def bulk(self, *, body: bytes, **_: Any) -> Any:
+        if len(body) > self.limit:
+            raise opensearchpy.exceptions.TransportError(413, "too large", {})
+        self.taken += body.count(b'"_id"')
+        return {"errors": False}
+
+
+class _Busy:
+    """A server that has no room for `b` at first, which cannot be had from a real one at will."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def bulk(self, *, body: bytes, **_: Any) -> Any:
+        ids = [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+        self.asked.append(ids)
+        busy = len(self.asked) < 3
+        items = [
+            {"index": {"_id": it, "status": 429, "error": {"type": "rejected", "reason": "full"}}}
+            if it == "b" and busy
+            else {"index": {"_id": it, "status": 409, "error": {"type": "version_conflict"}}}
+            for it in ids
+        ]
+        return {"errors": True, "items": items}
+
+
+class TestPreflight:
+    COLUMNS = {"id": Column("id", "string"), "v": Column("v", "bigint")}  # noqa: RUF012
+
+    def test_a_strict_mapping_names_what_it_lacks(self, make: Any) -> None:
+        sink = make({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
+        sink.project(self.COLUMNS)
+        with pytest.raises(UsageError, match="column 'v' is not in the mapping, which is strict"):
+            sink.preflight()
+
+    def test_a_missing_index_is_told(self, server: opensearch.Node) -> None:
+        sink = OpenSearch("missing", url=server.url, id="id")
+        (told,) = sink.preflight()
+        assert "does not exist" in told
+
+    def test_types_are_compared_as_far_as_they_tell(self) -> None:
+        fields = {
+            name: {"type": name}
+            for name in ("long", "integer", "date", "boolean", "keyword", "object", "ip")
+        }
+        kinds = {
+            "long": "boolean", "integer": "bigint", "date": "string", "boolean": "int",
+            "keyword": "array<string>", "object": "string", "ip": "string", "new": "int",
+        }  # fmt: skip
+        wrong, doubtful = compare({"properties": fields}, kinds)
+        assert [text.split("'")[1] for text in wrong] == ["long", "boolean", "object"]
+        assert [text.split("'")[1] for text in doubtful] == ["integer", "date", "ip"]
+
+    def test_a_server_that_is_away(self) -> None:
+        sink = OpenSearch("i", url="http://user:hidden@127.0.0.1:1", id="id")
+        with pytest.raises(Unavailable) as raised:
+            sink.preflight()
+        assert "hidden" not in str(raised.value) + repr(sink) + repr(sink.client)
+
+    def test_a_refused_password_is_told_without_it(self) -> None:
+        error = opensearchpy.exceptions.AuthenticationException(401, "Unauthorized", {})
+        from poundlock.opensearch.bulk import problem
+
+        assert isinstance(problem(error, "looking", "out"), NotAuthorised)
+
+    def test_an_address_that_is_none(self) -> None:
+        with pytest.raises(UsageError, match="https://user:password@host"):
+            OpenSearch("i", url="secret nonsense", id="id").preflight()
+
+
+def test_a_silent_server_is_away_and_a_repeat_changes_nothing(
+    make: Any, eyes: Any, server: opensearch.Node
+) -> None:
+    sink = make(timeout=1, retries=0)
+    receipt = kept(sink, rows(["a", "b"]))
+    server.pause()
+    try:
+        with pytest.raises(Unavailable):
+            sink.commit([receipt])
+    finally:
+        server.resume()
+    assert sink.commit([receipt]) == [DONE]
+    assert len(found(eyes, sink)) == 2
+    versions = eyes.search(index=sink.index, body={"version": True})["hits"]["hits"]
+    assert {hit["_version"] for hit in versions} == {SPACE.version(0)}
+
+
+def test_nothing_is_left_beside_the_log(make: Any, tmp_path: Path) -> None:
+    sink = make()
+    receipts = [kept(sink, rows(["a"])), kept(sink, rows(["b"]), task=1)]
+    sink.commit(receipts[:1])
+    sink.abort(sink.find(SPACE))
+    assert {file.suffix for file in tmp_path.rglob("*.*") if file.is_file()} == {
+        ".sent",
+        ".aborted",
+    }
+    sink.prune(SPACE, 1)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
