@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fix_kafka", "tests.fix_trial"]
+pytest_plugins = ["tests.fix_kafka", "tests.fix_servers", "tests.fix_trial"]

@@ -99,6 +99,13 @@ class Desk:
         if log is not None and self.state.generation is None:
             raise UsageError(f"the log at {log.uri} is empty: no pipeline has used it yet")
 
+    def __enter__(self) -> Desk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for system in self.systems:
+            system.close()
+
     # Looking.
 
     def lines(self) -> list[Line]:

@@ -161,7 +161,7 @@ def stateful(frame: DataFrame, query: Any, sink: Any) -> Any:
 
 def five(frame: DataFrame, query: Any, sink: Any) -> Any:
     """Each row, to five systems in one decision."""
-    where, table = query["systems"], query["outputs"][0].replace("-", "_")
+    where, table = query["systems"], "t_" + query["outputs"][0].replace("-", "_")
     shaped = frame.selectExpr("i", "sensor", "temperature")
     routes = [
         sink(query["outputs"][0], name="kafka", key="sensor", value="json"),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import psycopg
 import pymysql
@@ -43,7 +44,7 @@ class Systems:
         self.addresses = {
             "postgres": self.postgres.dsn(),
             "mariadb": self.mariadb.secret_url(),
-            "valkey": self.valkey.secret_url(),
+            "valkey": self.valkey.address(),
             "opensearch": self.opensearch.url,
         }
 
@@ -57,7 +58,11 @@ class Systems:
     def sql(self, name: str) -> Any:
         if name == "postgres":
             return psycopg.connect(self.addresses[name], autocommit=True)
-        return pymysql.connect(**mariadb.connect_arguments(self.addresses[name]), autocommit=True)
+        url = urlsplit(self.addresses[name])
+        return pymysql.connect(
+            host=url.hostname, port=url.port or 3306, user=url.username,
+            password=unquote(url.password or ""), database=url.path.strip("/"), autocommit=True,
+        )  # fmt: skip
 
     def make(self, table: str) -> None:
         """Make the tables and the index."""
@@ -119,7 +124,7 @@ class Five(Chaos):
             settings={"commits_at_once": 1},
         )  # fmt: skip
         super().__init__(directory, systems.kafka.bootstrap_servers, [query])
-        self.systems, self.table = systems, self.outputs("five")[0].replace("-", "_")
+        self.systems, self.table = systems, "t_" + self.outputs("five")[0].replace("-", "_")
         systems.make(self.table)
 
     def check(self) -> None:

@@ -47,7 +47,7 @@ def scene(spark: Any, kafka: oracle.Kafka, topic: Callable[..., str], tmp_path: 
 
 
 def test_by_default_the_batch_fails_and_nothing_is_written(scene: Scene) -> None:
-    with pytest.raises(BadRow, match="message.max.bytes=2000"):
+    with pytest.raises(BadRow, match=r"message\.max\.bytes=2000"):
         trial.finish(scene.pipeline("fail"))
     assert scene.kafka.values(scene.target) == Counter()
     scene.kafka.assert_settled(scene.target)

@@ -107,7 +107,8 @@ def txn() -> None:
 @_where
 def list_(where: Where, as_json: bool) -> None:
     """List branches that are decided but not finished, or open in a system."""
-    lines = where.desk().lines()
+    with where.desk() as desk:
+        lines = desk.lines()
     if as_json:
         click.echo(json.dumps([line.to_json() for line in lines], indent=2))
     elif not lines:
@@ -148,7 +149,8 @@ def _seconds(value: float | None, none: str) -> str:
 @_where
 def show(id: str, where: Where, as_json: bool) -> None:
     """Tell all that is known of one branch, by its exact id."""
-    known = where.desk().show(id)
+    with where.desk() as desk:
+        known = desk.show(id)
     if as_json:
         click.echo(json.dumps(known, indent=2))
         return
@@ -177,8 +179,14 @@ def commit(
     """Commit a branch that the log has decided, or rule on a batch that cannot be repaired."""
     from poundlock.core.model import Ruling
 
-    desk = where.desk()
-    if batch is not None:
+    if batch is None and id is None:
+        raise click.UsageError("give the exact id of a branch, or --batch")
+    with where.desk() as desk:
+        if batch is None:
+            assert id is not None
+            _ask(yes, f"Commit {id}?")
+            _outcome(as_json, id, desk.commit(id).value, "committed")
+            return
         if accept_loss == accept_replay or id is not None:
             raise click.UsageError(
                 "--batch takes one of --accept-loss and --accept-replay, and no id"
@@ -187,11 +195,6 @@ def commit(
         _ask(yes, f"Rule {ruling.value} for batch {batch}? A running driver will be stopped.")
         desk.rule(batch, ruling)
         _say(as_json, {"batch": batch, "ruling": ruling.value}, f"batch {batch}: {ruling.value}")
-        return
-    if id is None:
-        raise click.UsageError("give the exact id of a branch, or --batch")
-    _ask(yes, f"Commit {id}?")
-    _outcome(as_json, id, desk.commit(id).value, "committed")
 
 
 @txn.command()
@@ -200,10 +203,10 @@ def commit(
 @_where
 def abort(id: str, yes: bool, where: Where, as_json: bool) -> None:
     """Abort an open branch that no decision names, by its exact id."""
-    desk = where.desk()
-    stray = desk.abortable(id).stray
-    _ask(yes, f"Abort {id}, {stray.state}, of generation {stray.generation}?")
-    _outcome(as_json, id, desk.abort(id).value, "aborted")
+    with where.desk() as desk:
+        stray = desk.abortable(id).stray
+        _ask(yes, f"Abort {id}, {stray.state}, of generation {stray.generation}?")
+        _outcome(as_json, id, desk.abort(id).value, "aborted")
 
 
 @txn.command()

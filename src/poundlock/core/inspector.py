@@ -43,3 +43,6 @@ class Inspector(ABC):
             if found.stray.id == id:
                 return {"state": found.stray.state, "sink": found.stray.sink}
         return None
+
+    def close(self) -> None:  # noqa: B027 (most ask and hang up)
+        """Let go of connections."""

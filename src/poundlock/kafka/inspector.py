@@ -19,6 +19,7 @@ class KafkaInspector(Inspector):
 
     def __init__(self, settings: Mapping[str, str]):
         self._settings = dict(settings)
+        self._made: list[Kafka] = []
         self._client = self._sink("any").client
 
     def open(self, namespace: Namespace | None = None) -> list[Found]:
@@ -51,6 +52,11 @@ class KafkaInspector(Inspector):
         known["partitions"] = [[topic, number] for topic, number in sorted(described.partitions)]
         return known
 
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+
     def _sink(self, name: str) -> Kafka:
         servers = self._settings["bootstrap.servers"]
-        return Kafka(bootstrap_servers=servers, name=name, settings=self._settings)
+        self._made.append(Kafka(bootstrap_servers=servers, name=name, settings=self._settings))
+        return self._made[-1]

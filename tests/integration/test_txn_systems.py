@@ -1,0 +1,175 @@
+"""Branches of one decision in three systems, side by side; and an operator who undoes some of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from click.testing import CliRunner
+
+import oracle
+import poundlock as lock
+import trial
+from poundlock import sinks
+from poundlock.cli import poundlock
+from poundlock.core.protocol import Step
+from poundlock.errors import PromiseBroken
+from poundlock.servers import mariadb, postgres
+
+NUMBERS = list(range(40))
+
+
+class Scene:
+    """A pipeline into Kafka, PostgreSQL and MariaDB."""
+
+    def __init__(
+        self,
+        spark: Any,
+        kafka: oracle.Kafka,
+        topic: Callable[..., str],
+        pg: postgres.Node,
+        maria: mariadb.MariaDB,
+        place: Path,
+    ):
+        self.spark, self.kafka, self.pg, self.maria = spark, kafka, pg, maria
+        self.checkpoint = place / "checkpoint"
+        self.source, self.target = topic(partitions=2, name="in"), topic(partitions=2, name="out")
+        self.table = self.target.replace("-", "_")
+        kafka.produce(self.source, map(str, NUMBERS))
+        self.execute_pg(f"CREATE TABLE {self.table} (n int)")
+        self.execute_maria(f"CREATE TABLE {self.table} (n int)")
+
+    def execute_pg(self, statement: str) -> list[Any]:
+        with psycopg.connect(self.pg.dsn(), autocommit=True) as connection:
+            cursor = connection.execute(statement)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def execute_maria(self, statement: str) -> list[Any]:
+        connection = pymysql.connect(**self.maria.connect_arguments(), autocommit=True)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def pipeline(self, number: str = "CAST(CAST(value AS STRING) AS INT)") -> lock.Pipeline:
+        frame = trial.read(self.spark, self.kafka, self.source, [f"{number} AS n"])
+        return (
+            lock.pipeline(frame, name="three", checkpoint_location=str(self.checkpoint))
+            .to(sinks.Kafka(self.target, bootstrap_servers=self.kafka.servers, name="kafka",
+                            value="json"))
+            .to(sinks.Postgres(self.table, dsn=self.pg.dsn(), name="postgres"))
+            .to(sinks.MySQL(self.table, url=self.maria.secret_url(), name="mariadb"))
+        )  # fmt: skip
+
+    def txn(self, *arguments: str) -> Any:
+        where = [
+            *("--log", str(self.checkpoint), "--bootstrap-servers", self.kafka.servers),
+            *("--postgres", "env:TRIAL_DSN", "--mysql", "env:TRIAL_URL", "--json"),
+        ]
+        secrets = {"TRIAL_DSN": self.pg.dsn(), "TRIAL_URL": self.maria.secret_url()}
+        result = CliRunner().invoke(poundlock, ["txn", *arguments, *where], env=secrets)
+        assert result.exit_code == 0, (result.output, result.exception)
+        for secret in secrets.values():
+            assert secret not in result.output
+        return json.loads(result.stdout)
+
+    def rows(self) -> dict[str, Counter[int]]:
+        topic = self.kafka.values(self.target)
+        return {
+            "kafka": Counter(json.loads(value)["n"] for value in topic.elements()),
+            "postgres": Counter(n for (n,) in self.execute_pg(f"SELECT n FROM {self.table}")),
+            "mariadb": Counter(n for (n,) in self.execute_maria(f"SELECT n FROM {self.table}")),
+        }
+
+    def open(self) -> tuple[list[Any], list[Any]]:
+        prepared = self.execute_pg("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%.three.%'")
+        return prepared, self.execute_maria("XA RECOVER")
+
+
+@pytest.fixture
+def scene(
+    spark: Any,
+    kafka: oracle.Kafka,
+    topic: Callable[..., str],
+    postgres_server: postgres.Node,
+    mariadb_server: mariadb.MariaDB,
+    tmp_path: Path,
+) -> Scene:
+    return Scene(spark, kafka, topic, postgres_server, mariadb_server, tmp_path)
+
+
+def everywhere(numbers: list[int]) -> dict[str, Counter[int]]:
+    return {name: Counter(numbers) for name in ("kafka", "postgres", "mariadb")}
+
+
+def test_branches_of_three_systems_side_by_side(scene: Scene) -> None:
+    trial.die(scene.pipeline(), Step.DECIDED)
+    lines = scene.txn("list")
+    assert Counter((line["system"], line["sink"], line["decision"]) for line in lines) == {
+        ("Kafka", "kafka", "commit"): 2,
+        ("PostgreSQL", "postgres", "commit"): 2,
+        ("MySQL", "mariadb", "commit"): 2,
+    }
+    by_hand = [next(line["id"] for line in lines if line["sink"] == sink)
+               for sink in ("kafka", "postgres", "mariadb")]  # fmt: skip
+    for id_ in by_hand:
+        assert scene.txn("commit", id_, "--yes") == {"id": id_, "outcome": "committed"}
+    assert len(scene.txn("list")) == 6, "what the pipeline has not finished stays in doubt"
+    trial.finish(scene.pipeline())
+    assert scene.rows() == everywhere(NUMBERS)
+    assert scene.open() == ([], [])
+    assert scene.txn("list") == []
+
+
+def test_strays_of_three_systems_are_aborted_by_hand(scene: Scene) -> None:
+    trial.die(scene.pipeline(), Step.CHECKED)
+    lines = scene.txn("list")
+    assert {(line["system"], line["decision"]) for line in lines} == {
+        ("Kafka", "none"), ("PostgreSQL", "none"), ("MySQL", "none"),
+    }  # fmt: skip
+    for line in lines:
+        assert scene.txn("abort", line["id"], "--yes")["outcome"] == "aborted"
+    assert scene.txn("list") == []
+    assert scene.open() == ([], [])
+    trial.finish(scene.pipeline())
+    assert scene.rows() == everywhere(NUMBERS)
+
+
+def roll_back_decided(scene: Scene) -> None:
+    """Do as an operator does who knows nothing of us."""
+    for (gid,) in scene.open()[0]:
+        scene.execute_pg(f"ROLLBACK PREPARED '{gid}'")
+    for number, first, second, data in scene.open()[1]:
+        text = data.decode()
+        gtrid, bqual = text[:first], text[first : first + second]
+        scene.execute_maria(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
+
+
+def test_what_an_operator_rolled_back_is_repaired(scene: Scene) -> None:
+    trial.die(scene.pipeline(), Step.DECIDED)
+    roll_back_decided(scene)
+    trial.finish(scene.pipeline())
+    assert scene.rows() == everywhere(NUMBERS)
+    assert scene.open() == ([], [])
+    repaired = [it for it in trial.records(scene.checkpoint) if it["kind"] == "Repaired"]
+    assert {receipt["sink"] for it in repaired for receipt in it["receipts"]} == {
+        "postgres", "mariadb",
+    }  # fmt: skip
+
+
+def test_what_cannot_be_repaired_is_reported(scene: Scene) -> None:
+    volatile = "CAST(rand() * 1000000 AS INT)"
+    trial.die(scene.pipeline(volatile), Step.DECIDED)
+    roll_back_decided(scene)
+    with pytest.raises(PromiseBroken, match="the replay gave other rows"):
+        trial.finish(scene.pipeline(volatile))
+    assert scene.rows()["postgres"] == Counter()
+    assert scene.open() == ([], [])
+    scene.txn("commit", "--batch", "0", "--accept-loss", "--yes")
+    trial.finish(scene.pipeline(volatile))
+    assert scene.rows()["kafka"].total() == len(NUMBERS)
