@@ -11,7 +11,7 @@ demo: setup
 	$(BIN)/poundlock demo
 
 test: check
-	$(BIN)/python -m pytest tests/integration tests/chaos
+	$(BIN)/python -m pytest tests/compliance tests/sinks tests/integration tests/chaos
 
 check: lint types unit model
 
@@ -30,6 +30,8 @@ model: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.kafka
+	$(BIN)/python -m benchmarks.postgres
+	$(BIN)/python -m benchmarks.mysql
 
 format: setup
 	$(BIN)/ruff check --fix .
