@@ -25,7 +25,7 @@ local floor = tonumber(redis.call('HGET', witness, 'floor') or '0')
 -- Where each branch stands.
 
 local function whole(staged, chunks, rows)
-  -- A chunk is named NUMBER:ROWS.
+  -- A chunk is named NUMBER:ROWS, or NUMBER?:ROWS if a value in it may be nil.
   local names, found = redis.call('HKEYS', staged), 0
   for _, name in ipairs(names) do
     found = found + tonumber(string.match(name, ':(%d+)$') or '0')
@@ -80,14 +80,14 @@ local function each_chunk(take)
     for _, name in ipairs(it.names) do
       local items = cmsgpack.unpack(redis.call('HGET', it.staged, name))
       local rows = tonumber(string.match(name, ':(%d+)$'))
-      take(items, rows, serial)
+      take(items, rows, serial, string.find(name, '?', 1, true))
       serial = serial + rows
     end
   end
 end
 
 local winner
-if shape.order then
+if shape.order and moving then
   -- Of several rows for one key the greatest wins, in whatever branch it is.
   winner = {}
   local best = {}
@@ -180,20 +180,18 @@ end
 
 local pending = {}
 
-local function flush(command)
+local function flush()
   if #pending > 0 then
-    redis.call(command, target, unpack(pending))
+    redis.call('HSET', target, unpack(pending))
     pending = {}
   end
 end
 
-local function gather(command, first, second)
-  pending[#pending + 1] = first
-  if second then
-    pending[#pending + 1] = second
-  end
+local function gather(field, value)
+  pending[#pending + 1] = field
+  pending[#pending + 1] = value
   if #pending >= GROUP then
-    flush(command)
+    flush()
   end
 end
 
@@ -242,9 +240,9 @@ local MOVES = {
   hash_set = function(items, base)
     local field, value = items[base + 1], items[base + 2]
     if value then
-      gather('HSET', field, value)
+      gather(field, value)
     else
-      flush('HSET')
+      flush()
       redis.call('HDEL', target, field)
     end
   end,
@@ -288,9 +286,6 @@ local MOVES = {
     if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
     if shape.expire_ms then redis.call('PEXPIRE', key, shape.expire_ms) end
   end,
-  list = function(items, base)
-    gather('RPUSH', items[base + 1])
-  end,
   stream = function(items, base)
     local entry = {}
     for number, name in ipairs(shape.fields) do
@@ -307,7 +302,24 @@ local MOVES = {
 for _, it in ipairs(ready) do
   redis.call('HSET', witness, it.branch, 'moving')
 end
-each_row(MOVES[kind])
+if kind == 'list' or (kind == 'hash_set' and not winner) then
+  -- Values stand in the order that the command wants: no step per row, unless some are nil.
+  local command = kind == 'list' and 'RPUSH' or 'HSET'
+  each_chunk(function(items, rows, _, with_nil)
+    if with_nil then
+      for row = 1, rows do
+        MOVES[kind](items, (row - 1) * width)
+      end
+      flush()
+    else
+      for first = 1, rows * width, GROUP do
+        redis.call(command, target, unpack(items, first, math.min(first + GROUP - 1, rows * width)))
+      end
+    end
+  end)
+else
+  each_row(MOVES[kind])
+end
 if failed then
   put_back()
   for _, it in ipairs(ready) do
@@ -315,7 +327,7 @@ if failed then
   end
   return redis.error_reply('POUNDLOCK ' .. failed)
 end
-flush(kind == 'list' and 'RPUSH' or 'HSET')
+flush()
 
 for _, it in ipairs(ready) do
   redis.call('UNLINK', it.staged)

@@ -357,14 +357,15 @@ class RedisWriter(Writer):
         self._check(self._shape, rows)
         columns = [as_bytes(rows.column(name)) for name in self._names]
         self._check_lengths(columns)
+        mark = "?" if any(column.null_count for column in columns) else ""
         for count, chunk in chunks(columns, _CHUNK):
-            self._stage(count, chunk)
+            self._stage(count, chunk, mark)
 
-    def _stage(self, count: int, chunk: bytes) -> None:
+    def _stage(self, count: int, chunk: bytes, mark: str) -> None:
         sink, tag = self._sink, self._sink.shape.tag
         keys = [*sink._keys(self._name.namespace, tag), _staged(tag, str(self._name))]
         fresh = secrets.token_hex(8)
-        arguments = [str(self._name), fresh, f"{self._chunks}:{count}", chunk]
+        arguments = [str(self._name), fresh, f"{self._chunks}{mark}:{count}", chunk]
         with sink.client.errors(f"staging rows of {self._name}"):
             witness = _text(sink.client.run(STAGE, keys, arguments))
         if self._witness not in ("", witness):
