@@ -1,7 +1,7 @@
 """Valkey, which speaks Redis's protocol: one node, or a small cluster, on the loopback.
 
     with valkey.running() as server:          # private, ended on exit
-        server.address()                       # with the password; `url` is without
+        server.url                             # with the password; `address` is without
         server.kill(); server.start()
     with valkey.running(nodes=3, cluster=True) as server: ...
 
@@ -145,13 +145,14 @@ class Node:
 
     @property
     def url(self) -> str:
-        """The address, without the password."""
-        return self._instance.url
-
-    def address(self) -> str:
         """The address with the password, which is the server's own and random."""
         password = (self.directory / "password").read_text()
-        return self.url.replace("//", f"//:{password}@", 1)
+        return self.address.replace("//", f"//:{password}@", 1)
+
+    @property
+    def address(self) -> str:
+        """The address, without the password."""
+        return self._instance.url
 
     @property
     def directory(self) -> Path:
