@@ -1,0 +1,162 @@
+"""Poundlock's MySQL sink beside Spark's own JDBC writer, in one run.
+
+The same files of sensor readings go into a table of MariaDB: by `df.write.jdbc` in a `foreachBatch`,
+as Spark's users have it, which is at least once; and by ours, which is exactly once (append, XA). The
+two alternate in one Spark session on one server, so that whatever slows one slows the other. A first
+round warms the JITs and is not counted.
+
+    python -m benchmarks.mysql --rows 4000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+import uuid
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+RESULTS = Path(__file__).parent / "results"
+TASKS = 2
+SCHEMA = "id string, ts timestamp, temperature double, number bigint"
+TABLE = "(id VARCHAR(20), ts DATETIME(6), temperature DOUBLE, number BIGINT)"
+
+
+def fill(directory: Path, rows: int, per_batch: int) -> None:
+    """Write readings as files, as many for each batch as there are tasks."""
+    each = per_batch // TASKS
+    for index, start in enumerate(range(0, rows, each)):
+        numbers = np.arange(start, min(start + each, rows))
+        table = pa.table(
+            {
+                "id": pa.array([f"s{number % 1000}" for number in numbers]),
+                "ts": pa.array(1_700_000_000_000_000 + numbers * 1000, pa.timestamp("us", "UTC")),
+                "temperature": pa.array(np.round(15 + (numbers % 300) / 10, 1)),
+                "number": pa.array(numbers),
+            }
+        )
+        pq.write_table(table, directory / f"part-{index:05d}.parquet")
+
+
+def ask(server: Any, statement: str) -> Any:
+    import pymysql
+
+    client = pymysql.connect(**server.connect_arguments(), autocommit=True)
+    with closing(client), client.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchall()
+
+
+def run_once(spark: Any, server: Any, source: Path, side: str, rows: int) -> dict[str, Any]:
+    """Send all rows through one side; return seconds and rows per second."""
+    import poundlock as lock
+    from poundlock.sinks import MySQL
+
+    table, checkpoint = f"out_{uuid.uuid4().hex[:12]}", tempfile.mkdtemp(prefix="poundlock-bench-")
+    ask(server, f"CREATE TABLE {table} {TABLE}")
+    frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", TASKS).parquet(str(source))
+    started = time.monotonic()
+    if side == "poundlock":
+        sink = MySQL(table, url=server.secret_url())
+        pipeline = lock.pipeline(frame, name="bench", checkpoint_location=checkpoint).to(sink)
+        running = pipeline.start(availableNow=True)
+    else:
+        running = (
+            frame.writeStream.foreachBatch(_jdbc(server, table))
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+    running.awaitTermination()
+    seconds = time.monotonic() - started
+    written = ask(server, f"SELECT COUNT(*), COUNT(DISTINCT number) FROM {table}")[0]
+    if written != (rows, rows):
+        raise SystemExit(f"{side}: {rows} rows went in, {written} came out")
+    ask(server, f"DROP TABLE {table}")
+    shutil.rmtree(checkpoint)
+    return {"seconds": seconds, "rows_per_second": rows / seconds}
+
+
+def _jdbc(server: Any, table: str) -> Any:
+    to = server.connect_arguments()
+    # By this scheme Spark knows its dialect: with jdbc:mariadb it quotes names as MariaDB cannot read.
+    url = f"jdbc:mysql://{to['host']}:{to['port']}/{to['database']}?permitMysqlScheme"
+    properties = {
+        "user": to["user"],
+        "password": to["password"],
+        "driver": "org.mariadb.jdbc.Driver",
+    }
+
+    def write(frame: Any, batch: int) -> None:
+        frame.write.jdbc(url, table, mode="append", properties=properties)
+
+    return write
+
+
+def compare(server: Any, source: Path, rows: int, rounds: int) -> dict[str, Any]:
+    """Alternate the two sides; the first round warms up."""
+    import poundlock as lock
+    from poundlock import jars
+
+    (driver,) = jars.paths("mysql-jdbc")
+    spark = lock.session(
+        f"local[{TASKS}]",
+        kafka=False,
+        conf={"spark.jars": str(driver), "spark.ui.enabled": "false"},
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    sides, history = ("poundlock", "spark_jdbc"), list[dict[str, Any]]()
+    for number in range(rounds + 1):
+        order = sides if number % 2 == 0 else sides[::-1]
+        taken = {side: run_once(spark, server, source, side, rows) for side in order}
+        history.append(taken)
+        speeds = {side: f"{taken[side]['rows_per_second']:,.0f}" for side in sides}
+        print(f"round {number}{' (warm-up)' if number == 0 else ''}: rows/s {speeds}", flush=True)
+    medians = {
+        side: statistics.median(taken[side]["rows_per_second"] for taken in history[1:])
+        for side in sides
+    }
+    return {
+        "rounds": history,
+        "medians": medians,
+        "ratio_vs_spark_jdbc": medians["poundlock"] / medians["spark_jdbc"],
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rows", type=int, default=2_000_000)
+    arguments.add_argument("--per-batch", type=int, default=500_000)
+    arguments.add_argument("--rounds", type=int, default=4)
+    arguments.add_argument("--out", type=Path, default=RESULTS / "mysql.json")
+    options = arguments.parse_args()
+    from poundlock.servers import mariadb
+
+    with mariadb.running() as server, tempfile.TemporaryDirectory() as directory:
+        print(f"writing {options.rows:,} readings", flush=True)
+        fill(Path(directory), options.rows, options.per_batch)
+        results = compare(server, Path(directory), options.rows, options.rounds)
+    print(f"ratio to Spark's own writer: {results['ratio_vs_spark_jdbc']:.2f}", flush=True)
+    results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": _commit()}
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"written to {options.out}")
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
