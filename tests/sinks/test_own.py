@@ -103,7 +103,7 @@ class TestWriteAhead:
     ) -> None:
         receiver = Receiver(tmp_path / "calls", KeyError("typo"))
         query = into(spark, tmp_path, WriteAhead(receiver, name="out")).start(availableNow=True)
-        with pytest.raises(Exception):  # noqa: B017, PT011 (Spark's own, around ours)
+        with pytest.raises(Exception):  # noqa: B017 (Spark's own, around ours)
             query.awaitTermination()
         assert isinstance(query.error, InDoubt)
         assert "KeyError: 'typo'" in str(query.error)
@@ -188,7 +188,7 @@ class TestSimple:
             .to(Failing("mine"))
             .start(availableNow=True)
         )
-        with pytest.raises(Exception):  # noqa: B017, PT011 (Spark's own, around ours)
+        with pytest.raises(Exception):  # noqa: B017 (Spark's own, around ours)
             query.awaitTermination()
         assert "[sink mine] the sink's own code raised ZeroDivisionError: oops" in str(query.error)
 
