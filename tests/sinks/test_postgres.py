@@ -109,6 +109,11 @@ def db(node: postgres.Node) -> Iterator[Database]:
     database.connection.close()
 
 
+def _keywords(dsn: str) -> str:
+    parts = psycopg.conninfo.conninfo_to_dict(dsn)
+    return " ".join(f"{name}={value}" for name, value in parts.items())
+
+
 def keyed(*rows: tuple[Any, ...], names: str = "k v") -> pa.RecordBatch:
     columns = [list(column) for column in zip(*rows, strict=True)]
     arrays = [pa.array(c, pa.int32() if isinstance(c[0], int) and not isinstance(c[0], bool) else None)
@@ -325,6 +330,15 @@ class TestBadRows:
         receipt = Receipt("t", done.id, 0, Fingerprint(3, 0), done.handle)
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+
+    def test_text_that_is_none(self, db: Database) -> None:
+        db("CREATE TABLE t (a varchar(9), b text)")
+        words = pa.array([b"ok", b"\xff\xfe no"], pa.binary())
+        broken = pa.Array.from_buffers(pa.string(), 2, words.buffers())
+        rows = pa.RecordBatch.from_arrays([broken, broken], ["a", "b"])
+        with pytest.raises(BadRow, match="invalid byte sequence") as caught:
+            db.prepare(db.sink(), rows)
+        assert "0xff" not in str(caught.value)
 
     def test_an_enum_value_is_not_told(self, db: Database) -> None:
         db("CREATE TYPE mood AS ENUM ('sad')")
@@ -633,6 +647,18 @@ class TestTroubles:
         db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
         with pytest.raises(Rejected, match="leaves rows out"):
             db.prepare(db.sink(), keyed((1, "a")))
+
+    def test_a_read_only_server_is_waited_for(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        role = f"options='-c default_transaction_read_only=on' {_keywords(db.dsn)}"
+        for mode in ("prepared", "staged"):
+            sink = db.sink(mode=mode)
+            receipt = db.prepare(sink, keyed((1, "a")), batch=len(mode))
+            blocked = Postgres("t", dsn=role, mode=mode)
+            if mode == "staged":
+                assert blocked.commit([receipt]) == [OPEN]
+            assert sink.commit([receipt]) == [DONE]
+            blocked.close()
 
     def test_less_than_exactly_once_writes_through(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")

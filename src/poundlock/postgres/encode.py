@@ -149,15 +149,18 @@ class Text(Varying):
             zero = zero.to_numpy(zero_copy_only=False)
             if zero.any():
                 return zero, "has a character of code zero, which PostgreSQL cannot hold"
-        if self.longest is not None:
+        if self.longest is None:
+            return None
+        try:
             long = pc.greater(pc.utf8_length(texts), self.longest)
-            if pc.any(long).as_py():
-                # PostgreSQL lets go of blanks at the end.
-                long = pc.greater(pc.utf8_length(pc.utf8_rtrim(texts, " ")), self.longest)
-                long = long.fill_null(False).to_numpy(zero_copy_only=False)
-                if long.any():
-                    return long, f"is longer than {self.longest} characters"
-        return None
+            if not pc.any(long).as_py():
+                return None
+            # PostgreSQL lets go of blanks at the end.
+            long = pc.greater(pc.utf8_length(pc.utf8_rtrim(texts, " ")), self.longest)
+        except pa.ArrowInvalid:
+            return None  # not UTF-8, which the server will say
+        long = long.fill_null(False).to_numpy(zero_copy_only=False)
+        return (long, f"is longer than {self.longest} characters") if long.any() else None
 
     def bytes(self, values: pa.Array) -> pa.Array:
         return _text(values).cast(pa.binary())

@@ -28,7 +28,7 @@ def digits_of(values: pa.Array) -> tuple[Array, int, int, Array]:
         digits = _short(low, negative, padding, count)
     else:
         digits = _long(low, high.view(np.uint64), negative, padding, count)
-    return digits, count - fraction - 1, scale, negative
+    return digits, count - fraction - 1, max(scale, 0), negative
 
 
 def _halves(values: pa.Array) -> tuple[Array, Array, int, int]:

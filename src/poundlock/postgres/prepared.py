@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,16 @@ from psycopg import Connection, errors, sql
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.naming import name_of
 from poundlock.core.protocol import BranchState
-from poundlock.errors import NotAuthorised, Parted, Unavailable
+from poundlock.errors import NotAuthorised, Parted, Rejected, Unavailable
 from poundlock.postgres import witness
 from poundlock.postgres.session import translated
 from poundlock.postgres.target import Target, read_id
 
+logger = logging.getLogger("poundlock")
+
 OPEN = (
-    "SELECT gid, extract(epoch FROM prepared)::float8, owner::text, pg_has_role(owner, 'MEMBER') "
+    "SELECT gid, extract(epoch FROM prepared)::float8, owner::text, "
+    "owner = current_user OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) "
     "FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE 'poundlock.%'"
 )
 
@@ -48,6 +52,9 @@ def commit(
         try:
             with translated(target.sink, receipt.id):
                 states.append(_finish(connection, target, receipt.id, "COMMIT PREPARED"))
+        except Rejected as error:  # a time-out of the role, or a server that is read-only for now
+            logger.warning("sink %s: not committed yet: %s", target.sink, error)
+            states.append(BranchState.PREPARED)
         except Unavailable:
             break
     return states + [BranchState.UNREACHABLE] * (len(receipts) - len(states))

@@ -189,7 +189,7 @@ def _safe(error: psycopg.Error) -> str:
     """The server's message without what could be a value of a row."""
     text = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
     if (error.sqlstate or "").startswith("22"):
-        text = re.sub(r'"[^"]*"', '"..."', text.split(': "')[0])
+        text = re.sub(r'"[^"]*"', '"..."', text.split(": ")[0])
     where = [
         f"{word} {name}"
         for word, name in (

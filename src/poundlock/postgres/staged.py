@@ -27,6 +27,8 @@ _AGAIN = (  # somebody was in the way for a moment: the same move may be tried a
     errors.LockNotAvailable,
     errors.DeadlockDetected,
     errors.SerializationFailure,
+    errors.QueryCanceled,  # by a time-out of the role
+    errors.ReadOnlySqlTransaction,  # a standby, until it is promoted
 )
 
 

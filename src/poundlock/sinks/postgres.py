@@ -282,6 +282,11 @@ class Postgres(Participant):
                 warnings.append(
                     f"the server runs with {name} = off: what it acknowledges can be lost"
                 )
+        found = connection.execute(
+            "SELECT relpersistence = 'u' FROM pg_class WHERE oid = %s", [table.oid]
+        ).fetchone()
+        if found and found[0]:
+            warnings.append("the table is unlogged: a crash of the server empties it")
         if self.mode is Mode.STAGED and self._types:
             rehearsed = hurdles(self.target, table, tuple(self._types))
             if rehearsed:
