@@ -99,3 +99,20 @@ def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
         guarantee.require(strong)
     guarantee.require(weak)
     guarantee.require(guarantee.state("s", replayable=True, sinks=[sink("o", Commitment.LOGGED)]))
+
+
+def test_a_sink_that_was_asked_by_name_for_more_than_its_kind_gives_is_refused() -> None:
+    logged = sink("out", Commitment.LOGGED)
+    logged.asked = Semantic.EXACTLY_ONCE
+    with pytest.raises(UsageError, match=r"gives at least once: rows are kept .* may send them"):
+        guarantee.require(guarantee.state("s", replayable=True, sinks=[logged]))
+    straight = sink("out", Commitment.STAGED, Semantic.AT_LEAST_ONCE)
+    straight.asked = Semantic.EXACTLY_ONCE
+    with pytest.raises(UsageError, match="gives at least once: rows written before a crash"):
+        guarantee.require(guarantee.state("s", replayable=True, sinks=[straight]))
+
+
+def test_a_logged_sink_may_stand_over_a_source_that_cannot_be_replayed() -> None:
+    statement = guarantee.state("socket", replayable=False, sinks=[sink("o", Commitment.LOGGED)])
+    guarantee.require(statement)
+    assert statement.guarantee is Guarantee.AT_MOST_ONCE
