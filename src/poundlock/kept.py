@@ -1,5 +1,6 @@
 """Rows kept beside the log, for systems that cannot hold a branch themselves.
 
+    ROWS/SINK/.NAME.tmp       a branch that is being written, or was when its task died
     ROWS/SINK/NAME.arrow      a prepared branch: its rows, as an Arrow stream
     ROWS/SINK/NAME.sent       the witness that it was sent
     ROWS/SINK/NAME.aborted    the witness that it was not, and never will be
@@ -30,7 +31,7 @@ from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
 from poundlock.errors import Unavailable, UsageError
 
-_KEPT, _SENT, _ABORTED = ".arrow", ".sent", ".aborted"
+_ASIDE, _KEPT, _SENT, _ABORTED = ".tmp", ".arrow", ".sent", ".aborted"
 _STATES = {_KEPT: BranchState.PREPARED, _SENT: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
 
 
@@ -50,26 +51,41 @@ class Shelf:
 
     def states(self) -> dict[str, BranchState]:
         """Say how far each branch on the shelf is. A witness counts more than the rows."""
+        files = self._files()
+        states: dict[str, BranchState] = {}
+        for suffix in (_KEPT, _ABORTED, _SENT):
+            for file in files:
+                if file.endswith(suffix) and not file.startswith("."):
+                    states[file.removesuffix(suffix)] = _STATES[suffix]
+        return states
+
+    def unfinished(self) -> list[str]:
+        """Name the branches that are being written, or were when their tasks died."""
+        return [
+            file[1:].removesuffix(_ASIDE)
+            for file in self._files()
+            if file.startswith(".") and file.endswith(_ASIDE)
+        ]
+
+    def _files(self) -> list[str]:
         system, root = self._open()
         with reachable(self.uri):
             found = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
-        states: dict[str, BranchState] = {}
-        for suffix in (_KEPT, _ABORTED, _SENT):
-            for entry in found:
-                if entry.base_name.endswith(suffix) and not entry.base_name.startswith("."):
-                    states[entry.base_name.removesuffix(suffix)] = _STATES[suffix]
-        return states
+        return [entry.base_name for entry in found]
 
     def settle(self, name: str, *, sent: bool) -> None:
         """Leave the witness, then drop the rows: in this order, or a crash would lose both."""
         self._put(f"{name}{_SENT if sent else _ABORTED}")
-        self.drop(name, _KEPT)
+        self.drop(name)
 
     def drop(self, name: str, *suffixes: str) -> None:
+        """Delete the rows of a branch, finished or not, or the files with these suffixes."""
         system, root = self._open()
-        for suffix in suffixes or (_KEPT, _SENT, _ABORTED):
+        for suffix in suffixes or (_KEPT,):
             with reachable(self.uri), contextlib.suppress(FileNotFoundError):
                 system.delete_file(f"{root}/{name}{suffix}")
+        with reachable(self.uri), contextlib.suppress(FileNotFoundError):
+            system.delete_file(f"{root}/.{name}{_ASIDE}")
 
     def _put(self, file: str) -> None:
         system, root = self._open()
@@ -90,7 +106,7 @@ class ShelfWriter:
 
     def __init__(self, shelf: Shelf, name: str):
         self._system, root = shelf._open()
-        self._aside, self._final = f"{root}/.{name}.tmp", f"{root}/{name}{_KEPT}"
+        self._aside, self._final = f"{root}/.{name}{_ASIDE}", f"{root}/{name}{_KEPT}"
         self._uri = shelf.uri
         with reachable(self._uri):
             self._stream = self._system.open_output_stream(self._aside)
@@ -167,10 +183,17 @@ class KeptBranches(Participant):
         return [states[receipt.id] for receipt in receipts]
 
     def find(self, namespace: Namespace) -> list[Stray]:
+        kept = [name for name, state in self._mine(namespace) if state is BranchState.PREPARED]
+        parsed = (parse_name(name) for name in self.shelved.unfinished())
+        begun = [
+            name
+            for name in parsed
+            if name is not None and (name.namespace, name.sink) == (namespace, self.name)
+        ]
         return [
-            Stray(self.name, str(name), name.generation, "kept")
-            for name, state in self._mine(namespace)
-            if state is BranchState.PREPARED
+            Stray(self.name, str(name), name.generation, state)
+            for state, names in (("kept", kept), ("unfinished", begun))
+            for name in names
         ]
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
@@ -187,7 +210,7 @@ class KeptBranches(Participant):
     def prune(self, namespace: Namespace, floor: int) -> None:
         for name, state in self._mine(namespace):
             if state is not BranchState.PREPARED and name.batch < floor:
-                self.shelved.drop(str(name))
+                self.shelved.drop(str(name), _KEPT, _SENT, _ABORTED)
 
     def _mine(self, namespace: Namespace) -> list[tuple[BranchName, BranchState]]:
         found = ((parse_name(name), state) for name, state in self.shelved.states().items())

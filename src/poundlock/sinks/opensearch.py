@@ -291,7 +291,7 @@ class OpenSearch(KeptBranches):
     def _forget(self, branches: Any) -> None:
         if self._needs_one_row_per_id:
             for branch in branches:
-                self.ids.drop(branch, ".arrow")
+                self.ids.drop(branch)
 
 
 class Elasticsearch(OpenSearch):
@@ -328,9 +328,10 @@ class KeptDocuments(KeptWriter):
             self._hashes.write(rows.select(["hash"]))
 
     def prepare(self) -> PreparedBranch | None:
+        prepared = super().prepare()
         if self._hashes is not None:
-            self._hashes.finish()  # before the rows: a branch that is found is complete
-        return super().prepare()
+            self._hashes.finish()  # after the rows: whoever sweeps those sweeps these
+        return prepared
 
     def abort(self) -> None:
         super().abort()
