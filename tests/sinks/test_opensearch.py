@@ -204,8 +204,11 @@ class TestRefusals:
     def test_the_others_of_a_request_are_there(self, make: Any, eyes: Any) -> None:
         sink = make({"properties": {"v": {"type": "long"}}})
         receipt = kept(sink, rows(["a", "b", "c"], [1, "many", 3]))
-        with pytest.raises(InDoubt, match=r"refuses 1 of its documents: 'b': 400 mapper_parsing"):
+        with pytest.raises(
+            InDoubt, match="refuses 1 of its documents: 'b': 400 mapper_p"
+        ) as raised:
             sink.commit([receipt])
+        assert "many" not in str(raised.value)  # no error carries data
         assert found(eyes, sink) == {"a": 1, "c": 3}
 
     def test_an_index_that_takes_no_writes_now_is_waited_for(self, make: Any, eyes: Any) -> None:

@@ -236,6 +236,17 @@ class TestTheTarget:
         receipt = staged(sink, {"key": ["a", "b"], ".x": ["1", "2"]})
         assert sink.check([receipt]) == ["key p:b is of type string, but the sink needs hash"]
 
+    def test_keys_that_are_not_text_are_told_too(self, make: Any, server: valkey.Node) -> None:
+        wild = b"\xff\n" * 100
+        redis.Redis.from_url(server.url).set(b"p:" + wild, "text")
+        sink = make(key="id", prefix="p:")
+        rows = {"key": pa.array([wild], pa.binary()), ".x": pa.array(["1"])}
+        receipt = staged(sink, rows)
+        (reason,) = sink.check([receipt])
+        assert reason and reason.endswith("... is of type string, but the sink needs hash")
+        with pytest.raises(InDoubt, match="is of type string"):
+            sink.commit([receipt])
+
     @pytest.mark.parametrize(("value", "fits"), [("12", True), ("1.5", False), ("many", False)])
     def test_a_counter_that_is_no_number(
         self, make: Any, eyes: Any, value: str, fits: bool
@@ -341,6 +352,30 @@ class TestTheWitness:
 
 
 class TestTheServer:
+    def test_one_that_is_killed_in_the_middle_of_a_move(self) -> None:
+        texts = [str(number) for number in range(30_000)]
+        ones = pa.RecordBatch.from_pydict({"key": texts, "value": [1] * len(texts)})
+        cut = 0
+        with valkey.running() as node:
+            for batch in range(4):
+                sink = Redis(
+                    url=node.url, name="out", hash="h", field="id", value="n", operation="increment"
+                )
+                receipts = [staged(sink, ones, task, batch) for task in range(2)]
+                killer = threading.Timer(0.1 + 0.2 * batch, node.kill)
+                killer.start()
+                try:
+                    sink.commit(receipts)
+                except Unavailable:
+                    cut += 1
+                killer.join()
+                node.start()
+                sink.close()
+                assert sink.commit(receipts) == [DONE, DONE]
+                found = redis.Redis.from_url(node.url).hvals("h")
+                assert len(found) == len(texts) and set(found) == {str(2 * batch + 2).encode()}
+        assert cut  # or nothing was tried
+
     def test_settings_that_lose_data_are_warned_of(self) -> None:
         settings = {"appendonly": "no", "maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
         with valkey.running(settings=settings) as node:

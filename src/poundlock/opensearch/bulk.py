@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ logger = logging.getLogger("poundlock")
 _BYTES = pa.large_binary()
 _TOLD = 5  # refused documents that an error names
 _LONGEST = 200  # letters of each reason
+_PREVIEW = re.compile(r"\.? Preview of field's value: .*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -216,10 +218,12 @@ def _passing(result: Any) -> bool:
 
 
 def _reason(result: Any) -> str:
+    """Say why, without the value that the server shows: no error of ours carries data."""
     error = result.get("error") or {}
-    texts = [error.get("reason", ""), (error.get("caused_by") or {}).get("reason", "")]
-    text = ": ".join(text for text in texts if text) or "no reason given"
-    return f"{result['status']} {error.get('type', '')}: {text}"[:_LONGEST]
+    text = _PREVIEW.sub("", error.get("reason") or "no reason given")
+    cause = (error.get("caused_by") or {}).get("type")
+    because = f" ({cause})" if cause else ""
+    return f"{result['status']} {error.get('type', '')}: {text[:_LONGEST]}{because}"
 
 
 def refusal(refused: Sequence[Refused], branch: str, index: str, sink: str) -> InDoubt:

@@ -120,10 +120,14 @@ local TYPES = {
   key_hash = 'hash', key_add = 'string',
 }
 
+local function shown(key) -- in a message
+  return #key > 100 and string.sub(key, 1, 100) .. '...' or key
+end
+
 local function misfit(key)
   local is = redis.call('TYPE', key)['ok']
   if is ~= 'none' and is ~= TYPES[kind] then
-    return 'key ' .. key .. ' is of type ' .. is .. ', but the sink needs ' .. TYPES[kind]
+    return 'key ' .. shown(key) .. ' is of type ' .. is .. ', but the sink needs ' .. TYPES[kind]
   end
 end
 
@@ -147,19 +151,19 @@ local function problem_at_target()
       local key = shape.prefix .. items[base + 1]
       problem = problem or misfit(key)
       if not problem and kind == 'key_add' then
-        problem = not_a_number(redis.call('GET', key), 'key ' .. key)
+        problem = not_a_number(redis.call('GET', key), 'key ' .. shown(key))
       end
     end)
     return problem
   end
   problem = misfit(target)
   if not problem and kind == 'counter' then
-    problem = not_a_number(redis.call('GET', target), 'key ' .. target)
+    problem = not_a_number(redis.call('GET', target), 'key ' .. shown(target))
   elseif not problem and kind == 'hash_add' and not moving then
     each_row(function(items, base)
       local field = items[base + 1]
       problem = problem
-        or not_a_number(redis.call('HGET', target, field), 'field ' .. field .. ' of ' .. target)
+        or not_a_number(redis.call('HGET', target, field), 'field ' .. shown(field) .. ' of ' .. shown(target))
     end)
   end
   return problem
@@ -212,7 +216,7 @@ local function add(command, read, write, delete, key, field, amount)
     answer = redis.pcall(command, key, amount)
   end
   if type(answer) == 'table' and answer.err then
-    failed = 'adding to key ' .. key .. (field and (', field ' .. field) or '') .. ' fails: '
+    failed = 'adding to key ' .. shown(key) .. (field and (', field ' .. shown(field)) or '') .. ' fails: '
       .. answer.err
   end
 end

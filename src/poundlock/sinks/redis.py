@@ -458,7 +458,7 @@ def _mine(fields: Any) -> list[BranchName]:
 
 
 def _text(answer: Any) -> str:
-    return answer.decode() if isinstance(answer, bytes) else str(answer)
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
 
 
 def _pairs(answer: Any) -> dict[str, str]:
