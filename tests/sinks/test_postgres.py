@@ -11,6 +11,7 @@ import pickle
 import random
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
@@ -695,6 +696,35 @@ class TestTroubles:
                 pool.map(lambda task: db.prepare(sink, keyed((task, "a")), task), range(6))
             )
         assert sink.commit(receipts) == [DONE] * 6
+
+
+class TestTheServer:
+    def test_data_and_address_outlive_kill_and_stop(self, tmp_path: Path) -> None:
+        with postgres.running(tmp_path) as server:
+            address = server.url
+            with psycopg.connect(server.dsn(), autocommit=True) as connection:
+                connection.execute("CREATE TABLE kept AS SELECT 1 AS n")
+            server.kill()
+            assert not server.running()
+            server.start()
+            server.stop()
+            server.start()
+            assert server.url == address
+            with psycopg.connect(server.dsn()) as connection:
+                assert connection.execute("SELECT n FROM kept").fetchone() == (1,)
+                assert connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
+                assert connection.execute("SHOW fsync").fetchone() == ("on",)
+            password = (tmp_path / "password").read_text()
+            assert password not in server.url and password in server.dsn()
+            assert (tmp_path / "password").stat().st_mode & 0o777 == 0o600
+            wrong = server.dsn().replace(password, "guessed")
+            with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+                psycopg.connect(wrong)
+
+    def test_binaries_of_the_machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("POUNDLOCK_POSTGRES_BIN", str(tmp_path))
+        with pytest.raises(UsageError, match="no initdb"):
+            postgres.binaries()
 
 
 def test_a_receipt_is_plain_json_without_rows_or_secrets(db: Database) -> None:
