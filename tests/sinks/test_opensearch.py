@@ -278,6 +278,14 @@ class _Busy:
 class TestPreflight:
     COLUMNS = {"id": Column("id", "string"), "v": Column("v", "bigint")}  # noqa: RUF012
 
+    def test_the_frame_gives_what_the_writer_takes(self) -> None:
+        plain = OpenSearch("i", url="http://localhost", id="id")
+        assert list(plain.project(self.COLUMNS)) == ["id", "hash", "document"]
+        versioned = OpenSearch("i", url="http://localhost", id="id", version="v")
+        wanted = versioned.project(self.COLUMNS)
+        assert list(wanted) == ["id", "version", "document"]
+        assert "'v', v" in wanted["document"]
+
     def test_a_strict_mapping_names_what_it_lacks(self, make: Any) -> None:
         sink = make({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
         sink.project(self.COLUMNS)

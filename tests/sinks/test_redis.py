@@ -150,6 +150,38 @@ class TestShapes:
         assert not ours(eyes)
 
 
+class TestProject:
+    COLUMNS = {  # noqa: RUF012
+        "id": Column("id", "string"),
+        "n": Column("n", "int"),
+        "at": Column("at", "timestamp"),
+        "tags": Column("tags", "array<string>"),
+    }
+
+    @pytest.mark.parametrize(
+        ("options", "wanted"),
+        [
+            ({"hash": "h", "field": "id", "value": "n"}, ["key", "value"]),
+            (
+                {"hash": "h", "field": "id", "value": "n", "order_by": "at"},
+                ["key", "value", "order"],
+            ),
+            ({"key": "id"}, ["key", ".n", ".at", ".tags"]),
+            ({"key": "id", "value": "json"}, ["key", "value"]),
+            ({"list": "l", "value": "tags"}, ["value"]),
+            ({"stream": "s"}, [".id", ".n", ".at", ".tags"]),
+            ({"counter": "c", "value": "n"}, ["value"]),
+        ],
+    )
+    def test_each_shape_asks_for_its_columns(self, options: Any, wanted: list[str]) -> None:
+        assert list(Redis(url="redis://nowhere", **options).project(self.COLUMNS)) == wanted
+
+    def test_only_what_can_be_ordered_orders(self) -> None:
+        sink = Redis(url="redis://nowhere", hash="h", field="id", value="n", order_by="tags")
+        with pytest.raises(UsageError, match="order needs an integer, a date or a timestamp"):
+            sink.project(self.COLUMNS)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "says"),

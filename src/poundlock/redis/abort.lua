@@ -9,8 +9,10 @@ for i = 3, #KEYS do
   local branch = ARGV[i - 1]
   redis.call('HSETNX', KEYS[1], branch, 'aborted')
   answers[i - 2] = redis.call('HGET', KEYS[1], branch)
-  -- Also of a committed branch: what stands there now was staged by a zombie afterwards.
-  redis.call('UNLINK', KEYS[i])
-  redis.call('SREM', KEYS[2], branch)
+  if answers[i - 2] ~= 'moving' then -- a person will want to see what it was
+    -- Also of a committed branch: what stands there now was staged by a zombie afterwards.
+    redis.call('UNLINK', KEYS[i])
+    redis.call('SREM', KEYS[2], branch)
+  end
 end
 return answers

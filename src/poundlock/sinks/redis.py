@@ -42,7 +42,14 @@ from poundlock.core.participant import (
     Writer,
 )
 from poundlock.core.protocol import BranchState
-from poundlock.errors import BadRow, NotAuthorised, PoundlockError, PromiseBroken, UsageError
+from poundlock.errors import (
+    BadRow,
+    NotAuthorised,
+    PoundlockError,
+    PromiseBroken,
+    Rejected,
+    UsageError,
+)
 from poundlock.redis.client import ABORT, MOVE, STAGE, Client
 from poundlock.redis.pack import as_bytes, chunks
 from poundlock.redis.shape import Shape, chosen, project
@@ -369,7 +376,7 @@ class RedisWriter(Writer):
         with sink.client.errors(f"staging rows of {self._name}"):
             witness = _text(sink.client.run(STAGE, keys, arguments))
         if self._witness not in ("", witness):
-            raise UsageError(
+            raise Rejected(
                 "the witness was deleted while rows were staged: somebody emptied the database, or "
                 "the server evicts keys. Set maxmemory-policy noeviction",
                 sink=sink.name,
@@ -431,7 +438,7 @@ class RedisWriter(Writer):
         try:
             (state,) = self._sink.commit([receipt])
             if state is not BranchState.COMMITTED:
-                raise UsageError(f"the rows were not written: {state.name}", sink=self._sink.name)
+                raise Rejected(f"the rows were not written: {state.name}", sink=self._sink.name)
         except PoundlockError as error:
             if self._sink.semantic is not Semantic.NONE:
                 raise
