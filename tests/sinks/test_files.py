@@ -294,9 +294,33 @@ class TestTwoDrivers:
         writer = begin(sink, 0)
         writer.write(rows([1], ["a"]))
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
-        with pytest.raises((Rejected, FileNotFoundError)):
+        with pytest.raises(Rejected, match="taken away"):
             writer.prepare()
         assert list((tmp_path / "out").rglob("*.parquet")) == []
+        assert sink.find(OURS) == []
+
+    def test_a_zombie_task_that_had_written_nothing_yet(self, tmp_path: Path) -> None:
+        sink = made(tmp_path / "out")
+        writer = begin(sink, 0)
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        writer.write(rows([1], ["a"]))
+        with pytest.raises(Rejected, match="was aborted while it was written"):
+            writer.prepare()
+        assert list((tmp_path / "out").rglob("*.parquet")) == []
+        assert sink.find(OURS) == []
+
+    def test_files_that_were_lost_and_come_back_stay_lost(self, tmp_path: Path) -> None:
+        sink = made(tmp_path / "out")
+        receipt = prepare(sink, 0, rows([1], ["a"]))
+        taken = [path for path in (tmp_path / "out").rglob(f"*{receipt.id}*") if path.is_file()]
+        contents = {path: path.read_bytes() for path in taken}
+        for path in taken:
+            path.unlink()
+        assert sink.commit([receipt]) == [BranchState.ABORTED]
+        for path, content in contents.items():  # somebody restores a backup
+            path.write_bytes(content)
+        assert made(tmp_path / "out").commit([receipt]) == [BranchState.ABORTED]
+        assert committed(tmp_path / "out") == []
 
 
 class TestBadInput:

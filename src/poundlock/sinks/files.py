@@ -439,6 +439,16 @@ class FilesWriter(Writer):
         file.close()
 
     def prepare(self) -> PreparedBranch | None:
+        try:
+            return self._prepare()
+        except FileNotFoundError as error:
+            self.abort()
+            raise Rejected(
+                f"branch {self._name}: its files were taken away while it was written ({error})",
+                sink=self._sink.name,
+            ) from error
+
+    def _prepare(self) -> PreparedBranch | None:
         with reachable(self._sink.place):
             for directory in list(self._open):
                 self._close_one(directory)
