@@ -204,6 +204,25 @@ class TestEveryTypeArrivesAsItWas:
         assert sink.commit([receipt]) == [DONE]
         assert place.ask("SELECT * FROM t ORDER BY big IS NULL, flag DESC") == expected()
 
+    @BOTH
+    @pytest.mark.parametrize("loads", [True, False], ids=["load", "insert"])
+    def test_in_pieces(
+        self, place: Place, mode: str, loads: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from poundlock.mysql import writer
+
+        monkeypatch.setattr(writer, "_LOADED", 1000)
+        monkeypatch.setattr(writer, "_INSERTED", 1000)
+        place.ask("CREATE TABLE t (n INT, b BLOB)")
+        sink = place.sink(mode=mode)
+        sink.loads = loads
+        receipt = prepare(sink, {"n": list(range(50)), "b": [bytes([n]) * 100 for n in range(50)]})
+        assert sink.commit([receipt]) == [DONE]
+        assert place.rows(what="n, LENGTH(b)") == sorted([(n, 100) for n in range(50)], key=repr)
+        bad = {"n": [1] * 30 + [2**40] + [1] * 19, "b": [b"x" * 100] * 50}
+        error = refused(sink, pa.RecordBatch.from_pydict(bad))
+        assert isinstance(error, BadRow) and set(error.rows) == ({30} if loads else set())
+
     def test_names_that_need_quoting(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE `we``ird 'x` (`a b``c` INT, `%s` VARCHAR(5), PRIMARY KEY (`a b``c`))"

@@ -32,6 +32,7 @@ from poundlock.mysql.link import (
     Link,
     code_of,
     connect,
+    connect_arguments,
     drop,
     run,
     said,
@@ -55,9 +56,7 @@ class MySQLBranches(Participant):
     """All but the frame's and the server's looking over; see `poundlock.sinks.mysql`."""
 
     url: str
-    database: str
     table: str
-    witness: Witness
     key: tuple[str, ...]
     delete: str | None
     order_by: str | None
@@ -67,7 +66,8 @@ class MySQLBranches(Participant):
     connections: int | None
     known: Target | None
 
-    def __init__(self) -> None:
+    def __init__(self, database: str | None, witness_database: str | None) -> None:
+        self._database, self._witness_database = database, witness_database
         self._links: list[Link] = []
         self._lock = threading.Lock()
 
@@ -76,6 +76,23 @@ class MySQLBranches(Participant):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state | {"_links": [], "_lock": threading.Lock()})
+
+    @property
+    def database(self) -> str:
+        """The target's database: as it was named, or else the address's."""
+        if self._database is None:
+            self._database = connect_arguments(self.url)["database"]
+        if self._database is None:
+            raise UsageError(
+                f"which database is table {self.table!r} in? Name it in the url, or as "
+                "'database.table'",
+                sink=self.name,
+            )
+        return self._database
+
+    @property
+    def witness(self) -> Witness:
+        return Witness(self._witness_database or self.database)
 
     # For the writers.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 logger = logging.getLogger("poundlock")
 
-_AT_ONCE = 8 << 20  # bytes of one INSERT: below what servers take by default
+# Bytes of one statement: far below what Arrow's offsets can count, and what servers take by default.
+_LOADED, _INSERTED = 64 << 20, 2 << 20
 _DETACH_S = 20  # how long a prepared branch may hang on the connection of a task that vanished
 # The types of a column that orders rows but is not the target's.
 _ORDERS: tuple[tuple[Any, str], ...] = (
@@ -186,23 +188,23 @@ class RowWriter(Writer):
 
     def _send(self, rows: pa.RecordBatch) -> None:
         table = self._stage if self._aside else self._sink.into
-        if not self._sink.loads:
-            self._insert(rows, table)
-            return
-        spelled = text.spell(rows, self._columns)
-        statement, payload = spelled.load(table)
-        link = self._open_link
-        link.payload = payload
-        try:
-            taken = links.changed(link, statement)
-        finally:
-            link.payload = None
-        if link.warnings or taken != spelled.count:
-            self._complain(links.wrong_rows(link), spelled.count - taken)
+        for start, piece in _pieces(rows, _LOADED if self._sink.loads else _INSERTED):
+            spelled, link = text.spell(piece, self._columns), self._open_link
+            if self._sink.loads:
+                statement, link.payload = spelled.load(table)
+                try:
+                    taken = links.changed(link, statement)
+                finally:
+                    link.payload = None
+            else:  # the server takes no LOAD DATA LOCAL
+                head, values = spelled.insert(table)
+                taken = link.query(head.encode() + bytes(values))
+            if link.warnings or taken != len(piece):
+                self._complain(links.wrong_rows(link), start, len(piece) - taken)
 
-    def _complain(self, wrong: dict[int, str], missing: int) -> None:
+    def _complain(self, wrong: dict[int, str], start: int, missing: int) -> None:
         """The server read on after a bad row, as it does with LOCAL: now all of them are told."""
-        rows = {index: reason for index, reason in wrong.items() if index >= 0}
+        rows = {start + index: reason for index, reason in wrong.items() if index >= 0}
         if rows:
             raise BadRow(self._bad(rows), sink=self._sink.name, rows=rows)
         if wrong or missing:
@@ -212,18 +214,6 @@ class RowWriter(Writer):
                 "send them elsewhere with on_bad_row=",
                 sink=self._sink.name,
             )
-
-    def _insert(self, rows: pa.RecordBatch, table: str) -> None:
-        """By INSERT, where the server takes no LOAD DATA LOCAL."""
-        head, values = text.spell(rows, self._columns).insert(table)
-        if len(values) > _AT_ONCE and len(rows) > 1:
-            half = len(rows) // 2
-            self._insert(rows.slice(0, half), table)
-            self._insert(rows.slice(half), table)
-            return
-        taken = self._open_link.query(head.encode() + bytes(values))
-        if self._open_link.warnings or taken != len(rows):
-            self._complain(links.wrong_rows(self._open_link), len(rows) - taken)
 
     # The end.
 
@@ -291,6 +281,16 @@ class RowWriter(Writer):
             with contextlib.suppress(Exception):
                 run(link, statement)
         self._close()
+
+
+def _pieces(rows: pa.RecordBatch, most: int, start: int = 0) -> Iterator[tuple[int, Any]]:
+    """Cut rows into pieces of at most so many bytes, each with the number of its first row."""
+    if rows.nbytes <= most or len(rows) < 2:
+        yield start, rows
+        return
+    half = len(rows) // 2
+    yield from _pieces(rows.slice(0, half), most, start)
+    yield from _pieces(rows.slice(half), most, start + half)
 
 
 def _order_column(sink: MySQLBranches, kind: Any) -> TargetColumn:

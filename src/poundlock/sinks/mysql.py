@@ -15,7 +15,6 @@ from poundlock.core.model import checked_name
 from poundlock.core.participant import Column, Commitment, Semantic
 from poundlock.core.site import Site
 from poundlock.errors import NotAuthorised, UsageError
-from poundlock.mysql.branches import Witness
 from poundlock.mysql.driver import AT_ONCE, MySQLBranches
 from poundlock.mysql.link import Link, connect_arguments, run
 from poundlock.mysql.move import DELETE, ORDER
@@ -69,8 +68,8 @@ class MySQL(MySQLBranches):
         connections: int | None = None,
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
     ):
-        super().__init__()
         database, _, own = table.rpartition(".")
+        super().__init__(database or None, witness_database)
         self.name = checked_name("sink name", name or own)
         self.url = url
         self.table = own
@@ -82,9 +81,10 @@ class MySQL(MySQLBranches):
         if lock_timeout <= 0:
             raise UsageError("lock_timeout must be more than 0 seconds", sink=self.name)
         self._check_arguments()
-        self.database = database or self._own_database()
-        quoted(self.database, self.table)
-        self.witness = Witness(witness_database or self.database)
+        quoted(self.table)
+        if not url.startswith(("env:", "file:")):  # those are read when they are needed
+            connect_arguments(url)
+            quoted(self.database, self.witness.database)
         self.known: Target | None = None
         self.loads = True
         self.chosen = mode or ("staged" if self.key else "xa")
@@ -110,22 +110,12 @@ class MySQL(MySQLBranches):
                 sink=self.name,
             )
 
-    def _own_database(self) -> str:
-        found = connect_arguments(self.url)["database"]
-        if not found:
-            raise UsageError(
-                f"which database is table {self.table!r} in? Name it in the url, or as "
-                "'database.table'",
-                sink=self.name,
-            )
-        return found
-
     @property
     def commitment(self) -> Commitment:  # pyright: ignore[reportIncompatibleVariableOverride]
         return Commitment.STAGED if self.chosen == "staged" else Commitment.TRANSACTIONAL
 
     def reader_needs(self) -> str:
-        return "nothing (READ COMMITTED or stricter, as is the default)"
+        return "nothing"
 
     # What the frame must have.
 
