@@ -599,6 +599,33 @@ class TestEndings:
         close()
         assert sink.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
 
+    def test_a_task_that_vanished_does_not_keep_its_branch(
+        self, plain: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A machine that goes away does not close its connections: the server does, soon."""
+        from poundlock.mysql import writer as module
+
+        monkeypatch.setattr(module, "_DETACH_S", 1)
+        sink = plain.sink(mode="xa")
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        writer._close = lambda: None
+        made = writer.prepare()
+        receipt = Receipt(sink.name, made.id, 0, Fingerprint(1, 0), made.handle)
+        states = [sink.commit([receipt]) for _ in range(3)]
+        assert states[-1] == [DONE] and plain.rows() == [(1,)]
+
+    def test_a_crash_leaves_the_witness_locked(self, plain: Place, server: mariadb.MariaDB) -> None:
+        """Or a tombstone would prove a prepared branch aborted."""
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        sink.close()
+        server.kill()
+        server.start()
+        with sink._borrowed() as link:
+            assert sink._proven(link, receipt) is OPEN
+        assert sink.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
+
     def test_a_branch_that_was_never_prepared_is_open_until_it_is_gone(self, plain: Place) -> None:
         """A tombstone must not be mistaken for proof while the witness is only locked."""
         sink = plain.sink(mode="xa")
