@@ -131,8 +131,10 @@ def move(
     columns: Sequence[str],
     *,
     late: bool = False,
-) -> None:
+) -> dict[str, int]:
     """Move the rows of these staging tables into the target, in the transaction that is open.
+
+    Return how many each had; of appended rows, how many the target took.
 
     `late`: other branches of the batch went before. Then the order column decides between a row of
     theirs and one of these as well.
@@ -145,14 +147,17 @@ def move(
         sql.SQL(" OVERRIDING SYSTEM VALUE" if always else ""),
     )
     if not target.key:
-        for branch in branches:
-            connection.execute(
+        return {
+            branch: connection.execute(
                 sql.SQL("{} SELECT {} FROM {}").format(
                     into, _names(written), target.staging(branch)
                 )
-            )
-        return
+            ).rowcount
+            for branch in branches
+        }
+    rows = count(connection, target, branches)
     connection.execute(_upsert(target, table, branches, written, into, FLAG in columns, late))
+    return rows
 
 
 def _upsert(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from psycopg import Connection, errors
 
 from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState
-from poundlock.errors import BadRow, InDoubt, Parted, PromiseBroken, Unavailable
+from poundlock.errors import BadRow, InDoubt, Parted, PromiseBroken, Rejected, Unavailable
 from poundlock.postgres import witness
 from poundlock.postgres.catalog import read_table
 from poundlock.postgres.move import (
-    count,
     drop,
     has_duplicates,
     hurdles,
@@ -54,7 +53,13 @@ def check(
     if in_the_way:
         with connection.transaction(force_rollback=True):
             connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
-            move(connection, target, table, branches, columns)
+            moved = move(connection, target, table, branches, columns)
+            for branch, given, taken in _differing(receipts, moved):
+                raise Rejected(
+                    f"branch {branch} has {given} rows, and the target would take {taken}: a trigger "
+                    "or a rule leaves rows out, so that nobody could tell what was written",
+                    sink=target.sink,
+                )
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     return answers
 
@@ -113,21 +118,30 @@ def _move_claimed(
     if lost:
         witness.set_aborted(connection, target, lost)
     if there:
-        expected = {receipt.id: receipt.fingerprint.rows for receipt in receipts}
-        for branch, rows in count(connection, target, there).items():
-            if rows != expected[branch]:
-                raise PromiseBroken(
-                    f"branch {branch} was decided with {expected[branch]} rows, but its staging "
-                    f"table {target.witness_schema}.{staging_name(branch)} holds {rows}: somebody "
-                    "changed it. Nothing was moved. Drop that table, and the rows are computed again",
-                    sink=target.sink,
-                )
         table = read_table(connection, target.schema, target.table)
         columns = _columns(target, staged, there)
         late = len(claimed) < len(receipts)
-        move(connection, target, table, there, columns, late=late)
+        moved = move(connection, target, table, there, columns, late=late)
+        for branch, decided, rows in _differing(receipts, moved):
+            raise PromiseBroken(
+                f"branch {branch} was decided with {decided} rows, but its staging table "
+                f"{target.witness_schema}.{staging_name(branch)} holds, or the target took, {rows}: "
+                "somebody changed it, or made a trigger or rule that leaves rows out. Nothing was "
+                "moved. Take that away; or drop the staging table, and its rows are computed again",
+                sink=target.sink,
+            )
         drop(connection, target, there)
     return dict.fromkeys(there, BranchState.COMMITTED) | dict.fromkeys(lost, BranchState.ABORTED)
+
+
+def _differing(
+    receipts: Sequence[Receipt], moved: Mapping[str, int]
+) -> Iterator[tuple[str, int, int]]:
+    """Yield each branch of which not all rows were moved, or more than all."""
+    for receipt in receipts:
+        expected, rows = receipt.fingerprint.rows, moved.get(receipt.id)
+        if rows is not None and rows != expected:
+            yield receipt.id, expected, rows
 
 
 def _without_moving(
