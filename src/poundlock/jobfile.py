@@ -25,7 +25,7 @@ def load(path: Path) -> Callable[[Any, Sequence[str]], Pipeline]:
     sys.modules[path.stem] = module  # or what the file defines could not travel to the tasks
     sys.path.insert(0, str(path.parent.absolute()))
     spec.loader.exec_module(module)
-    function = getattr(module, "pipeline", None)
+    function: Any = getattr(module, "pipeline", None)
     if not callable(function):
         raise UsageError(f"{path} does not define pipeline(spark, args)")
     return function

@@ -44,7 +44,7 @@ class Systems:
         self.addresses = {
             "postgres": self.postgres.dsn(),
             "mariadb": self.mariadb.secret_url(),
-            "valkey": self.valkey.address(),
+            "valkey": self.valkey.address,
             "opensearch": self.opensearch.url,
         }
 

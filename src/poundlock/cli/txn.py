@@ -73,17 +73,17 @@ class Where:
     def _systems(self) -> list[Inspector]:
         found: list[Inspector] = []
         if self.bootstrap_servers is not None:
-            from poundlock.kafka.inspector import KafkaInspector
+            from poundlock.inspectors.kafka import KafkaInspector
 
             found.append(KafkaInspector(self._kafka_settings(self.bootstrap_servers)))
         elif self.settings:
             raise click.UsageError("--setting goes with --bootstrap-servers")
         if self.postgres:
-            from poundlock.postgres.inspector import PostgresInspector
+            from poundlock.inspectors.postgres import PostgresInspector
 
             found += [PostgresInspector(dsn) for dsn in self.postgres]
         if self.mysql:
-            from poundlock.mysql.inspector import MySQLInspector
+            from poundlock.inspectors.mysql import MySQLInspector
 
             found += [MySQLInspector(url) for url in self.mysql]
         return found

@@ -1,0 +1,1 @@
+"""Systems, as a person looks into them: one file each. See `poundlock.core.inspector`."""
