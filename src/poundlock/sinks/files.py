@@ -58,6 +58,7 @@ from poundlock.kept import open_place, reachable, sync
 OURS = "_poundlock"
 _OPEN, _STAGED, _ABORTED = ".open", ".staged", ".aborted"
 _DATA = re.compile(r"part-(.+)-\d{5,}\.[.\w]+")
+_OBJECT_STORES = ("s3", "gcs", "abfs")
 _OPEN_FILES = 64  # of one task; the least used is closed before another is opened
 _NO_TYPE = {
     "parquet": r"void|interval|variant",
@@ -386,6 +387,10 @@ class FilesWriter(Writer):
         self._began_at = time.time()
         self._exact = sink.semantic is Semantic.EXACTLY_ONCE
         self._system, self._root = open_place(sink.place)
+        # Without a manifest a file counts once it is whole: under another name until then, but for
+        # object stores, which show none before it is, and would copy it for a new name.
+        shown = self._exact or self._system.type_name in _OBJECT_STORES
+        self._hidden = "" if shown else "."
         self._open = dict[str, tuple[str, Any]]()  # by partition, the least used first
         self._done: list[str] = []  # paths below the root
         self._count = 0
@@ -422,8 +427,7 @@ class FilesWriter(Writer):
             if len(self._open) >= _OPEN_FILES:
                 self._close_one(next(iter(self._open)))
             ending = suffix(self._sink.format, self._sink.compression)
-            hidden = "" if self._exact else "."  # without a manifest a file counts once it is whole
-            name = f"{hidden}part-{self._name}-{self._count:05}{ending}"
+            name = f"{self._hidden}part-{self._name}-{self._count:05}{ending}"
             self._count += 1
             place = f"{directory}/{name}".lstrip("/")
             if directory:
@@ -486,7 +490,7 @@ class FilesWriter(Writer):
                 sync(self._system, "/".join([self._root, *parts[: depth + 1]]))
 
     def _show(self) -> None:
-        for place in self._done:
+        for place in self._done if self._hidden else ():
             directory, _, name = place.rpartition("/")
             shown = f"{directory}/{name[1:]}".lstrip("/")
             self._system.move(f"{self._root}/{place}", f"{self._root}/{shown}")
