@@ -500,8 +500,12 @@ class TestStaging:
         db(f"DROP TABLE poundlock.{staging_name(lost.id)}")
         assert sink.commit([lost, kept]) == [LOST, DONE]
         replay = db.prepare(sink, older, 0, attempt=2, task_attempt=9)
+        assert sink.commit([replay]) == [DONE]
         assert sink.commit([replay, kept]) == [DONE, DONE]
         assert db("SELECT v FROM t") == [("newer",)]
+        later = db.prepare(sink, older, 0, batch=1)  # between batches the later one counts
+        assert sink.commit([later]) == [DONE]
+        assert db("SELECT v FROM t") == [("older",)]
 
     def test_columns_that_the_table_fills(self, db: Database) -> None:
         db(
