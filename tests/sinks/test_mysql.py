@@ -472,6 +472,20 @@ class TestUpsert:
         assert sink.commit(receipts) == [DONE, DONE]
         assert keyed.rows() == [(1, "c", 1), (3, "old", 3)]
 
+    def test_a_late_branch_does_not_overwrite_what_is_newer(self, keyed: Place) -> None:
+        """One that was lost is repaired when the others of its batch have been moved already."""
+        sink = keyed.sink(key="id", order_by="n")
+        first = prepare(sink, {"id": [1, 2], "word": ["new", "new"], "n": [9, 9], ORDER: [9, 9]})
+        assert sink.commit([first]) == [DONE]
+        rows = {"id": [1, 2, 4], "word": ["older", "newest", "x"], "n": [8, 10, 1]}
+        late = prepare(sink, rows | {ORDER: rows["n"]}, task=1, attempt=2)
+        assert sink.commit([late]) == [DONE]
+        assert keyed.rows() == [(1, "new", 9), (2, "newest", 10), (3, "old", 3), (4, "x", 1)]
+        # Another batch is not late: its rows count, whatever their order.
+        after = prepare(sink, {"id": [1], "word": ["next"], "n": [0], ORDER: [0]}, batch=1)
+        assert sink.commit([after]) == [DONE]
+        assert keyed.rows()[0] == (1, "next", 0)
+
     def test_contradictions_are_refused_before_the_decision(self, keyed: Place) -> None:
         sink = keyed.sink(key="id")
         receipts = [

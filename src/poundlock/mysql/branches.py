@@ -183,6 +183,20 @@ class Witness:
         )
         return {wanted[branch]: _STATES[state] for branch, state in rows}
 
+    def went_before(self, link: Link, names: Sequence[BranchName]) -> bool:
+        """Whether other branches of the same batch were committed before these."""
+        one = names[0]
+        places = ", ".join(["%s"] * len(names))
+        return bool(
+            run(
+                link,
+                f"SELECT 1 FROM {self.table} WHERE identity = %s AND pipeline = %s AND sink = %s "
+                f"AND batch = %s AND state = %s AND branch NOT IN ({places}) LIMIT 1",
+                [one.namespace.identity, one.namespace.pipeline, one.sink, one.batch, _COMMITTED,
+                 *map(str, names)],
+            )
+        )  # fmt: skip
+
     def settle(self, link: Link, name: BranchName) -> BranchState:
         """Prove how a branch ended that nobody shows as open, by a tombstone.
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, cast
 
 import pymysql
@@ -305,7 +306,8 @@ class MySQLBranches(Participant):
         run(link, "START TRANSACTION")
         try:
             self.witness.testify(link, names)  # first: who else moves the same must wait here
-            moved = self._move_of(receipts).run(link, [self._stage(name) for name in names])
+            move = self._after_others(link, self._move_of(receipts), names)
+            moved = move.run(link, [self._stage(name) for name in names])
             wanted = sum(int(str(receipt.handle["rows"])) for receipt in receipts)
             if not self.key and moved != wanted:
                 raise InDoubt(
@@ -325,6 +327,21 @@ class MySQLBranches(Participant):
                 run(link, "ROLLBACK")
             raise
         return BranchState.COMMITTED
+
+    def _after_others(self, link: Link, move: Move, names: Sequence[BranchName]) -> Move:
+        """Let the order decide against what the batch has moved already, before a repair."""
+        if move.order is None or not self.witness.went_before(link, names):
+            return move
+        column = self.target.column(self.order_by or "")
+        if column is None:
+            raise InDoubt(
+                f"branch {names[0]} replaces one that was lost, and other branches of its batch were "
+                f"moved already. Which rows are newer cannot be told: the table has no column "
+                f"{self.order_by!r}. Add it to the table and to the frame, or rule by hand with "
+                "'poundlock txn'",
+                sink=self.name,
+            )
+        return replace(move, late=column.name)
 
     def _overtaken(self, link: Link, names: Sequence[BranchName]) -> bool:
         """Whether another driver has ended one of them meanwhile: then the witness is asked anew."""
