@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import itertools
@@ -9,6 +10,7 @@ import json
 import math
 import pickle
 import random
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -704,6 +706,57 @@ class TestTroubles:
                 pool.map(lambda task: db.prepare(sink, keyed((task, "a")), task), range(6))
             )
         assert sink.commit(receipts) == [DONE] * 6
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "prepared"}, {"mode": "staged"}, {"key": "k"}], ids=str
+)
+def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> None:
+    """Nothing is lost or repeated, wherever in a branch's life its connection ends."""
+    unique = " PRIMARY KEY" if "key" in options else ""
+    db(f"CREATE TABLE t (k int{unique}, v text)")
+    sink = db.sink(**options)
+    ended = threading.Event()
+
+    def cut() -> None:
+        with psycopg.connect(db.dsn, autocommit=True, application_name="cutter") as connection:
+            while not ended.wait(0.02):
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE random() < 0.3 "
+                    "AND application_name = 'poundlock' AND datname = current_database()"
+                )
+
+    def patient(step: Callable[[], Any]) -> Any:
+        for _ in range(200):
+            with contextlib.suppress(Unavailable, Rejected):
+                return step()
+        pytest.fail("never came through")
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        for batch in range(6):
+            for attempt in itertools.count(1):
+                try:
+                    receipts = [
+                        db.prepare(sink, keyed((batch * 2 + task, "x")), task, batch=batch,
+                                   attempt=attempt, task_attempt=attempt * 2 + task)
+                        for task in (0, 1)
+                    ]  # fmt: skip
+                    assert sink.check(receipts) == [None, None]
+                    break
+                except (Unavailable, Rejected):
+                    patient(lambda: sink.abort(sink.find(db.namespace)))
+            states: list[BranchState] = []
+            while states != [DONE, DONE]:
+                states = patient(lambda found=receipts: sink.commit(found))
+                assert LOST not in states
+    finally:
+        ended.set()
+        cutter.join()
+    patient(lambda: sink.abort(sink.find(db.namespace)))
+    assert sorted(row[0] for row in db("SELECT k FROM t")) == list(range(12))
+    assert db.open() == []
 
 
 class TestTheServer:

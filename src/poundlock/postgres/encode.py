@@ -239,8 +239,7 @@ class Encoder:
 
     def encode(self, rows: pa.RecordBatch) -> Iterator[memoryview]:
         """Spell the rows, in pieces of bounded size."""
-        size = rows.get_total_buffer_size() if len(rows) < 1024 else rows.nbytes
-        portions = max(1, -(-min(size, rows.nbytes) // _AT_ONCE))
+        portions = max(1, -(-rows.nbytes // _AT_ONCE))
         step = -(-len(rows) // portions)
         for start in range(0, len(rows), step or 1):
             yield self._encode(rows.slice(start, step))
