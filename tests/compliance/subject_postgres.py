@@ -104,5 +104,5 @@ def started(
 ) -> Iterator[Subject]:
     # After a kill the server would sync every file of every database, one by one.
     quick = {"recovery_init_sync_method": "syncfs"}
-    with postgres.running(directory, settings=quick) as node:
+    with postgres.running(settings=quick) as node:
         yield PostgresSubject(node, options)

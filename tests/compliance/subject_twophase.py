@@ -49,5 +49,5 @@ class TwoPhaseSubject(PostgresSubject):
 
 @contextmanager
 def started(directory: Path, connect: Callable[..., Any] = psycopg.connect) -> Iterator[Subject]:
-    with postgres.running(directory, settings={"recovery_init_sync_method": "syncfs"}) as node:
+    with postgres.running(settings={"recovery_init_sync_method": "syncfs"}) as node:
         yield TwoPhaseSubject(node, connect)

@@ -55,8 +55,15 @@ class Database:
 
     def __init__(self, node: postgres.Node):
         self.node, self.name = node, f"db_{next(_numbers)}"
+        self.renew()
+        self._create()
+
+    def renew(self) -> None:
+        """Another pipeline, so that the names of its branches are new too."""
         self.namespace = Namespace.new("trial", 1_700_000_000, next(_numbers))
-        with psycopg.connect(node.dsn(), autocommit=True) as connection:
+
+    def _create(self) -> None:
+        with psycopg.connect(self.node.dsn(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {self.name}")  # type: ignore[arg-type]
         self.connection = psycopg.connect(self.dsn, autocommit=True)
 
@@ -103,13 +110,24 @@ class Database:
         return Receipt("t", done.id, task, fingerprint, done.handle, done.began_at)
 
 
-@pytest.fixture
-def db(node: postgres.Node) -> Iterator[Database]:
+@pytest.fixture(scope="module")
+def shared(node: postgres.Node) -> Iterator[Database]:
     database = Database(node)
     yield database
-    for (gid,) in database(f"SELECT gid FROM pg_prepared_xacts WHERE database = '{database.name}'"):
-        database(f"ROLLBACK PREPARED '{gid}'")
     database.connection.close()
+
+
+@pytest.fixture
+def db(shared: Database) -> Iterator[Database]:
+    """An empty database: one for all, for each of their own takes the server long to write out."""
+    shared.renew()
+    yield shared
+    for (gid,) in shared(f"SELECT gid FROM pg_prepared_xacts WHERE database = '{shared.name}'"):
+        shared(f"ROLLBACK PREPARED '{gid}'")
+    ours = "nspname !~ '^pg_' AND nspname <> 'information_schema'"
+    for (schema,) in shared(f"SELECT quote_ident(nspname) FROM pg_namespace WHERE {ours}"):
+        shared(f"DROP SCHEMA {schema} CASCADE")
+    shared("CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC")
 
 
 def _keywords(dsn: str) -> str:

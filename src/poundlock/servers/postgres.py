@@ -100,11 +100,16 @@ class Node:
 
     @property
     def url(self) -> str:
-        """The address, without the password."""
+        """Where it is, without the password."""
         return self._instance.url
 
+    @property
+    def address(self) -> str:
+        """The url with the password, which is the server's own and random."""
+        return self.dsn()
+
     def dsn(self, database: str = DATABASE) -> str:
-        """The address with the password, which is the server's own and random."""
+        """The address of a database."""
         return _with_password(self.url, self.directory, database)
 
     @property
@@ -172,11 +177,13 @@ def running(
     owner = uuid.uuid4().hex
     with guard.watched(home, owner, wipe=private):
         base.down(home)  # what an earlier program may have left there
+        node = Node(server, home, owner)
         try:
-            node = Node(server, home, owner)
             node.up()
             yield node
         finally:
+            if private:
+                node.kill()  # its data goes anyway: no need to write it out first
             base.down(home)
             if private:
                 shutil.rmtree(home, ignore_errors=True)
