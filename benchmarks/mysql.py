@@ -67,7 +67,7 @@ def run_once(spark: Any, server: Any, source: Path, side: str, rows: int) -> dic
     frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", TASKS).parquet(str(source))
     started = time.monotonic()
     if side == "poundlock":
-        sink = MySQL(table, url=server.secret_url())
+        sink = MySQL(table, url=server.address)
         pipeline = lock.pipeline(frame, name="bench", checkpoint_location=checkpoint).to(sink)
         running = pipeline.start(availableNow=True)
     else:

@@ -42,8 +42,8 @@ class Systems:
         self.valkey = stack.enter_context(valkey.running(home("valkey")))
         self.opensearch = stack.enter_context(opensearch.running(home("opensearch")))
         self.addresses = {
-            "postgres": self.postgres.dsn(),
-            "mariadb": self.mariadb.secret_url(),
+            "postgres": self.postgres.address,
+            "mariadb": self.mariadb.address,
             "valkey": self.valkey.address,
             "opensearch": self.opensearch.url,
         }

@@ -44,7 +44,7 @@ class MySQLSubject(Subject):
 
     def _looked_over(self, database: str, name: str) -> Participant:
         made = MySQL(
-            f"{database}.numbers", url=self._server.secret_url(), name=name, mode=self.mode,
+            f"{database}.numbers", url=self._server.address, name=name, mode=self.mode,
             lock_timeout=5,
         )  # fmt: skip
         made.preflight()

@@ -29,7 +29,7 @@ class RedisSubject(Subject):
 
     @property
     def _eyes(self) -> Any:
-        return redis.Redis.from_url(self._server.url, decode_responses=True)
+        return redis.Redis.from_url(self._server.address, decode_responses=True)
 
     def sink(self, name: str = "out") -> Participant:
         return self._looked_over(f"target-{next(self._numbers)}", name)
@@ -40,7 +40,7 @@ class RedisSubject(Subject):
 
     def _looked_over(self, target: str, name: str) -> Participant:
         made = Redis(
-            url=self._server.url, name=name, hash=target, field="id", value="v",
+            url=self._server.address, name=name, hash=target, field="id", value="v",
             operation=self.operation,
         )  # fmt: skip
         assert made.preflight() == []

@@ -44,7 +44,7 @@ EXPECTED = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
 def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
     try:
         node = valkey.up(tmp_path)
-        url, home = node.url, node.directory
+        url, home = node.address, node.directory
         redis.Redis.from_url(url).set("key", "value")
         assert owner_of(home) == EXPECTED
         assert listening(home) and listening(home) <= LOOPBACK
@@ -56,11 +56,11 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
             state and password not in Path(f"/proc/{state.processes['1'].pid}/cmdline").read_text()
         )
         with pytest.raises(redis.exceptions.AuthenticationError):
-            redis.Redis.from_url(node.address).get("key")
+            redis.Redis.from_url(node.url).get("key")
         valkey.down(tmp_path)
         assert not valkey.status(tmp_path).running
         again = valkey.up(tmp_path)
-        assert again.url == url and redis.Redis.from_url(url).get("key") == b"value"
+        assert again.address == url and redis.Redis.from_url(url).get("key") == b"value"
         again.kill()  # acknowledged is on disk
         again.start()
         assert redis.Redis.from_url(url).get("key") == b"value"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,26 +24,28 @@ SERVERS = {
 }
 
 
-def needed(page: Path) -> set[str]:
-    """Return what the examples of a page need of the world."""
-    code = "\n".join(match[2] for match in BLOCK.finditer(page.read_text()))
-    return {name for name in SERVERS if re.search(rf"\b{name}\b", code)}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_the_examples_of_a_page_run(page: Path, request: pytest.FixtureRequest) -> None:
-    addresses: dict[str, str] = {}
-    for name in needed(page):
-        fixture, attribute = SERVERS[name]
-        addresses[name] = getattr(request.getfixturevalue(fixture), attribute)
+@pytest.fixture(scope="module")
+def output(request: pytest.FixtureRequest) -> str:
+    """What the examples of all pages printed."""
+    addresses = {
+        name: getattr(request.getfixturevalue(fixture), attribute)
+        for name, (fixture, attribute) in SERVERS.items()
+    }
     done = subprocess.run(
-        [sys.executable, HERE / "docs_job.py", page],
+        [sys.executable, HERE / "docs_job.py", *PAGES],
         env=os.environ | addresses,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    assert done.stdout.count(f"ran {page.name}:") == len(BLOCK.findall(page.read_text()))
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_examples_of_a_page_run(page: Path, output: str) -> None:
+    _, _, failure = output.partition(f"failed {page}\n")
+    assert not failure, failure.partition(f"end of {page}")[0]
+    assert output.count(f"ran {page}:") == len(BLOCK.findall(page.read_text()))

@@ -46,7 +46,7 @@ class Scene:
         self.execute_maria(f"CREATE TABLE {self.table} (n int)")
 
     def execute_pg(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.pg.dsn(), autocommit=True) as connection:
+        with psycopg.connect(self.pg.address, autocommit=True) as connection:
             cursor = connection.execute(statement)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
 
@@ -62,8 +62,8 @@ class Scene:
             lock.pipeline(frame, name="three", checkpoint_location=str(self.checkpoint))
             .to(sinks.Kafka(self.target, bootstrap_servers=self.kafka.servers, name="kafka",
                             value="json"))
-            .to(sinks.Postgres(self.table, dsn=self.pg.dsn(), name="postgres"))
-            .to(sinks.MySQL(self.table, url=self.maria.secret_url(), name="mariadb"))
+            .to(sinks.Postgres(self.table, dsn=self.pg.address, name="postgres"))
+            .to(sinks.MySQL(self.table, url=self.maria.address, name="mariadb"))
         )  # fmt: skip
 
     def txn(self, *arguments: str) -> Any:
@@ -71,7 +71,7 @@ class Scene:
             *("--log", str(self.checkpoint), "--bootstrap-servers", self.kafka.servers),
             *("--postgres", "env:TRIAL_DSN", "--mysql", "env:TRIAL_URL", "--json"),
         ]
-        secrets = {"TRIAL_DSN": self.pg.dsn(), "TRIAL_URL": self.maria.secret_url()}
+        secrets = {"TRIAL_DSN": self.pg.address, "TRIAL_URL": self.maria.address}
         result = CliRunner().invoke(poundlock, ["txn", *arguments, *where], env=secrets)
         assert result.exit_code == 0, (result.output, result.exception)
         for secret in secrets.values():

@@ -61,7 +61,7 @@ class Place:
             return list(cursor.fetchall())
 
     def sink(self, table: str = "t", *, look: bool = True, **options: Any) -> MySQL:
-        options = {"url": self.server.secret_url(), "name": "out", "lock_timeout": 1} | options
+        options = {"url": self.server.address, "name": "out", "lock_timeout": 1} | options
         made = MySQL(f"{self.database}.{table}", **options)
         if look:
             made.preflight()
@@ -227,7 +227,7 @@ class TestEveryTypeArrivesAsItWas:
         place.ask(
             "CREATE TABLE `we``ird 'x` (`a b``c` INT, `%s` VARCHAR(5), PRIMARY KEY (`a b``c`))"
         )
-        sink = MySQL(f"{place.database}.we`ird 'x", url=place.server.secret_url(), name="out",
+        sink = MySQL(f"{place.database}.we`ird 'x", url=place.server.address, name="out",
                      key="a b`c")  # fmt: skip
         sink.preflight()
         receipt = prepare(sink, {"a b`c": [1, 2], "%s": ["x", "%d"]})
@@ -768,7 +768,7 @@ class TestTheConnection:
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        monkeypatch.setenv("PLACE_URL", place.server.secret_url())
+        monkeypatch.setenv("PLACE_URL", place.server.address)
         sink = place.sink(url="env:PLACE_URL")
         password = place.server.connect_arguments()["password"]
         assert password.encode() not in pickle.dumps(sink)
@@ -829,7 +829,7 @@ class TestTheServer:
     def test_its_secret_is_for_its_owner_alone(self, server: mariadb.MariaDB) -> None:
         file = server.directory / "password"
         assert file.stat().st_mode & 0o777 == 0o600
-        assert file.read_text() not in server.url and file.read_text() in server.secret_url()
+        assert file.read_text() not in server.url and file.read_text() in server.address
         for entry in ("data", "private"):
             assert (server.directory / entry).stat().st_mode & 0o077 == 0
 

@@ -39,7 +39,7 @@ def server() -> Iterator[valkey.Node]:
 
 @pytest.fixture
 def eyes(server: valkey.Node) -> Iterator[Any]:
-    client = redis.Redis.from_url(server.url, decode_responses=True)
+    client = redis.Redis.from_url(server.address, decode_responses=True)
     client.flushall()
     yield client
     client.close()
@@ -47,7 +47,7 @@ def eyes(server: valkey.Node) -> Iterator[Any]:
 
 @pytest.fixture
 def make(server: valkey.Node, eyes: Any) -> Any:
-    return lambda **options: Redis(url=server.url, name="out", **options)
+    return lambda **options: Redis(url=server.address, name="out", **options)
 
 
 def branch(task: int = 0, *, batch: int = 0, tolerant: bool = False) -> Branch:
@@ -140,7 +140,7 @@ class TestShapes:
             {"key": pa.array([wild, b""], pa.binary()), "value": pa.array([wild, b""], pa.binary())}
         )
         sink.commit([staged(sink, rows)])
-        assert redis.Redis.from_url(server.url).hgetall("h") == {wild: wild, b"": b""}
+        assert redis.Redis.from_url(server.address).hgetall("h") == {wild: wild, b"": b""}
 
     def test_more_rows_than_one_command_takes(self, make: Any, eyes: Any) -> None:
         sink = make(hash="h", field="id", value="v")
@@ -270,7 +270,7 @@ class TestTheTarget:
 
     def test_keys_that_are_not_text_are_told_too(self, make: Any, server: valkey.Node) -> None:
         wild = b"\xff\n" * 100
-        redis.Redis.from_url(server.url).set(b"p:" + wild, "text")
+        redis.Redis.from_url(server.address).set(b"p:" + wild, "text")
         sink = make(key="id", prefix="p:")
         rows = {"key": pa.array([wild], pa.binary()), ".x": pa.array(["1"])}
         receipt = staged(sink, rows)
@@ -391,7 +391,12 @@ class TestTheServer:
         with valkey.running() as node:
             for batch in range(4):
                 sink = Redis(
-                    url=node.url, name="out", hash="h", field="id", value="n", operation="increment"
+                    url=node.address,
+                    name="out",
+                    hash="h",
+                    field="id",
+                    value="n",
+                    operation="increment",
                 )
                 receipts = [staged(sink, ones, task, batch) for task in range(2)]
                 killer = threading.Timer(0.1 + 0.2 * batch, node.kill)
@@ -404,17 +409,17 @@ class TestTheServer:
                 node.start()
                 sink.close()
                 assert sink.commit(receipts) == [DONE, DONE]
-                found = redis.Redis.from_url(node.url).hvals("h")
+                found = redis.Redis.from_url(node.address).hvals("h")
                 assert len(found) == len(texts) and set(found) == {str(2 * batch + 2).encode()}
         assert cut  # or nothing was tried
 
     def test_settings_that_lose_data_are_warned_of(self) -> None:
         settings = {"appendonly": "no", "maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
         with valkey.running(settings=settings) as node:
-            sink = Redis(url=node.url, list="l", value="v")
+            sink = Redis(url=node.address, list="l", value="v")
             told = "\n".join(sink.preflight())
             assert "appendonly is off" in told and "allkeys-lru" in told
-            client = redis.Redis.from_url(node.url)
+            client = redis.Redis.from_url(node.address)
             client.config_set("appendonly", "yes")
             client.config_set("appendfsync", "everysec")
             client.config_set("maxmemory-policy", "volatile-lru")  # ours never expire
@@ -426,7 +431,7 @@ class TestTheServer:
             node.kill()  # a replica that still looks for its primary is slow to end
 
     def test_one_that_is_silent_is_away(self, server: valkey.Node, eyes: Any) -> None:
-        sink = Redis(url=server.url, name="out", list="l", value="v", timeout=0.3)
+        sink = Redis(url=server.address, name="out", list="l", value="v", timeout=0.3)
         receipt = staged(sink, {"value": ["1"]})
         writer = sink.begin(branch(1))
         writer.write(pa.RecordBatch.from_pydict({"value": ["2"]}))
@@ -456,12 +461,12 @@ class TestTheServer:
 
     def test_a_cluster(self) -> None:
         with valkey.running(nodes=3, cluster=True) as node:
-            loose = Redis(url=node.url, name="out", key="id", prefix="p:")
+            loose = Redis(url=node.address, name="out", key="id", prefix="p:")
             with pytest.raises(UsageError, match=r"prefix='\{p\}:'"):
                 loose.preflight()
-            eyes = redis.RedisCluster.from_url(node.url, decode_responses=True)
+            eyes = redis.RedisCluster.from_url(node.address, decode_responses=True)
             for number, target in enumerate(["one", "two", "three", "a{four}b"]):
-                sink = Redis(url=node.url, name="out", hash=target, field="id", value="v")
+                sink = Redis(url=node.address, name="out", hash=target, field="id", value="v")
                 assert sink.preflight() == []
                 receipts = [
                     staged(sink, {"key": [str(task)], "value": ["1"]}, task, number)
@@ -471,7 +476,7 @@ class TestTheServer:
                 assert sink.commit(receipts) == [DONE] * 3
                 assert sink.commit(receipts) == [DONE] * 3
                 assert eyes.hlen(target) == 3 and sink.find(SPACE) == []
-            many = Redis(url=node.url, name="out", key="id", prefix="{p}:")
+            many = Redis(url=node.address, name="out", key="id", prefix="{p}:")
             assert many.preflight() == []
             assert many.commit([staged(many, {"key": ["a", "b"], ".x": ["1", "2"]})]) == [DONE]
             assert eyes.hgetall("{p}:b") == {"x": "2"}

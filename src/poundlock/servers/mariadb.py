@@ -1,7 +1,7 @@
 """MariaDB: one node, listening on the loopback only.
 
     with mariadb.running() as server:          # private, ended on exit
-        server.url, server.secret_url()
+        server.url, server.address
         server.kill(); server.start()
 
 `up`, `down` and `status` keep one that outlives the program. Where the binaries come from, see
@@ -110,16 +110,17 @@ class MariaDB:
 
     @property
     def url(self) -> str:
-        """The address, without the password."""
+        """Where it is, without the password."""
         return self._instance.url
 
-    def secret_url(self) -> str:
-        """The address with the password: not to be printed."""
+    @property
+    def address(self) -> str:
+        """The url with the password, which is the server's own and random."""
         return _with_password(self.url, self.directory)
 
     def connect_arguments(self) -> dict[str, Any]:
         """What pymysql needs to connect."""
-        return connect_arguments(self.secret_url())
+        return connect_arguments(self.address)
 
     @property
     def directory(self) -> Path:

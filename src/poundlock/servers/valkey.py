@@ -1,7 +1,7 @@
 """Valkey, which speaks Redis's protocol: one node, or a small cluster, on the loopback.
 
     with valkey.running() as server:          # private, ended on exit
-        server.url                             # with the password; `address` is without
+        server.address                         # with the password; `url` is without
         server.kill(); server.start()
     with valkey.running(nodes=3, cluster=True) as server: ...
 
@@ -145,14 +145,14 @@ class Node:
 
     @property
     def url(self) -> str:
-        """The address with the password, which is the server's own and random."""
-        password = (self.directory / "password").read_text()
-        return self.address.replace("//", f"//:{password}@", 1)
+        """Where it is, without the password."""
+        return self._instance.url
 
     @property
     def address(self) -> str:
-        """The address, without the password."""
-        return self._instance.url
+        """The url with the password, which is the server's own and random."""
+        password = (self.directory / "password").read_text()
+        return self.url.replace("//", f"//:{password}@", 1)
 
     @property
     def directory(self) -> Path:
