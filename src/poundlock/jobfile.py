@@ -26,7 +26,7 @@ def load(path: Path) -> Callable[[Any, Sequence[str]], Pipeline]:
     sys.path.insert(0, str(path.parent.absolute()))
     spec.loader.exec_module(module)
     function: Any = getattr(module, "pipeline", None)
-    if not callable(function):
+    if function is None:
         raise UsageError(f"{path} does not define pipeline(spark, args)")
     return function
 
