@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from click.testing import CliRunner
 
+from poundlock.cli import poundlock
 from poundlock.errors import UsageError
 from poundlock.servers import base, opensearch, valkey
 
@@ -57,8 +59,12 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
         )
         with pytest.raises(redis.exceptions.AuthenticationError):
             redis.Redis.from_url(node.url).get("key")
+        said = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path)])
+        assert said.output == f"export REDIS_URL={url}\n", "those that run, and no others"
         valkey.down(tmp_path)
         assert not valkey.status(tmp_path).running
+        said = CliRunner().invoke(poundlock, ["servers", "env", "valkey", "--dir", str(tmp_path)])
+        assert said.exit_code == 1 and "servers up valkey" in said.output
         again = valkey.up(tmp_path)
         assert again.address == url and redis.Redis.from_url(url).get("key") == b"value"
         again.kill()  # acknowledged is on disk

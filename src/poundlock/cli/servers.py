@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,6 +22,14 @@ _directory = click.option(
     help="Where the servers keep their data. Default: POUNDLOCK_SERVERS_DIR, or "
     "~/.local/state/poundlock/servers",
 )
+# What an environment calls the address of each, and where the server has it.
+_ADDRESSES = {
+    "kafka": ("SERVERS", "bootstrap_servers"),
+    "postgres": ("PG_DSN", "address"),
+    "mariadb": ("MYSQL_URL", "address"),
+    "valkey": ("REDIS_URL", "address"),
+    "opensearch": ("OPENSEARCH_URL", "url"),
+}
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
@@ -86,6 +95,27 @@ def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
         with _errors():
             it = base.status(base.home_of(name, directory))
         _print_status(name, it)
+
+
+@servers.command()
+@_names
+@_directory
+def env(names: tuple[str, ...], directory: Path | None) -> None:
+    """Print the addresses of servers that run, passwords included, for a shell to take in.
+
+    As in: eval "$(poundlock servers env)". Without NAMES: all that run.
+    """
+    for name in names or NAMES:
+        with _errors():
+            if not base.status(base.home_of(name, directory)).running:
+                if names:
+                    raise click.ClickException(
+                        f"{name} is not running: poundlock servers up {name}"
+                    )
+                continue
+            variable, attribute = _ADDRESSES[name]
+            address = getattr(module(name).up(directory), attribute)
+        click.echo(f"export {variable}={shlex.quote(address)}")
 
 
 def _print_status(name: str, it: base.Status) -> None:
