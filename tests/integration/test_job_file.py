@@ -1,0 +1,87 @@
+"""A job file, as the command line opens it: looked at, never started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from poundlock.cli import poundlock
+from poundlock.errors import UsageError
+
+JOB = """
+import poundlock as lock
+from poundlock.sinks import Files, WriteAhead
+
+def pipeline(spark, args):
+    frame = {source}
+    return (
+        lock.pipeline(frame, name="job", checkpoint_location=args[0])
+        .to(Files(args[0] + "/out", name="files"))
+        .to(WriteAhead(print, name="own"))
+    )
+"""
+RATE = 'spark.readStream.format("rate").load()'
+SOCKET = 'lock.read_socket(spark, "127.0.0.1", 9)'
+
+
+def guarantee(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(poundlock, ["guarantee", *map(str, arguments), "--json"])
+
+
+def said(result: Result) -> Any:
+    return json.loads(result.stdout[result.stdout.index("{") :])
+
+
+def test_the_guarantee_of_a_job(spark: Any, tmp_path: Path) -> None:
+    job, place = tmp_path / "rates.py", tmp_path / "place"
+    job.write_text(JOB.format(source=RATE))
+    result = guarantee(job, place)
+    assert result.exit_code == 0, result.output
+    found = said(result)
+    assert (found["replayable"], found["guarantee"]) == (True, "at_least_once")
+    assert {sink["sink"]: (sink["kind"], sink["guarantee"]) for sink in found["sinks"]} == {
+        "files": ("staged", "exactly_once"),
+        "own": ("logged", "at_least_once"),
+    }
+    assert all(sink["reason"] and sink["reader"] for sink in found["sinks"])
+    assert not place.exists(), "nothing was started"
+
+
+def test_what_cannot_be_had_is_refused(spark: Any, tmp_path: Path) -> None:
+    job = tmp_path / "sockets.py"
+    job.write_text(JOB.format(source=SOCKET))
+    result = guarantee(job, tmp_path / "place")
+    assert isinstance(result.exception, UsageError)
+    assert "cannot be replayed" in str(result.exception)
+    assert {sink["guarantee"] for sink in said(result)["sinks"]} == {"at_most_once"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "there is no job file"),
+        ("x = 1", "does not define pipeline"),
+        ("def pipeline(spark, args): return 1", "returned int, not a Pipeline"),
+    ],
+)
+def test_a_file_that_is_no_job(spark: Any, tmp_path: Path, text: str | None, words: str) -> None:
+    job = tmp_path / "wrong.py"
+    if text is not None:
+        job.write_text(text)
+    result = guarantee(job)
+    assert isinstance(result.exception, UsageError)
+    assert words in str(result.exception)
+
+
+def test_the_general_table() -> None:
+    assert said(guarantee("--table")) == {
+        "any": {"not_replayable": "at_most_once", "replayable": "at_least_once"},
+        "idempotent": {"not_replayable": "at_most_once", "replayable": "exactly_once"},
+        "logged": {"not_replayable": "at_most_once", "replayable": "at_least_once"},
+        "transactional": {"not_replayable": "at_most_once", "replayable": "exactly_once"},
+        "staged": {"not_replayable": "at_most_once", "replayable": "exactly_once"},
+    }
