@@ -1,7 +1,7 @@
 """Rows kept beside the log, for systems that cannot hold a branch themselves.
 
     ROWS/SINK/.NAME.tmp       a branch that is being written, or was when its task died
-    ROWS/SINK/NAME.arrow      a prepared branch: its rows, as an Arrow stream
+    ROWS/SINK/NAME.arrow      a prepared branch: an Arrow file, whose end says that it is whole
     ROWS/SINK/NAME.sent       the witness that it was sent
     ROWS/SINK/NAME.aborted    the witness that it was not, and never will be
 
@@ -29,7 +29,7 @@ from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.participant import Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
-from poundlock.errors import Unavailable, UsageError
+from poundlock.errors import InDoubt, Unavailable, UsageError
 
 _ASIDE, _KEPT, _SENT, _ABORTED = ".tmp", ".arrow", ".sent", ".aborted"
 _STATES = {_KEPT: BranchState.PREPARED, _SENT: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
@@ -45,9 +45,18 @@ class Shelf:
         return ShelfWriter(self, name)
 
     def read(self, name: str) -> Iterator[pa.RecordBatch]:
+        """Read a branch's rows. A file that was cut short is found out by its missing end."""
         system, root = self._open()
-        with reachable(self.uri), system.open_input_stream(f"{root}/{name}{_KEPT}") as stream:
-            yield from pa.ipc.open_stream(stream)
+        file = f"{root}/{name}{_KEPT}"
+        with reachable(self.uri), system.open_input_file(file) as stream:
+            try:
+                rows = pa.ipc.open_file(stream)
+            except pa.ArrowInvalid as error:
+                raise InDoubt(
+                    f"the rows kept in {file} are damaged ({error}). None of them was sent. Delete the "
+                    "file and start the pipeline again: the batch is decided, and will be run anew"
+                ) from error
+            yield from (rows.get_batch(index) for index in range(rows.num_record_batches))
 
     def states(self) -> dict[str, BranchState]:
         """Say how far each branch on the shelf is. A witness counts more than the rows."""
@@ -115,7 +124,7 @@ class ShelfWriter:
     def write(self, rows: pa.RecordBatch) -> None:
         with reachable(self._uri):
             if self._arrow is None:
-                self._arrow = pa.ipc.new_stream(self._stream, rows.schema)
+                self._arrow = pa.ipc.new_file(self._stream, rows.schema)
             self._arrow.write_batch(rows)
 
     def finish(self) -> None:

@@ -82,7 +82,7 @@ class TestWriteAhead:
             (shelf / f"{name}.sent").unlink()
             with sink.shelved._open()[0].open_output_stream(str(shelf / f"{name}.arrow")) as out:
                 table = pa.table({"number": call["numbers"]})
-                with pa.ipc.new_stream(out, table.schema) as stream:
+                with pa.ipc.new_file(out, table.schema) as stream:
                     stream.write_table(table)
             parsed = parse_name(name)
             assert parsed is not None

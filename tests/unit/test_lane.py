@@ -97,18 +97,27 @@ def test_a_lane_without_a_branch_only_counts(picky: Picky) -> None:
     assert lane.offered.rows == 2
 
 
+FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))  # beyond Python's years
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(b"abc", "abc"), (b"\xff", "base64:/w=="), (1.5, 1.5)],
+    [
+        (pa.scalar(b"abc"), "abc"),
+        (pa.scalar(b"\xff"), "base64:/w=="),
+        (pa.scalar(1.5), 1.5),
+        (FAR, "18029-12-31 00:00:00.000000"),
+    ],
 )
-def test_a_letter_spells_any_value(value: object, text: object) -> None:
+def test_a_letter_spells_any_value(value: pa.Scalar, text: object) -> None:
     dead, sink = Memory("dead", MemorySystem()), Refusing("refusing", MemorySystem())
     letters = Lane(dead, branch("dead", tolerant=False))
     lane = Lane(sink, branch("refusing", tolerant=True), letters)
-    lane.take(pa.array([{"v": value}]), pa.array([1]))
+    rows = pa.StructArray.from_arrays([pa.array([value.cast(value.type)])], names=["v"])
+    lane.take(rows, pa.array([1]))
     assert letters.prepare() is not None
-    rows = next(iter(dead.system.branches.values())).rows
-    assert json.loads(rows[0]["row"]) == {"v": text}
+    found = next(iter(dead.system.branches.values())).rows
+    assert json.loads(found[0]["row"]) == {"v": text}
 
 
 class Refusing(Memory):

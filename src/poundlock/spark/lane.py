@@ -97,7 +97,7 @@ class Lane:
                 "batch": [transaction.batch] * len(rows),
                 "sink": [self.sink.name] * len(rows),
                 "error": [reasons[index] for index in sorted(reasons)],
-                "row": [json.dumps(row, default=_plain) for row in rows.to_pylist()],
+                "row": [json.dumps(row, default=_plain) for row in _readable(rows).to_pylist()],
             },
             schema=_LETTER,
         )
@@ -136,6 +136,15 @@ def _fingerprint(hashes: pa.Array) -> Fingerprint:
         hashes = hashes.combine_chunks()
     digest = int(np.asarray(pc.fill_null(hashes, 0)).view(np.uint64).sum(dtype=np.uint64))
     return Fingerprint(len(hashes), digest)
+
+
+def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Spell times as text: Python has none after the year 9999, which may be what is bad here."""
+    columns = [
+        column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
+        for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,12 @@ from pyspark.sql import SparkSession
 from poundlock.core.log import NumberTaken
 from poundlock.core.site import create_local
 from poundlock.errors import PoundlockError, Unavailable
-from poundlock.spark.storage import HadoopFiles, local_path
+from poundlock.spark.storage import (
+    ATOMIC_RENAME,
+    CONDITIONAL_CREATE,
+    HadoopFiles,
+    local_path,
+)
 from poundlock.spark.task import no, read_votes
 
 T = TypeVar("T")
@@ -26,6 +31,7 @@ class SparkSite:
     def __init__(self, spark: SparkSession, log_location: str):
         self.spark = spark
         self.rows_uri = f"{log_location}/rows"
+        self._places: dict[str, HadoopFiles] = {}
 
     def spread(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if not items:
@@ -49,13 +55,22 @@ class SparkSite:
         results: list[Any] = [result for result, _ in answers]
         return results
 
+    def _place(self, uri: str) -> HadoopFiles:
+        """Open a directory, and see that no two writers can create one file there."""
+        if uri not in self._places:
+            files = HadoopFiles(self.spark, uri)
+            files.make_root()
+            if files.scheme not in ATOMIC_RENAME | CONDITIONAL_CREATE:
+                files.probe()
+            self._places[uri] = files
+        return self._places[uri]
+
     def create(self, uri: str, data: bytes) -> bool:
         path = local_path(uri)
         if path is not None:
             return create_local(Path(path), data)
         parent, _, name = uri.rpartition("/")
-        files = HadoopFiles(self.spark, parent)
-        files.make_root()
+        files = self._place(parent)
         try:
             files.create(name, data)
             return True

@@ -1,0 +1,84 @@
+"""Rows kept beside the log: whole or found out, and nothing half-written stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from poundlock.core.model import Branch, Namespace, Receipt, Transaction
+from poundlock.core.model import Fingerprint as Print
+from poundlock.core.naming import BranchName
+from poundlock.core.participant import Column, Commitment
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import LocalSite
+from poundlock.errors import InDoubt
+from poundlock.kept import KeptBranches
+
+SPACE = Namespace("trial", "00")
+ROWS = pa.RecordBatch.from_pydict({"n": list(range(1000))})
+
+
+class Kept(KeptBranches):
+    name, commitment = "kept", Commitment.LOGGED
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def project(self, columns: dict[str, Column]) -> dict[str, str]:  # type: ignore[override]
+        return {}
+
+    def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
+        for part in rows:
+            self.sent += part.column("n").to_pylist()
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Kept:
+    made = Kept()
+    made.attach(LocalSite(str(tmp_path)))
+    return made
+
+
+def prepare(sink: Kept, task: int = 0) -> Receipt:
+    writer = sink.begin(Branch(Transaction(SPACE, 1, 0, 1), "kept", task, task))
+    for _ in range(3):
+        writer.write(ROWS)
+    prepared = writer.prepare()
+    assert prepared is not None
+    return Receipt("kept", prepared.id, task, Print(3000, 1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
+def test_rows_that_were_cut_short_are_not_sent(sink: Kept, tmp_path: Path, share: float) -> None:
+    receipt = prepare(sink)
+    (file,) = (tmp_path / "kept").glob("*.arrow")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(InDoubt, match="are damaged"):
+        sink.commit([receipt])
+    assert sink.sent == []
+    file.unlink()  # as the error says
+    assert sink.commit([receipt]) == [BranchState.ABORTED]
+
+
+def test_rows_at_a_message_boundary_are_found_out_too(sink: Kept, tmp_path: Path) -> None:
+    receipt = prepare(sink)
+    (file,) = (tmp_path / "kept").glob("*.arrow")
+    with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, ROWS.schema) as stream:
+        stream.write_batch(ROWS)  # a stream may end after any message: no end says that it is whole
+    with pytest.raises(InDoubt, match="are damaged"):
+        sink.commit([receipt])
+    assert sink.sent == []
+
+
+def test_a_task_that_died_while_writing_leaves_a_stray(sink: Kept, tmp_path: Path) -> None:
+    writer = sink.begin(Branch(Transaction(SPACE, 1, 0, 1), "kept", 7, 7))
+    writer.write(ROWS)
+    strays = sink.find(SPACE)
+    assert [(stray.state, stray.generation) for stray in strays] == [("unfinished", 1)]
+    assert sink.abort(strays) == [BranchState.ABORTED]
+    assert sink.find(SPACE) == []
+    assert {file.suffix for file in (tmp_path / "kept").iterdir()} == {".aborted"}
