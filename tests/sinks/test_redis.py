@@ -313,6 +313,29 @@ class TestTheWitness:
         assert sink.commit([receipt]) == [LOST]
         assert eyes.llen("l") == 0 and not ours(eyes)
 
+    def test_a_batch_that_lost_a_part_is_lost_whole(self, make: Any, eyes: Any) -> None:
+        sink = make(hash="h", field="id", value="v", order_by="ts")
+
+        def rows(order: int) -> dict[str, list[str]]:
+            return {"key": ["a"], "value": [str(order)], "order": [f"{order:020}"]}
+
+        low, high = staged(sink, rows(1)), staged(sink, rows(2), task=1)
+        eyes.delete(f"{{h}}:{low.id}")
+        assert sink.commit([low, high]) == [LOST, LOST]
+        assert not eyes.exists("h") and not ours(eyes)
+        assert sink.commit([high, low]) == [LOST, LOST]  # it is final
+        replay = [staged(sink, rows(1), task=7), staged(sink, rows(2), task=8)]
+        assert sink.commit(replay) == [DONE, DONE]
+        assert eyes.hgetall("h") == {"a": "2"}
+
+    def test_a_part_that_is_lost_takes_no_other_batch_with_it(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        gone = staged(sink, {"value": ["1"]})
+        other = staged(sink, {"value": ["2"]}, batch=1)
+        eyes.delete(f"{{l}}:{gone.id}")
+        assert sink.commit([gone, other]) == [LOST, DONE]
+        assert eyes.lrange("l", 0, -1) == ["2"]
+
     def test_a_lost_branch_stays_lost_when_a_zombie_stages_it_again(
         self, make: Any, eyes: Any
     ) -> None:

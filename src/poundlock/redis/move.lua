@@ -24,6 +24,13 @@ local floor = tonumber(redis.call('HGET', witness, 'floor') or '0')
 
 -- Where each branch stands.
 
+local function drop(branch, staged)
+  -- From now on nobody can move it: that proves it lost.
+  redis.call('HSET', witness, branch, 'aborted')
+  redis.call('UNLINK', staged)
+  redis.call('SREM', open, branch)
+end
+
 local function whole(staged, chunks, rows)
   -- A chunk is named NUMBER:ROWS, or NUMBER?:ROWS if a value in it may be nil.
   local names, found = redis.call('HKEYS', staged), 0
@@ -56,16 +63,30 @@ for i = 4, #KEYS do
     if names then
       ready[#ready + 1] = {slot = i - 3, branch = branch, staged = KEYS[i], names = names}
     elseif moving then
-      -- From now on nobody can move it: that proves it lost.
-      redis.call('HSET', witness, branch, 'aborted')
-      redis.call('UNLINK', KEYS[i])
-      redis.call('SREM', open, branch)
+      drop(branch, KEYS[i])
       said = 'aborted'
     else
       said = problem
     end
   end
   answers[i - 3] = said or 'prepared'
+end
+
+-- A batch that lost a part is lost whole, as long as nothing of it can be at the target. Moved by halves
+-- it would be seen by halves, and what takes the lost part's place would come later, and overwrite
+-- rows of a greater order.
+
+local lost, untouched = false, true
+for _, said in ipairs(answers) do
+  lost = lost or said == 'aborted'
+  untouched = untouched and (said == 'aborted' or said == 'prepared')
+end
+if moving and lost and untouched then
+  for _, it in ipairs(ready) do
+    drop(it.branch, it.staged)
+    answers[it.slot] = 'aborted'
+  end
+  ready = {}
 end
 
 if #ready == 0 then

@@ -265,15 +265,15 @@ class Redis(Participant):
         return [_STATES[answers[receipt.id]] for receipt in receipts]
 
     def _run(self, mode: str, receipts: Sequence[Receipt]) -> dict[str, str]:
-        """Put the receipts before the script: all that were written alike, at once."""
-        alike: dict[tuple[Namespace, str], list[tuple[Receipt, BranchName]]] = {}
+        """Put the receipts before the script: all of a batch that were written alike, at once."""
+        alike: dict[tuple[Namespace, int, str], list[tuple[Receipt, BranchName]]] = {}
         for receipt in receipts:
             name = parse_name(receipt.id)
             assert name is not None
             shape = str(receipt.handle["shape"])
-            alike.setdefault((name.namespace, shape), []).append((receipt, name))
+            alike.setdefault((name.namespace, name.batch, shape), []).append((receipt, name))
         answers: dict[str, str] = {}
-        for (namespace, spelled), branches in alike.items():
+        for (namespace, _, spelled), branches in alike.items():
             shape = Shape.from_json(spelled)
             witness, open_ = self._keys(namespace, shape.tag)
             keys = [witness, open_, shape.target or witness]
