@@ -116,15 +116,17 @@ class RowWriter(Writer):
         bad = self._faults(rows)
         if bad:
             raise BadRow(self._bad(bad), sink=self._sink.name, rows=bad)
-        with said(self._sink.name):
-            if self._branch.tolerant:
+        if self._branch.tolerant:
+            with said(self._sink.name):
                 run(self._open_link, "SAVEPOINT poundlock")
-            try:
+        try:
+            with said(self._sink.name):  # in here: what the server refuses is a BadRow only now
                 self._send(rows)
-            except BadRow:
-                if self._branch.tolerant:
+        except BadRow:
+            if self._branch.tolerant:  # pieces before the bad one were taken already
+                with said(self._sink.name):
                     run(self._open_link, "ROLLBACK TO SAVEPOINT poundlock")
-                raise
+            raise
         self._rows += len(rows)
 
     def _begin(self, rows: pa.RecordBatch) -> None:
