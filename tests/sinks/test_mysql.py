@@ -301,6 +301,38 @@ class TestBadRowsAreNamed:
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert place.rows() == [(1, 1), (2, 2), (4, 4)]
 
+    @BOTH
+    def test_a_tolerant_branch_keeps_nothing_of_a_refused_write_in_pieces(
+        self, place: Place, mode: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The pieces before the bad one were taken already, and the lane writes all rows again."""
+        from poundlock.mysql import writer as module
+
+        monkeypatch.setattr(module, "_INSERTED", 100)
+        place.ask("CREATE TABLE t (n INT, x TINYINT)")
+        sink = place.sink(mode=mode)
+        sink.loads = False
+        numbers = list(range(50))
+        writer = begin(sink, tolerant=True)
+        with pytest.raises(BadRow):
+            writer.write(batch_of({"n": numbers, "x": [1] * 49 + [300]}))
+        writer.write(batch_of({"n": numbers[:49], "x": [1] * 49}))
+        made = writer.prepare()
+        assert made is not None
+        receipt = Receipt(sink.name, made.id, 0, Fingerprint(49, 0), made.handle)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert sorted(place.ask("SELECT n FROM t")) == [(n,) for n in numbers[:49]]
+
+    @BOTH
+    def test_what_data_say_of_rows_and_columns_is_not_believed(
+        self, place: Place, mode: str
+    ) -> None:
+        place.ask("CREATE TABLE t (n INT, x UUID)")
+        rows = {"n": [1, 2, 3], "x": [None, "column geheim at row 7", None]}
+        error = refused(place.sink(mode=mode), rows)
+        assert isinstance(error, BadRow) and set(error.rows) == {1}
+        assert "column x" in str(error) and "geheim" not in str(error)
+
     def test_no_error_quotes_a_row(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x ENUM('a'), y INT UNIQUE)")
         sink = place.sink(**PARTITIONED[True])

@@ -57,8 +57,11 @@ _WRONG = {
     4025: "violates a CHECK constraint",
     4161: "is not a value of the column's type",
 }
-_COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?")
-_ROW = re.compile(r"at row (\d+)")
+# At the end of a message only: what stands before it may be data.
+_COLUMN = re.compile(
+    r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$"
+)
+_ROW = re.compile(r"at row (\d+)\s*$")
 
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
