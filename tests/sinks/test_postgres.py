@@ -259,6 +259,8 @@ class TestTypes:
         )  # fmt: skip
         assert wanted["a"].startswith("to_json(`a`,") and wanted["m"].startswith("to_json(`m`,")
         assert wanted["n"] == "`n`"
+        for option in ("'timestampFormat', '", "'timestampNTZFormat', '"):  # not milliseconds
+            assert "ss.SSSSSS" in wanted["a"].partition(option)[2].partition(", ")[0]
 
 
 class TestTheFrameMustFit:

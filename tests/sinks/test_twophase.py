@@ -136,6 +136,7 @@ def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> 
         {"a": Column("a", "int"), "b": Column("b", "array<int>"), "c": Column("c", "int")}
     )
     assert list(wanted) == ["k", "v", "w"] and wanted["v"].startswith("to_json(b")
+    assert wanted["v"].count("ss.SSSSSS") == 2  # timestamps inside of it, not in milliseconds
     with pytest.raises(UsageError, match="has no column w"):
         sink.preflight()
     with pytest.raises(UsageError, match="cannot be read"):

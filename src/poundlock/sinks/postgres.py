@@ -16,6 +16,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
+from poundlock.core.sparksql import to_json
 from poundlock.errors import NotAuthorised, Parted, Unavailable, UsageError
 from poundlock.postgres import prepared, staged, witness
 from poundlock.postgres.catalog import Index, Table, read_table
@@ -26,7 +27,6 @@ from poundlock.postgres.types import family, misfit
 from poundlock.postgres.writer import Mode, PostgresWriter
 
 _OLDEST = 120_000
-_JSON = "to_json({}, map('ignoreNullFields', 'false'))"
 
 
 class Postgres(Participant):
@@ -117,7 +117,7 @@ class Postgres(Participant):
             kind = family(column.type)
             if kind is None:
                 problems.append(f"column {name!r} has type {column.type}, which no table can hold")
-            wanted[name] = _JSON.format(column.sql) if kind == "json" else column.sql
+            wanted[name] = to_json(column.sql) if kind == "json" else column.sql
             types[name] = column.type
         for option, names in (
             ("key", target.key),

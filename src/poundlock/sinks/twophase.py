@@ -24,6 +24,7 @@ from poundlock.core.participant import (
     Writer,
 )
 from poundlock.core.protocol import BranchState
+from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.sql.branches import FORMAT, Named, Witness, named, open_branches, read
 from poundlock.sql.link import Link
@@ -31,7 +32,6 @@ from poundlock.sql.link import Link
 logger = logging.getLogger("poundlock")
 
 _COMPLEX = ("array<", "map<", "struct<", "variant")
-_JSON = "to_json({}, map('ignoreNullFields', 'false'))"
 
 
 class TwoPhase(Participant):
@@ -105,7 +105,7 @@ class TwoPhase(Participant):
         for name, target in chosen.items():
             column = columns[name]
             complex_ = column.type.lower().startswith(_COMPLEX)
-            wanted[target] = _JSON.format(column.sql) if complex_ else column.sql
+            wanted[target] = to_json(column.sql) if complex_ else column.sql
         self._written = tuple(wanted)
         return wanted
 
