@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 import oracle
 import poundlock as lock
 from poundlock import sinks
+from poundlock.core.participant import Column
 from poundlock.core.protocol import Step
 from poundlock.errors import BadRow, UsageError
 from trial import Steps, copying, die, finish, read
@@ -450,3 +451,14 @@ def test_foreach_batch_is_for_one_query(
     with pytest.raises(StreamingQueryException, match="foreach_batch"):
         run(tmp_path / "b")
     kafka.assert_exact(target, ROWS)
+
+
+def test_a_row_as_json_has_its_microseconds_and_no_nulls(spark: SparkSession) -> None:
+    row = spark.sql("SELECT timestamp_ntz'2024-01-01 00:00:00.123456' AS t, CAST(NULL AS INT) AS n")
+    columns = {
+        field.name: Column(field.name, field.dataType.simpleString()) for field in row.schema
+    }
+    sink = sinks.Kafka("any", bootstrap_servers="127.0.0.1:9", value="json")
+    made = row.selectExpr(f"CAST({sink.project(columns)['value']} AS STRING) AS text").first()
+    assert made is not None
+    assert made.text == '{"t":"2024-01-01T00:00:00.123456"}'

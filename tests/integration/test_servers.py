@@ -61,7 +61,7 @@ def test_a_cluster_keeps_address_and_data_from_up_to_up(tmp_path):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address.split(":"), timeout=1)
 
-        assert run.invoke(servers, ["up", *there]).stdout.split() == ["kafka", address]
+        assert run.invoke(servers, ["up", "kafka", *there]).stdout.split() == ["kafka", address]
         assert read(settings, "kept", 2) == ["a", "b"]
 
         other = run.invoke(servers, ["up", "kafka", "--brokers", "3", *there])

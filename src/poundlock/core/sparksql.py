@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-# Spark writes timestamps as text in milliseconds, unless told, and has microseconds. It leaves out
-# fields that are null, unless told, and a reader could not tell them from fields that never were.
-TO_JSON_OPTIONS = (
-    "map('ignoreNullFields', 'false', "
+# Spark writes timestamps as text in milliseconds, unless told, and has microseconds.
+_TIMES = (
     r"'timestampFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSSXXX', "
-    r"'timestampNTZFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSS')"
+    r"'timestampNTZFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSS'"
 )
 
 
-def to_json(sql: str) -> str:
-    """Return the expression of a value as JSON text, whole."""
-    return f"to_json({sql}, {TO_JSON_OPTIONS})"
+def to_json(sql: str, *, nulls: bool = True) -> str:
+    """Return the expression of a value as JSON text, with times whole.
+
+    Spark leaves out fields that are null, unless told, and a reader cannot tell them from fields that
+    never were. `nulls=False` has them left out all the same, as Spark's users know it.
+    """
+    options = _TIMES + (", 'ignoreNullFields', 'false'" if nulls else "")
+    return f"to_json({sql}, map({options}))"

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from poundlock.core.model import Branch, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Semantic, Writer
+from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, PoundlockError, Rejected, UsageError
 from poundlock.kafka.branches import (
     NEVER_MS,
@@ -420,7 +421,7 @@ def _whole_row(columns: Mapping[str, Column]) -> str:
         f"'{name.replace(chr(92), chr(92) * 2).replace(chr(39), chr(92) + chr(39))}', {column.sql}"
         for name, column in columns.items()
     )
-    return f"CAST(to_json(named_struct({fields})) AS BINARY)"
+    return f"CAST({to_json(f'named_struct({fields})', nulls=False)} AS BINARY)"
 
 
 _EXPRESSIONS = {
