@@ -58,9 +58,7 @@ _WRONG = {
     4161: "is not a value of the column's type",
 }
 # At the end of a message only: what stands before it may be data.
-_COLUMN = re.compile(
-    r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$"
-)
+_COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$")
 _ROW = re.compile(r"at row (\d+)\s*$")
 
 _MODE = (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poundlock.core.participant import Column
+from poundlock.core.sparksql import to_json
 from poundlock.mysql.link import Link, run
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
@@ -150,7 +151,7 @@ def expression(column: Column) -> str | None:
     """Return how Spark is to hand a column over; None for a type that has no place in MySQL."""
     kind = spark_kind(column.type)
     if kind in _MADE_JSON:
-        return f"to_json({column.sql}, map('ignoreNullFields', 'false'))"
+        return to_json(column.sql)
     return column.sql if kind in _HOLDS else None
 
 
