@@ -224,6 +224,18 @@ class TestEveryTypeArrivesAsItWas:
         error = refused(sink, pa.RecordBatch.from_pydict(bad))
         assert isinstance(error, BadRow) and set(error.rows) == ({30} if loads else set())
 
+    @BOTH
+    def test_members_of_enum_and_set(self, place: Place, mode: str) -> None:
+        """However the server spells them, and where a number is the name of one."""
+        members = ["it's", "back\\slash", "line\nfeed", "é (1),'2'", "2", ""]
+        spelled = ", ".join(pymysql.converters.escape_string(it).join("''") for it in members)
+        place.ask(f"CREATE TABLE t (n INT, e ENUM({spelled}), s SET('3', 'x'))")
+        sink = place.sink(mode=mode)
+        sets = ["3", "x", "3,x", "", None, "3"]
+        receipt = prepare(sink, {"n": list(range(6)), "e": members, "s": sets})
+        assert sink.commit([receipt]) == [DONE]
+        assert place.ask("SELECT e, s FROM t ORDER BY n") == list(zip(members, sets, strict=True))
+
     def test_names_that_need_quoting(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE `we``ird 'x` (`a b``c` INT, `%s` VARCHAR(5), PRIMARY KEY (`a b``c`))"
@@ -250,7 +262,8 @@ class TestBadRowsAreNamed:
         ("bytes", "x VARBINARY(2)", pa.array([b"ab", b"abc"]), {1}, "longer than 2"),
         ("out of range", "x TINYINT", pa.array([1, 300, 2, -129]), {1, 3}, "range"),
         ("unsigned", "x INT UNSIGNED", pa.array([0, -1]), {1}, "range"),
-        ("enum", "x ENUM('a')", pa.array(["a", "b"]), {1}, "type"),
+        ("enum", "x ENUM('a')", pa.array(["a", "b", None, "1", "A", ""]), {1, 3, 4, 5}, "members"),
+        ("set", "x SET('a','b')", pa.array(["b,a", "3", None, "a,c", "", "a"]), {1, 3}, "members"),
         ("characters", "x TEXT CHARACTER SET utf8mb3", pa.array(["é", "𝄞"]), {1}, "characters"),
         (
             "year", "x DATE", pa.array([0, 10**7], pa.int32()).cast(pa.date32()), {1},

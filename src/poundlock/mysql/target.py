@@ -34,6 +34,8 @@ _HOLDS: Mapping[str, tuple[str, ...]] = {
     "map": _TEXTS,
     "struct": _TEXTS,
 }
+_LITERAL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "0": "\0", "t": "\t", "Z": "\x1a"}
 _MADE_JSON = ("array", "map", "struct")
 
 
@@ -53,6 +55,7 @@ class TargetColumn:
     fraction: int | None = None  # digits of a second
     charset: str | None = None
     collation: str | None = None
+    members: tuple[str, ...] = ()  # of ENUM and SET
 
     def definition(self) -> str:
         """Return the column's type for a table that is to hold the same values."""
@@ -139,7 +142,17 @@ def _column(row: tuple) -> TargetColumn:  # pyright: ignore[reportMissingTypeArg
         fraction=fraction if kind in ("datetime", "timestamp") else None,
         charset=charset,
         collation=collation,
+        members=_members(full) if kind.lower() in ("enum", "set") else (),
     )
+
+
+def _members(full_type: str) -> tuple[str, ...]:
+    """Read the members of an ENUM or SET off its type, where the server spells them as literals."""
+    return tuple(
+        re.sub(r"''|\\(.)", lambda found: _ESCAPED.get(found[1], found[1]) if found[1] else "'",
+               spelled, flags=re.DOTALL)
+        for spelled in _LITERAL.findall(full_type)
+    )  # fmt: skip
 
 
 def spark_kind(type_name: str) -> str:

@@ -109,6 +109,10 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
             rest = pc.subtract(instants, pc.multiply(pc.divide(instants, step), step))
             reason = f"has a fraction of a second that the column would cut off: {column.full_type}"
             found.append((pc.not_equal(rest, 0), reason))
+    elif _is_text(kind) and column.type in ("enum", "set"):
+        found.append(
+            (_strange(values, column), f"is not among the members of {column.type.upper()}")
+        )
     elif _is_text(kind) and column.length is not None:
         # Only where a cheap look at the bytes says that it may be too long.
         if len(values) and (pc.max(pc.binary_length(values)).as_py() or 0) > column.length:
@@ -122,6 +126,18 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
 
 def _outside(values: Any, span: tuple[int, int]) -> Any:
     return pc.or_(pc.less(values, span[0]), pc.greater(values, span[1]))
+
+
+def _strange(values: Any, column: TargetColumn) -> Any:
+    """Mask what is no member: the server would take a number for a member's place, or for bits."""
+    members = pa.array(column.members, values.type)
+    if column.type == "enum":
+        return pc.and_(values.is_valid(), pc.invert(pc.is_in(values, members)))
+    parts = pc.split_pattern(values, ",")
+    wrong = np.asarray(pc.invert(pc.is_in(pc.list_flatten(parts), members)))
+    mask = np.zeros(len(values), dtype=bool)
+    mask[np.asarray(pc.list_parent_indices(parts))[wrong]] = True
+    return pc.and_(pa.array(mask), pc.not_equal(values, ""))  # the set that is empty has no parts
 
 
 def _text(values: Any) -> Any:
