@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from poundlock.errors import (
     InDoubt,
     NotAuthorised,
     PromiseBroken,
+    Rejected,
     Unavailable,
     UsageError,
 )
@@ -479,8 +481,24 @@ class TestTheServer:
         writer = sink.begin(branch())
         writer.write(pa.RecordBatch.from_pydict({"value": ["1", "2"]}))
         assert writer.prepare() is None
+        writer.abort()  # as after a failure of another sink in the task
         assert eyes.lrange("l", 0, -1) == ["1", "2"]
-        assert not ours(eyes)
+        assert eyes.keys("*") == ["l"]
+
+    @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+    def test_what_a_dead_task_wrote_straight_through_ends_by_itself(
+        self, make: Any, eyes: Any, semantic: str
+    ) -> None:
+        sink = make(list="l", value="v", semantic=semantic)
+        writer = sink.begin(branch())
+        writer.write(pa.RecordBatch.from_pydict({"value": ["1"]}))
+        left = eyes.keys("*")
+        assert len(left) == 2 and all(86_000 < eyes.ttl(key) <= 86_400 for key in left)
+        writer.abort()
+        assert eyes.keys("*") == []
+        with pytest.raises(Rejected) if semantic == "at_least_once" else nullcontext():
+            writer.prepare()  # a move that comes late finds nothing, and is no success
+        assert eyes.keys("*") == []
 
     def test_a_cluster(self) -> None:
         with valkey.running(nodes=3, cluster=True) as node:

@@ -8,6 +8,9 @@ A task writes its rows aside, under a key of the branch's own. After the decisio
 branches of the batch to their target and writes the witness, in one step that the server either
 persists whole or not at all: so even an increment happens once. TAG puts all keys of a sink into one
 slot of a cluster.
+
+Without exactly once the task moves its branch itself. The witness is then the branch's own,
+{TAG}:NAME.witness, which keeps a repeat of that one command harmless, and goes with the branch.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ logger = logging.getLogger("poundlock")
 _CHUNK = 1 << 19  # bytes: few round trips, and no command that keeps others waiting
 _LONGEST = 512 << 20  # Redis's own limit of a value
 _AT_ONCE = 1000  # fields of the witness in one command
+_DAY_MS = 24 * 3600 * 1000  # how long a dead task's rows stay that nobody sweeps
 
 _STATES = {
     "committed": BranchState.COMMITTED,
@@ -264,8 +268,13 @@ class Redis(Participant):
                 )
         return [_STATES[answers[receipt.id]] for receipt in receipts]
 
-    def _run(self, mode: str, receipts: Sequence[Receipt]) -> dict[str, str]:
-        """Put the receipts before the script: all of a batch that were written alike, at once."""
+    def _run(
+        self, mode: str, receipts: Sequence[Receipt], own: str | None = None
+    ) -> dict[str, str]:
+        """Put the receipts before the script: all of a batch that were written alike, at once.
+
+        `own` is a witness besides the sink's.
+        """
         alike: dict[tuple[Namespace, int, str], list[tuple[Receipt, BranchName]]] = {}
         for receipt in receipts:
             name = parse_name(receipt.id)
@@ -276,6 +285,7 @@ class Redis(Participant):
         for (namespace, _, spelled), branches in alike.items():
             shape = Shape.from_json(spelled)
             witness, open_ = self._keys(namespace, shape.tag)
+            witness = own or witness
             keys = [witness, open_, shape.target or witness]
             keys += [_staged(shape.tag, receipt.id) for receipt, _ in branches]
             arguments: list[Any] = [mode, spelled]
@@ -352,6 +362,10 @@ class RedisWriter(Writer):
         self._names: list[str] = []
         self._witness = ""
         self._rows = self._chunks = 0
+        # Without exactly once nobody sweeps: the branch has keys of its own alone.
+        self._own: str | None = None
+        if sink.semantic is not Semantic.EXACTLY_ONCE:
+            self._own = f"{_staged(sink.shape.tag, str(self._name))}.witness"
 
     def write(self, rows: pa.RecordBatch) -> None:
         if self._shape is None:
@@ -370,9 +384,11 @@ class RedisWriter(Writer):
 
     def _stage(self, count: int, chunk: bytes, mark: str) -> None:
         sink, tag = self._sink, self._sink.shape.tag
-        keys = [*sink._keys(self._name.namespace, tag), _staged(tag, str(self._name))]
+        witness, open_ = sink._keys(self._name.namespace, tag)
+        keys = [self._own or witness, open_, _staged(tag, str(self._name))]
+        life = _DAY_MS if self._own else ""
         fresh = secrets.token_hex(8)
-        arguments = [str(self._name), fresh, f"{self._chunks}{mark}:{count}", chunk]
+        arguments = [str(self._name), fresh, f"{self._chunks}{mark}:{count}", chunk, life]
         with sink.client.errors(f"staging rows of {self._name}"):
             witness = _text(sink.client.run(STAGE, keys, arguments))
         if self._witness not in ("", witness):
@@ -436,9 +452,10 @@ class RedisWriter(Writer):
             return PreparedBranch(id_, handle, began_at=self._began_at, expires_at=None)
         receipt = Receipt(self._sink.name, id_, 0, Fingerprint(self._rows), handle)
         try:
-            (state,) = self._sink.commit([receipt])
-            if state is not BranchState.COMMITTED:
-                raise Rejected(f"the rows were not written: {state.name}", sink=self._sink.name)
+            answer = self._sink._run("move", [receipt], self._own)[id_]
+            if answer != "committed":
+                raise Rejected(f"the rows were not written: {answer}", sink=self._sink.name)
+            self.abort()  # only its witness is left, and whether that goes does not matter
         except PoundlockError as error:
             if self._sink.semantic is not Semantic.NONE:
                 raise
@@ -448,11 +465,20 @@ class RedisWriter(Writer):
 
     def abort(self) -> None:
         try:
-            if self._chunks:
+            if self._own:
+                self._drop_own()
+            elif self._chunks:
                 self._sink.abort([Stray(self._sink.name, str(self._name), 0, "staged")])
         except PoundlockError as error:
-            logger.warning("sink %s: %s is left to the sweep: %s",
-                           self._sink.name, self._name, error)  # fmt: skip
+            left = "ends within a day" if self._own else "is left to the sweep"
+            logger.warning("sink %s: %s %s: %s",
+                           self._sink.name, self._name, left, error)  # fmt: skip
+
+    def _drop_own(self) -> None:
+        """Leave nothing of a branch that is not swept. Without its witness no late move finds it."""
+        client, staged = self._sink.client, _staged(self._sink.shape.tag, str(self._name))
+        with client.errors(f"dropping {self._name}"):
+            client.ask("UNLINK", staged, self._own, key=staged)
 
 
 def _staged(tag: str, branch: str) -> str:
