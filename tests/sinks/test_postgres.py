@@ -45,7 +45,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[postgres.Node]:
+def node() -> Iterator[postgres.Postgres]:
     with postgres.running() as running:
         yield running
 
@@ -53,7 +53,7 @@ def node() -> Iterator[postgres.Node]:
 class Database:
     """A database of the test's own, and eyes that are not the sink's."""
 
-    def __init__(self, node: postgres.Node):
+    def __init__(self, node: postgres.Postgres):
         self.node, self.name = node, f"db_{next(_numbers)}"
         self.renew()
         self._create()
@@ -111,7 +111,7 @@ class Database:
 
 
 @pytest.fixture(scope="module")
-def shared(node: postgres.Node) -> Iterator[Database]:
+def shared(node: postgres.Postgres) -> Iterator[Database]:
     database = Database(node)
     yield database
     database.connection.close()
@@ -542,6 +542,23 @@ class TestStaging:
         assert [row[0] for row in db("SELECT twice FROM t ORDER BY id")] == [2, 4, 2, 4]
 
 
+@pytest.mark.parametrize("mode", ["prepared", "staged"])
+def test_a_branch_is_finished_as_it_was_written(db: Database, mode: str) -> None:
+    """Though the pipeline was started again with the other mode."""
+    db("CREATE TABLE t (k int, v text)")
+    decided = db.prepare(db.sink(mode=mode), keyed((1, "a")))
+    stray = db.prepare(db.sink(mode=mode), keyed((2, "b")), 1)
+    later = db.sink(mode="staged" if mode == "prepared" else "prepared")
+    own = db.prepare(later, keyed((3, "c")), 2)
+    assert later.newest_generation(db.namespace) == 1
+    assert later.check([own, decided]) == [None, None]
+    assert later.commit([own, decided]) == [DONE, DONE]
+    found = later.find(db.namespace)
+    assert [it.id for it in found] == [stray.id]
+    assert later.abort(found) == [LOST]
+    assert db("SELECT k FROM t ORDER BY k") == [(1,), (3,)] and db.open() == []
+
+
 class TestTheWitness:
     def test_a_zombie_cannot_prepare_what_was_given_up(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -576,7 +593,7 @@ class TestTheWitness:
         with pytest.raises(Parted, match="another PostgreSQL cluster"):
             sink.commit([moved])
 
-    def test_another_database_is_told(self, db: Database, node: postgres.Node) -> None:
+    def test_another_database_is_told(self, db: Database, node: postgres.Postgres) -> None:
         db("CREATE TABLE t (k int, v text)")
         receipt = db.prepare(db.sink(), keyed((1, "a")))
         other = Database(node)

@@ -7,7 +7,7 @@ decision all tables of the batch are moved in one transaction. See `poundlock.po
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from psycopg import Connection, sql
@@ -27,6 +27,7 @@ from poundlock.postgres.types import family, misfit
 from poundlock.postgres.writer import Mode, PostgresWriter
 
 _OLDEST = 120_000
+_ROADS: Mapping[Mode, Any] = {Mode.PREPARED: prepared, Mode.STAGED: staged}
 
 
 class Postgres(Participant):
@@ -304,10 +305,6 @@ class Postgres(Participant):
     # On the driver.
 
     @property
-    def _branches(self) -> Any:
-        return staged if self.mode is Mode.STAGED else prepared
-
-    @property
     def driver(self) -> Driver:
         if self._driver is None:
             self._driver = Driver(self.target.dsn, self.name)
@@ -316,27 +313,58 @@ class Postgres(Participant):
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         with self.driver.use() as connection:
             self._same_system(connection, receipts)
-            return self._branches.check(connection, self.target, receipts)
+            return self._by_road(
+                receipts, lambda road, mine: road.check(connection, self.target, mine)
+            )
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         with self.driver.use() as connection:
             self._same_system(connection, receipts)
-            states = self._branches.commit(connection, self.target, receipts)
+            states = self._by_road(
+                receipts, lambda road, mine: road.commit(connection, self.target, mine)
+            )
         if BranchState.UNREACHABLE in states:
             self.close()
         return states
 
     def find(self, namespace: Namespace) -> list[Stray]:
         with self.driver.use() as connection:
-            return self._branches.find(connection, self.target, namespace)
+            return [
+                stray
+                for road in _ROADS.values()
+                for stray in road.find(connection, self.target, namespace)
+            ]
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         with self.driver.use() as connection:
-            return self._branches.abort(connection, self.target, strays)
+            return self._by_road(
+                strays, lambda road, mine: road.abort(connection, self.target, mine)
+            )
+
+    def _by_road(
+        self, branches: Sequence[Receipt | Stray], ask: Callable[[Any, list[Any]], list[Any]]
+    ) -> list[Any]:
+        """Ask the road that each branch went: `mode` may be another than when it was written."""
+        answers: dict[int, Any] = {}
+        for mode, road in _ROADS.items():
+            places = [
+                place for place, branch in enumerate(branches) if self._road_of(branch) is mode
+            ]
+            if places:
+                said = ask(road, [branches[place] for place in places])
+                answers |= zip(places, said, strict=True)
+        return [answers[place] for place in range(len(branches))]
+
+    def _road_of(self, branch: Receipt | Stray) -> Mode:
+        known = branch.handle.get("mode") if isinstance(branch, Receipt) else branch.state
+        return Mode(known) if known in ("prepared", "staged") else self.mode
 
     def newest_generation(self, namespace: Namespace) -> int:
         with self.driver.use() as connection:
-            return self._branches.newest_generation(connection, self.target, namespace)
+            return max(
+                road.newest_generation(connection, self.target, namespace)
+                for road in _ROADS.values()
+            )
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         with self.driver.use() as connection:
