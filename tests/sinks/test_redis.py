@@ -16,6 +16,7 @@ import redis
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
+from poundlock.core.sparksql import to_json
 from poundlock.errors import (
     BadRow,
     InDoubt,
@@ -34,13 +35,13 @@ DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[valkey.Node]:
+def server() -> Iterator[valkey.Valkey]:
     with valkey.running() as node:
         yield node
 
 
 @pytest.fixture
-def eyes(server: valkey.Node) -> Iterator[Any]:
+def eyes(server: valkey.Valkey) -> Iterator[Any]:
     client = redis.Redis.from_url(server.address, decode_responses=True)
     client.flushall()
     yield client
@@ -48,7 +49,7 @@ def eyes(server: valkey.Node) -> Iterator[Any]:
 
 
 @pytest.fixture
-def make(server: valkey.Node, eyes: Any) -> Any:
+def make(server: valkey.Valkey, eyes: Any) -> Any:
     return lambda **options: Redis(url=server.address, name="out", **options)
 
 
@@ -135,7 +136,7 @@ class TestShapes:
         assert sink.commit([second, first]) == [DONE, DONE]
         assert eyes.hgetall("h") == {"a": "9"}
 
-    def test_bytes_stay_as_they_are(self, make: Any, server: valkey.Node) -> None:
+    def test_bytes_stay_as_they_are(self, make: Any, server: valkey.Valkey) -> None:
         wild = bytes(range(256)) * 3
         sink = make(hash="h", field="id", value="v")
         rows = pa.RecordBatch.from_pydict(
@@ -177,6 +178,23 @@ class TestProject:
     )
     def test_each_shape_asks_for_its_columns(self, options: Any, wanted: list[str]) -> None:
         assert list(Redis(url="redis://nowhere", **options).project(self.COLUMNS)) == wanted
+
+    def test_times_inside_json_keep_their_microseconds(self) -> None:
+        columns = {"id": Column("id", "string"), "at": Column("at", "array<timestamp_ntz>")}
+        for value, inside in (("at", "at"), ("json", "named_struct('id', id, 'at', at)")):
+            sink = Redis(url="redis://nowhere", hash="h", field="id", value=value)
+            spelled = sink.project(columns)["value"]
+            assert spelled == f"CAST({to_json(inside, nulls=False)} AS BINARY)"
+
+    @pytest.mark.parametrize("digits", [15, 16])
+    def test_decimals_that_the_server_would_round_are_not_added(self, digits: int) -> None:
+        sink = Redis(url="redis://nowhere", counter="c", value="n")
+        columns = {"n": Column("n", f"decimal({digits},2)")}
+        if digits == 15:
+            assert sink.project(columns) == {"value": "n"}
+            return
+        with pytest.raises(UsageError, match=r"at most 15 digits: the server adds them in float"):
+            sink.project(columns)
 
     def test_only_what_can_be_ordered_orders(self) -> None:
         sink = Redis(url="redis://nowhere", hash="h", field="id", value="n", order_by="tags")
@@ -229,7 +247,7 @@ class TestRefusals:
             sink.begin(branch()).write(rows)
         assert list(raised.value.rows) == [1]
 
-    def test_a_wrong_password_is_told_without_it(self, server: valkey.Node) -> None:
+    def test_a_wrong_password_is_told_without_it(self, server: valkey.Valkey) -> None:
         url = server.address.replace("//", "//:wrong-secret@")
         sink = Redis(url=url, list="l", value="v")
         with pytest.raises(NotAuthorised) as raised:
@@ -270,7 +288,7 @@ class TestTheTarget:
         receipt = staged(sink, {"key": ["a", "b"], ".x": ["1", "2"]})
         assert sink.check([receipt]) == ["key p:b is of type string, but the sink needs hash"]
 
-    def test_keys_that_are_not_text_are_told_too(self, make: Any, server: valkey.Node) -> None:
+    def test_keys_that_are_not_text_are_told_too(self, make: Any, server: valkey.Valkey) -> None:
         wild = b"\xff\n" * 100
         redis.Redis.from_url(server.address).set(b"p:" + wild, "text")
         sink = make(key="id", prefix="p:")
@@ -455,7 +473,7 @@ class TestTheServer:
                 sink.preflight()
             node.kill()  # a replica that still looks for its primary is slow to end
 
-    def test_one_that_is_silent_is_away(self, server: valkey.Node, eyes: Any) -> None:
+    def test_one_that_is_silent_is_away(self, server: valkey.Valkey, eyes: Any) -> None:
         sink = Redis(url=server.address, name="out", list="l", value="v", timeout=0.3)
         receipt = staged(sink, {"value": ["1"]})
         writer = sink.begin(branch(1))

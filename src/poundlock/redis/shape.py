@@ -9,10 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from poundlock.core.participant import Column
+from poundlock.core.sparksql import to_json
 from poundlock.errors import UsageError
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _NESTED = ("struct", "array", "map")
+_DIGITS = 15  # of a decimal, which floating point keeps
+_AMOUNT = (
+    f"a number, and of decimals one of at most {_DIGITS} digits: the server adds them in floating "
+    "point, which would round a longer one. Cast it to bigint, of a smaller unit, or to double"
+)
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,7 @@ def project(
 
     take("key", wanted.key, text)
     if shape.adds:
-        take("value", wanted.value, _amount, "a number")
+        take("value", wanted.value, _amount, _AMOUNT)
     elif wanted.value == "json" and "json" not in columns:
         found["value"] = f"CAST({_whole_row(columns)} AS BINARY)"
     elif wanted.value is not None and shape.kind != "stream":
@@ -211,7 +217,7 @@ def text(column: Column) -> str:
     if kind == "binary":
         return sql
     if kind.startswith(_NESTED):
-        sql = f"to_json({sql})"
+        sql = to_json(sql, nulls=False)
     elif kind == "timestamp":
         # Two formats, for a letter inside of one would need quotes within quotes.
         time = f"date_format({sql}, 'HH:mm:ss.SSSSSSXXX')"
@@ -228,7 +234,8 @@ def _amount(column: Column) -> str | None:
         return f"CAST({column.sql} AS BIGINT)"
     if column.type in ("float", "double"):
         return f"CAST({column.sql} AS DOUBLE)"
-    return column.sql if column.type.startswith("decimal") else None
+    decimal = re.fullmatch(r"decimal\((\d+),\s*-?\d+\)", column.type)
+    return column.sql if decimal and int(decimal[1]) <= _DIGITS else None
 
 
 def _order(column: Column) -> str | None:
@@ -251,4 +258,4 @@ def _whole_row(columns: Mapping[str, Column]) -> str:
         return f"'{escaped}'"
 
     fields = ", ".join(f"{quoted(name)}, {column.sql}" for name, column in columns.items())
-    return f"to_json(named_struct({fields}))"
+    return to_json(f"named_struct({fields})", nulls=False)
