@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -638,6 +639,40 @@ class TestWhatTheTargetRefuses:
         again = prepare(sink, {"id": [1], "n": [1]}, task=3, task_attempt=12, retry=1)
         assert {stray.id for stray in sink.find(OURS)} == {other.id, again.id}
         assert sink.commit([other, again]) == [DONE, DONE]
+
+    def test_a_retry_leaves_alone_what_it_need_not_wait_for(self, place: Place) -> None:
+        """The driver may yet choose it: two attempts of a task can run at a time."""
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
+        place.ask("CREATE TABLE u (i BIGINT AUTO_INCREMENT PRIMARY KEY, id INT)")
+        keyed, plain = place.sink(**PARTITIONED[True]), place.sink("u", mode="xa")
+        later = prepare(keyed, {"id": [1]}, task=3, task_attempt=12)
+        begin(keyed, 3, task_attempt=10, retry=1).abort()
+        assert keyed.commit([later]) == [DONE]
+        first = prepare(plain, {"id": [1]}, task=3, task_attempt=13)
+        begin(plain, 3, task_attempt=14, retry=1).abort()
+        assert plain.commit([first]) == [DONE]
+
+    def test_speculation_is_refused_where_attempts_would_meet(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
+        place.ask("CREATE TABLE u (id INT)")
+        keyed: dict[str, Any] = {"key": "id", "key_partitioned": True, "mode": "xa"}
+        for speculates, table, options, fits in (
+            ("true", "t", keyed, False),
+            ("true", "t", {"key_partitioned": True}, False),
+            ("false", "t", keyed, True),
+            ("true", "t", {"key": "id"}, True),
+            ("true", "u", {"mode": "xa"}, True),
+        ):
+            sink = place.sink(table, look=False, **options)
+            settings = {"spark.speculation": speculates}
+            context = SimpleNamespace(defaultParallelism=2, getConf=lambda held=settings: held)
+            site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
+            sink.attach(site)
+            if fits:
+                sink.preflight()
+            else:
+                with pytest.raises(UsageError, match="mode='staged', or set spark.speculation"):
+                    sink.preflight()
 
 
 class TestEndings:

@@ -69,6 +69,7 @@ class MySQLBranches(Participant):
 
     def __init__(self, database: str | None, witness_database: str | None) -> None:
         self._database, self._witness_database = database, witness_database
+        self._frame: dict[str, str] = {}  # what is written: column to Spark's type, once it is known
         self._links: list[Link] = []
         self._lock = threading.Lock()
 
@@ -138,6 +139,12 @@ class MySQLBranches(Participant):
                         if name not in (ORDER, DELETE))  # fmt: skip
         key = tuple(spelled.get(name.lower(), name) for name in self.key)
         return Move(target, written, key, order, bool(self.key and self.delete))
+
+    def meeting(self, target: Target) -> list[frozenset[str]]:
+        """Return the unique keys that two tasks could share: not those that the table numbers."""
+        given = {name.lower() for name in self._frame}
+        fresh = {key for key, col in target.columns.items() if col.serial and key not in given}
+        return [unique for unique in target.unique if not unique & fresh]
 
     @property
     def contradiction(self) -> str:

@@ -96,14 +96,20 @@ class RowWriter(Writer):
             ) from error
 
     def _abort_earlier(self) -> None:
-        """Roll back what earlier attempts of this task prepared: it may hold the locks we need."""
-        mine = self._name
+        """Roll back what earlier attempts of this task prepared: it may hold the locks we need.
+
+        Only where it can: elsewhere it makes nobody wait, and the driver may yet choose it.
+        """
+        mine, sink = self._name, self._sink
+        if not sink.key and not sink.meeting(sink.target):
+            return
         found = prepared(self._open_link, mine.namespace, mine.sink)
         for name, other in found.items():
             same = (name.generation, name.batch, name.attempt) == (
                 mine.generation, mine.batch, mine.attempt,
             )  # fmt: skip
-            if same and other.number == self._branch.task and name != mine:
+            earlier = name.task_attempt < mine.task_attempt
+            if same and other.number == self._branch.task and earlier:
                 with contextlib.suppress(pymysql.err.Error):
                     run(self._open_link, f"XA ROLLBACK {other}")
 

@@ -88,8 +88,8 @@ class MySQL(MySQLBranches):
         self.known: Target | None = None
         self.loads = True
         self.chosen = mode or ("staged" if self.key else "xa")
-        self._frame: dict[str, str] = {}
         self._tasks: int | None = None
+        self._speculates = False
 
     def __repr__(self) -> str:
         return f"MySQL({self.table!r}, name={self.name!r})"
@@ -168,7 +168,10 @@ class MySQL(MySQLBranches):
 
     def attach(self, site: Site) -> None:
         if site.spark is not None:
-            self._tasks = int(site.spark.sparkContext.defaultParallelism)
+            context = site.spark.sparkContext
+            self._tasks = int(context.defaultParallelism)
+            set_to = context.getConf().get("spark.speculation", "false")
+            self._speculates = set_to.lower() == "true"
 
     # What the server and the table must offer.
 
@@ -193,6 +196,7 @@ class MySQL(MySQLBranches):
             self._check_connections(int(variables["max_connections"]))
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._choose(target)
+                self._check_speculation(target)
                 self._check_server(version, variables)
                 warnings += self._cautions(version, variables)
                 if self.chosen == "xa":
@@ -236,8 +240,8 @@ class MySQL(MySQLBranches):
 
     def _choose(self, target: Target) -> None:
         """Choose the mode where the user did not: rows that could meet under a key are staged."""
-        if self.mode == "xa" and self._meeting(target) and not self.key_partitioned:
-            by = ", ".join(sorted(self._meeting(target)[0]))
+        if self.mode == "xa" and self.meeting(target) and not self.key_partitioned:
+            by = ", ".join(sorted(self.meeting(target)[0]))
             raise UsageError(
                 f"two tasks that write one key ({by}) would wait for each other's prepared branch "
                 "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
@@ -246,13 +250,17 @@ class MySQL(MySQLBranches):
             )
         if self.mode is not None or self.key or self.key_partitioned:
             return
-        self.chosen = "staged" if self._meeting(target) else "xa"
+        self.chosen = "staged" if self.meeting(target) else "xa"
 
-    def _meeting(self, target: Target) -> list[frozenset[str]]:
-        """Return the unique keys that two tasks could share: not those that the table numbers."""
-        given = {name.lower() for name in self._frame}
-        fresh = {key for key, col in target.columns.items() if col.serial and key not in given}
-        return [unique for unique in target.unique if not unique & fresh]
+    def _check_speculation(self, target: Target) -> None:
+        """Two attempts of one task at a time write the same keys: one would wait for the other."""
+        if self._speculates and self.chosen == "xa" and (self.key or self.meeting(target)):
+            raise UsageError(
+                "spark.speculation is true: a second attempt of a task would wait for the prepared "
+                "branch of the first, which has the same keys, or roll it back. Use mode='staged', or "
+                "set spark.speculation to false",
+                sink=self.name,
+            )
 
     def _check_server(self, version: str, variables: Mapping[str, str]) -> None:
         numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
