@@ -17,6 +17,7 @@ from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transa
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
+from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, InDoubt, NotAuthorised, Unavailable, UsageError
 from poundlock.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.opensearch.mapping import compare
@@ -285,6 +286,11 @@ class TestPreflight:
         wanted = versioned.project(self.COLUMNS)
         assert list(wanted) == ["id", "version", "document"]
         assert "'v', v" in wanted["document"]
+
+    def test_times_of_both_kinds_keep_their_microseconds(self) -> None:
+        columns = {"id": Column("id", "string"), "at": Column("at", "timestamp_ntz")}
+        wanted = OpenSearch("i", url="http://localhost", id="id").project(columns)
+        assert wanted["document"] == to_json("named_struct('id', id, 'at', at)", nulls=False)
 
     def test_a_strict_mapping_names_what_it_lacks(self, make: Any) -> None:
         sink = make({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})

@@ -26,6 +26,7 @@ from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Semantic, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
+from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, InDoubt, PoundlockError, UsageError
 from poundlock.kept import KeptBranches, KeptWriter, Shelf
 from poundlock.opensearch.bulk import Refused, Sender, problem, refusal, requests
@@ -464,5 +465,4 @@ def _document(columns: Mapping[str, Column]) -> str:
         return f"'{escaped}'"
 
     fields = ", ".join(f"{quoted(name)}, {column.sql}" for name, column in columns.items())
-    options = "map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\")"
-    return f"to_json(named_struct({fields}), {options})"
+    return to_json(f"named_struct({fields})", nulls=False)
