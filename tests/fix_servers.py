@@ -10,7 +10,7 @@ from poundlock.servers import mariadb, opensearch, postgres, valkey
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Node]:
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[postgres.Postgres]:
     """Shared. A test that hurts a server starts one of its own: `running()`."""
     with postgres.running(tmp_path_factory.mktemp("postgres")) as server:
         yield server
@@ -23,7 +23,7 @@ def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mariadb
 
 
 @pytest.fixture(scope="session")
-def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[valkey.Node]:
+def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[valkey.Valkey]:
     with valkey.running(tmp_path_factory.mktemp("valkey")) as server:
         yield server
 

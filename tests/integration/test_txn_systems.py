@@ -33,7 +33,7 @@ class Scene:
         spark: Any,
         kafka: oracle.Kafka,
         topic: Callable[..., str],
-        pg: postgres.Node,
+        pg: postgres.Postgres,
         maria: mariadb.MariaDB,
         place: Path,
     ):
@@ -96,7 +96,7 @@ def scene(
     spark: Any,
     kafka: oracle.Kafka,
     topic: Callable[..., str],
-    postgres_server: postgres.Node,
+    postgres_server: postgres.Postgres,
     mariadb_server: mariadb.MariaDB,
     tmp_path: Path,
 ) -> Scene:

@@ -1,6 +1,6 @@
 """Real local servers without Docker or root, for trying, testing and proving.
 
-    base      what all servers share: home, ports, state, readiness
+    base      what all servers share: home, ports, state, readiness; node: a handle on one
     process   processes that outlive us, and are never mistaken for others
     guard     ends a private server with the program that it belongs to
     kafka     Apache Kafka, one broker or several; kafka_security adds SASL_SSL

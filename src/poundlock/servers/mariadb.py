@@ -13,19 +13,20 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
-import tempfile
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from poundlock.errors import Unavailable, UsageError
-from poundlock.servers import base, guard, mariadb_binaries
+from poundlock.servers import base, mariadb_binaries
+from poundlock.servers import node as node_module
 from poundlock.servers.demote import demoted, hand_over
 from poundlock.servers.mariadb_binaries import Binaries
+from poundlock.servers.node import Node, private
 
 NAME = "mariadb"
 USER, DATABASE = "poundlock", "poundlock"
@@ -102,82 +103,27 @@ class MariaDBServer:
             cursor.execute("SELECT 1")
 
 
-class MariaDB:
-    """A MariaDB that runs, and the means to make it suffer."""
-
-    def __init__(self, server: MariaDBServer, home: Path, owner: str = ""):
-        self._instance = base.Instance(server, home, owner)
-
-    @property
-    def url(self) -> str:
-        """Where it is, without the password."""
-        return self._instance.url
+class MariaDB(Node):
+    """A MariaDB that runs."""
 
     @property
     def address(self) -> str:
-        """The url with the password, which is the server's own and random."""
         return _with_password(self.url, self.directory)
 
     def connect_arguments(self) -> dict[str, Any]:
         """What pymysql needs to connect."""
         return connect_arguments(self.address)
 
-    @property
-    def directory(self) -> Path:
-        return self._instance.home
 
-    def up(self) -> None:
-        """Start it if it is not running."""
-        self._instance.up()
-
-    def start(self, *, wait: bool = True) -> None:
-        self._instance.start(_NODE, timeout=base.START_TIMEOUT if wait else None)
-
-    def stop(self) -> None:
-        """SIGTERM: it closes its files in good order."""
-        self._instance.stop(_NODE)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._instance.kill(_NODE)
-
-    def pause(self) -> None:
-        """SIGSTOP: alive, connected, and silent."""
-        self._instance.pause(_NODE)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._instance.resume(_NODE)
-
-    def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
-        self._instance.wait_ready(timeout=timeout)
-
-    def log(self) -> Path:
-        return self._instance.log(_NODE)
-
-
-@contextmanager
 def running(
     directory: Path | str | None = None, *, variables: Mapping[str, str] | None = None
-) -> Iterator[MariaDB]:
-    """A private server, ended on exit, and also if this program is killed.
+) -> AbstractContextManager[MariaDB]:
+    """A private server; see `node.private`.
 
-    Its data goes with it unless a directory was given. `variables` are the server's own, and go before
-    ours: `{"log_bin": "binlog"}`.
+    `variables` are the server's own, and go before ours: `{"log_bin": "binlog"}`.
     """
-    private = directory is None
-    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-mariadb-")).absolute()
-    owner = uuid.uuid4().hex
-    with guard.watched(home, owner, wipe=private):
-        base.down(home)  # what an earlier program may have left there
-        try:
-            server = MariaDB(MariaDBServer(variables or {}), home, owner)
-            server.up()
-            yield server
-        finally:
-            base.down(home)
-            if private:
-                shutil.rmtree(home, ignore_errors=True)
+    server = MariaDBServer(variables or {})
+    return private(lambda home, owner: MariaDB(server, home, owner), NAME, directory)
 
 
 def up(directory: Path | str | None = None) -> MariaDB:
@@ -187,14 +133,7 @@ def up(directory: Path | str | None = None) -> MariaDB:
     return server
 
 
-def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
-    """End what `up` started; with `wipe`, delete the data too."""
-    base.down(base.home_of(NAME, directory), wipe=wipe)
-
-
-def status(directory: Path | str | None = None) -> base.Status:
-    """Address, pid and log of what `up` started."""
-    return base.status(base.home_of(NAME, directory))
+down, status = partial(node_module.down, NAME), partial(node_module.status, NAME)
 
 
 def connect_arguments(url: str) -> dict[str, Any]:

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 import urllib.request
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from poundlock import jars, java
 from poundlock.errors import Unavailable
-from poundlock.servers import base, demote, guard
+from poundlock.servers import base, demote
+from poundlock.servers import node as node_module
+from poundlock.servers.node import Node, private
 
 NAME = "opensearch"
 _NODE = "1"
@@ -152,79 +152,15 @@ class OpenSearchServer:
             raise Unavailable(f"the node answers, but its indices are {health['status']}")
 
 
-class Node:
-    """An OpenSearch that runs, and the means to make it suffer."""
-
-    def __init__(self, server: OpenSearchServer, home: Path, owner: str = ""):
-        self._instance = base.Instance(server, home, owner)
-
-    @property
-    def url(self) -> str:
-        return self._instance.url
-
-    @property
-    def directory(self) -> Path:
-        return self._instance.home
-
-    def running(self) -> bool:
-        return bool(self._instance.running())
-
-    def up(self) -> None:
-        self._instance.up()
-
-    def start(self, *, wait: bool = True) -> None:
-        """Start it again, upon the same data and port."""
-        self._instance.start(_NODE, timeout=base.START_TIMEOUT if wait else None)
-
-    def stop(self) -> None:
-        """End it in good order."""
-        self._instance.stop(_NODE)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._instance.kill(_NODE)
-
-    def pause(self) -> None:
-        """SIGSTOP: alive, connected, and silent."""
-        self._instance.pause(_NODE)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._instance.resume(_NODE)
-
-    def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
-        self._instance.wait_ready(timeout=timeout)
-
-    def log(self) -> Path:
-        return self._instance.log(_NODE)
-
-
-@contextmanager
 def running(
     directory: Path | str | None = None,
     *,
     settings: Mapping[str, str] | None = None,
     heap_mb: int = 512,
-) -> Iterator[Node]:
-    """A private server, ended on exit, and also if this program is killed.
-
-    Its data goes with it unless a directory was given. `settings` are OpenSearch's own, and go before
-    ours.
-    """
+) -> AbstractContextManager[Node]:
+    """A private server; see `node.private`. `settings` are OpenSearch's own, and go before ours."""
     server = OpenSearchServer(settings or {}, heap_mb)
-    private = directory is None
-    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-opensearch-")).absolute()
-    owner = uuid.uuid4().hex
-    with guard.watched(home, owner, wipe=private):
-        base.down(home)  # what an earlier program may have left there
-        try:
-            node = Node(server, home, owner)
-            node.up()
-            yield node
-        finally:
-            base.down(home)
-            if private:
-                shutil.rmtree(home, ignore_errors=True)
+    return private(lambda home, owner: Node(server, home, owner), NAME, directory)
 
 
 def up(directory: Path | str | None = None) -> Node:
@@ -234,14 +170,7 @@ def up(directory: Path | str | None = None) -> Node:
     return node
 
 
-def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
-    """End what `up` started; with `wipe`, delete the data too."""
-    base.down(base.home_of(NAME, directory), wipe=wipe)
-
-
-def status(directory: Path | str | None = None) -> base.Status:
-    """Address, pid and log of what `up` started."""
-    return base.status(base.home_of(NAME, directory))
+down, status = partial(node_module.down, NAME), partial(node_module.status, NAME)
 
 
 def _own(home: Path) -> Path:

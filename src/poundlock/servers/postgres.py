@@ -23,16 +23,18 @@ import subprocess
 import tarfile
 import tempfile
 import time
-import uuid
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from poundlock import jars
 from poundlock.errors import Unavailable, UsageError
-from poundlock.servers import base, demote, guard
+from poundlock.servers import base, demote
+from poundlock.servers import node as node_module
+from poundlock.servers.node import Node, private
 
 NAME = "postgres"
 USER = "poundlock"
@@ -92,49 +94,22 @@ class PostgresServer:
                 connection.execute(f"CREATE DATABASE {DATABASE}")
 
 
-class Node:
-    """A PostgreSQL that runs, and the means to make it suffer."""
-
-    def __init__(self, server: PostgresServer, home: Path, owner: str = ""):
-        self._instance = base.Instance(server, home, owner)
-
-    @property
-    def url(self) -> str:
-        """Where it is, without the password."""
-        return self._instance.url
+class Postgres(Node):
+    """A PostgreSQL that runs. Paused, it takes connections; sessions that are open go on."""
 
     @property
     def address(self) -> str:
-        """The url with the password, which is the server's own and random."""
         return self.dsn()
 
     def dsn(self, database: str = DATABASE) -> str:
         """The address of a database."""
         return _with_password(self.url, self.directory, database)
 
-    @property
-    def directory(self) -> Path:
-        return self._instance.home
-
-    def running(self) -> bool:
-        return bool(self._instance.running())
-
-    def up(self) -> None:
-        self._instance.up()
-
-    def start(self, *, wait: bool = True) -> None:
-        """Start it again, upon the same data and port."""
-        self._instance.start(_NODE, timeout=base.START_TIMEOUT if wait else None)
-
-    def stop(self) -> None:
-        """End it in good order; clients lose their sessions."""
-        self._instance.stop(_NODE)
-
-    def kill(self) -> None:
+    def kill(self, node: int = 1) -> None:
         """SIGKILL, to the server and to the processes of its sessions."""
-        process = self._instance.state.processes.get(_NODE)
+        process = self._instance.state.processes.get(self._name(node))
         children = _children(process.pid) if process and process.alive else []
-        self._instance.kill(_NODE)
+        super().kill(node)
         # They would end by themselves, but a start that comes before that is refused.
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
@@ -145,71 +120,32 @@ class Node:
                 raise Unavailable(f"processes {children} of PostgreSQL did not end by SIGKILL")
             time.sleep(0.01)
 
-    def pause(self) -> None:
-        """SIGSTOP: it takes connections and says nothing; sessions that are open go on."""
-        self._instance.pause(_NODE)
 
-    def resume(self) -> None:
-        self._instance.resume(_NODE)
-
-    def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
-        self._instance.wait_ready(timeout=timeout)
-
-    def log(self) -> Path:
-        return self._instance.log(_NODE)
-
-
-@contextlib.contextmanager
 def running(
     directory: Path | str | None = None,
     *,
     max_prepared_transactions: int = 64,
     settings: Mapping[str, str] | None = None,
-) -> Iterator[Node]:
-    """A private server, ended on exit, and also if this program is killed.
-
-    Its data goes with it unless a directory was given. `settings` are PostgreSQL's own, and go
-    before ours.
-    """
+) -> contextlib.AbstractContextManager[Postgres]:
+    """A private server; see `node.private`. `settings` are PostgreSQL's own, and go before ours."""
     server = PostgresServer(max_prepared_transactions, settings or {})
-    private = directory is None
-    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-postgres-")).absolute()
-    owner = uuid.uuid4().hex
-    with guard.watched(home, owner, wipe=private):
-        base.down(home)  # what an earlier program may have left there
-        node = Node(server, home, owner)
-        try:
-            node.up()
-            yield node
-        finally:
-            if private:
-                node.kill()  # its data goes anyway: no need to write it out first
-            base.down(home)
-            if private:
-                shutil.rmtree(home, ignore_errors=True)
+    return private(lambda home, owner: Postgres(server, home, owner), NAME, directory)
 
 
 def up(
     directory: Path | str | None = None, *, max_prepared_transactions: int | None = None
-) -> Node:
+) -> Postgres:
     """Start the server that outlives the program, or find it running; see `base.home_of`."""
     home = base.home_of(NAME, directory)
     state = base.State.load(home)
     before = state.options.get("max_prepared_transactions", 64) if state else 64
     wanted = before if max_prepared_transactions is None else max_prepared_transactions
-    node = Node(PostgresServer(wanted), home)
+    node = Postgres(PostgresServer(wanted), home)
     node.up()
     return node
 
 
-def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
-    """End what `up` started; with `wipe`, delete the data too."""
-    base.down(base.home_of(NAME, directory), wipe=wipe)
-
-
-def status(directory: Path | str | None = None) -> base.Status:
-    """Address, pid and log of what `up` started."""
-    return base.status(base.home_of(NAME, directory))
+down, status = partial(node_module.down, NAME), partial(node_module.status, NAME)
 
 
 # --- binaries ---

@@ -17,16 +17,17 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from poundlock.errors import Unavailable, UsageError
-from poundlock.servers import base, demote, guard
+from poundlock.servers import base, demote
+from poundlock.servers import node as node_module
+from poundlock.servers.node import Node, private
 
 NAME = "valkey"
 _SLOTS = 16384
@@ -137,104 +138,35 @@ class ValkeyServer:
                 raise Unavailable(f"node {node} is not in the cluster yet, and knows {known} nodes")
 
 
-class Node:
-    """A Valkey that runs, and the means to make it suffer. Nodes are numbered from 1."""
-
-    def __init__(self, server: ValkeyServer, home: Path, owner: str = ""):
-        self._instance = base.Instance(server, home, owner)
-
-    @property
-    def url(self) -> str:
-        """Where it is, without the password."""
-        return self._instance.url
+class Valkey(Node):
+    """A Valkey that runs, or a cluster of them."""
 
     @property
     def address(self) -> str:
-        """The url with the password, which is the server's own and random."""
         password = (self.directory / "password").read_text()
         return self.url.replace("//", f"//:{password}@", 1)
 
-    @property
-    def directory(self) -> Path:
-        return self._instance.home
 
-    def running(self) -> bool:
-        return bool(self._instance.running())
-
-    def up(self) -> None:
-        self._instance.up()
-
-    def start(self, node: int = 1, *, wait: bool = True) -> None:
-        """Start it again, upon the same data and port."""
-        self._instance.start(str(node), timeout=base.START_TIMEOUT if wait else None)
-
-    def stop(self, node: int = 1) -> None:
-        """End it in good order."""
-        self._instance.stop(str(node))
-
-    def kill(self, node: int = 1) -> None:
-        """SIGKILL."""
-        self._instance.kill(str(node))
-
-    def pause(self, node: int = 1) -> None:
-        """SIGSTOP: alive, connected, and silent."""
-        self._instance.pause(str(node))
-
-    def resume(self, node: int = 1) -> None:
-        """SIGCONT."""
-        self._instance.resume(str(node))
-
-    def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
-        self._instance.wait_ready(timeout=timeout)
-
-    def log(self, node: int = 1) -> Path:
-        return self._instance.log(str(node))
-
-
-@contextmanager
 def running(
     directory: Path | str | None = None,
     *,
     nodes: int = 1,
     cluster: bool = False,
     settings: Mapping[str, str] | None = None,
-) -> Iterator[Node]:
-    """A private server, ended on exit, and also if this program is killed.
-
-    Its data goes with it unless a directory was given. `settings` are Valkey's own, and go before
-    ours.
-    """
+) -> AbstractContextManager[Valkey]:
+    """A private server; see `node.private`. `settings` are Valkey's own, and go before ours."""
     server = ValkeyServer(nodes, cluster, settings or {})
-    private = directory is None
-    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-valkey-")).absolute()
-    owner = uuid.uuid4().hex
-    with guard.watched(home, owner, wipe=private):
-        base.down(home)  # what an earlier program may have left there
-        try:
-            node = Node(server, home, owner)
-            node.up()
-            yield node
-        finally:
-            base.down(home)
-            if private:
-                shutil.rmtree(home, ignore_errors=True)
+    return private(lambda home, owner: Valkey(server, home, owner), NAME, directory)
 
 
-def up(directory: Path | str | None = None) -> Node:
+def up(directory: Path | str | None = None) -> Valkey:
     """Start the server that outlives the program, or find it running; see `base.home_of`."""
-    node = Node(ValkeyServer(), base.home_of(NAME, directory))
+    node = Valkey(ValkeyServer(), base.home_of(NAME, directory))
     node.up()
     return node
 
 
-def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
-    """End what `up` started; with `wipe`, delete the data too."""
-    base.down(base.home_of(NAME, directory), wipe=wipe)
-
-
-def status(directory: Path | str | None = None) -> base.Status:
-    """Address, pid and log of what `up` started."""
-    return base.status(base.home_of(NAME, directory))
+down, status = partial(node_module.down, NAME), partial(node_module.status, NAME)
 
 
 def binary() -> Path:
