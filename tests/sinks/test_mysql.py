@@ -19,7 +19,7 @@ import pymysql
 import pytest
 
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
-from poundlock.core.naming import name_of
+from poundlock.core.naming import name_of, parse_name
 from poundlock.core.participant import Column, Commitment, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.sparksql import to_json
@@ -35,7 +35,7 @@ from poundlock.errors import (
 )
 from poundlock.mysql.branches import xid
 from poundlock.mysql.link import run
-from poundlock.mysql.move import DELETE, ORDER
+from poundlock.mysql.move import DELETE, ORDER, stage_name
 from poundlock.servers import mariadb
 from poundlock.sinks import MySQL
 
@@ -111,6 +111,12 @@ def prepare(sink: MySQL, rows: Any, task: int = 0, **where: Any) -> Receipt:
     assert made is not None
     receipt = Receipt(sink.name, made.id, task, Fingerprint(len(written), 0), made.handle)
     return Receipt.from_json(receipt.to_json())  # type: ignore[arg-type]
+
+
+def stage_of(receipt: Receipt) -> str:
+    name = parse_name(receipt.id)
+    assert name is not None
+    return stage_name(name)
 
 
 def refused(
@@ -671,7 +677,7 @@ class TestWhatTheTargetRefuses:
             if fits:
                 sink.preflight()
             else:
-                with pytest.raises(UsageError, match="mode='staged', or set spark.speculation"):
+                with pytest.raises(UsageError, match="mode='staged', or set"):
                     sink.preflight()
 
 
@@ -755,11 +761,26 @@ class TestEndings:
             sink.commit([receipt])
         assert sink.commit([other]) == [DONE] and plain.rows() == [(1,), (2,)]
 
+    def test_a_branch_is_ended_where_it_was_staged(self, plain: Place) -> None:
+        """Its witness and its rows are where its receipt says, wherever new ones go now."""
+        other = f"{plain.database}_aside"
+        plain.ask(f"CREATE DATABASE {other}")
+        before = plain.sink(mode="staged", witness_database=other)
+        receipts = [prepare(before, {"x": [task]}, task=task) for task in range(2)]
+        now = plain.sink(mode="staged")
+        assert now.check(receipts) == [None, None]
+        mixed = [*receipts, prepare(now, {"x": [2]}, task=2)]
+        assert now.commit(mixed) == [DONE] * 3
+        assert before.commit(mixed) == [DONE] * 3
+        assert plain.rows() == [(0,), (1,), (2,)]
+        assert plain.ask(f"SHOW TABLES IN {other}") == [("poundlock_witness",)]
+        assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(2,)]
+
     def test_a_stage_left_behind_is_not_open_and_is_pruned(self, plain: Place) -> None:
         """A crash between the move and the end of its staging tables."""
         sink = plain.sink(mode="staged")
         receipt = prepare(sink, {"x": [1]})
-        sink._drop_stage = lambda link, name: None  # type: ignore[method-assign]
+        sink._drop_stage = lambda link, database, name: None  # type: ignore[method-assign]
         assert sink.commit([receipt]) == [DONE]
         assert plain.leftovers()
         later = plain.sink(mode="staged")
@@ -790,8 +811,7 @@ class TestEndings:
     def test_a_lost_stage_does_not_hold_up_the_others(self, plain: Place) -> None:
         sink = plain.sink(mode="staged")
         receipts = [prepare(sink, {"x": [task]}, task=task) for task in range(2)]
-        lost = sink._stage(name_of(Branch(Transaction(OURS, 1, 0, 1), "out", 0, 0)))
-        plain.ask(f"DROP TABLE {lost}")
+        plain.ask(f"DROP TABLE {stage_of(receipts[0])}")
         assert sink.check(receipts) == ["its staging table is gone", None]
         assert sink.commit(receipts) == [LOST, DONE]
         assert plain.rows() == [(1,)]

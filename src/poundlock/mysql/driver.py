@@ -69,7 +69,7 @@ class MySQLBranches(Participant):
 
     def __init__(self, database: str | None, witness_database: str | None) -> None:
         self._database, self._witness_database = database, witness_database
-        self._frame: dict[str, str] = {}  # what is written: column to Spark's type, once it is known
+        self._frame: dict[str, str] = {}  # what is written: column to Spark's type
         self._links: list[Link] = []
         self._lock = threading.Lock()
 
@@ -178,11 +178,10 @@ class MySQLBranches(Participant):
         return opened
 
     def _check_staged(self, link: Link, receipts: Sequence[Receipt]) -> dict[str, str | None]:
-        over = self.witness.states(link, [_name(receipt) for receipt in receipts])
+        over = _witnessed(link, receipts)
         found: dict[str, str | None] = {}
         for receipt in receipts:
-            name = _name(receipt)
-            held = None if name in over else self._count(link, name)
+            held = None if _name(receipt) in over else self._count(link, receipt)
             if held is None:
                 found[receipt.id] = "its staging table is gone"
             elif held != receipt.handle["rows"]:
@@ -194,9 +193,10 @@ class MySQLBranches(Participant):
         refusal = self._rehearse(link, receipts)
         return dict.fromkeys(found, refusal) if refusal else found
 
-    def _count(self, link: Link, name: BranchName) -> int | None:
+    def _count(self, link: Link, receipt: Receipt) -> int | None:
+        """Count what is staged; None if the table is gone."""
         try:
-            return int(run(link, f"SELECT COUNT(*) FROM {self._stage(name)}")[0][0])
+            return int(run(link, f"SELECT COUNT(*) FROM {_stage_of(receipt)}")[0][0])
         except pymysql.err.ProgrammingError as error:
             if code_of(error) != NO_SUCH_TABLE:
                 raise
@@ -204,7 +204,7 @@ class MySQLBranches(Participant):
 
     def _rehearse(self, link: Link, receipts: Sequence[Receipt]) -> str | None:
         """Say what would stop the move. What only the target can tell is tried, and undone."""
-        places = [self._stage(_name(receipt)) for receipt in receipts]
+        places = [_stage_of(receipt) for receipt in receipts]
         move = self._move_of(receipts)
         if move.duplicates(link, places):
             return self.contradiction
@@ -252,8 +252,8 @@ class MySQLBranches(Participant):
 
     def _witness_of(self, link: Link, receipt: Receipt) -> Witness | None:
         """Return the receipt's witness table; None if it is gone."""
-        database, wanted = cast("list[str]", receipt.handle["witness"])
-        witness = Witness(database)
+        _, wanted = cast("list[str]", receipt.handle["witness"])
+        witness = _place(receipt)
         found = witness.identity(link)
         if found is not None and found != wanted:
             raise Parted(
@@ -290,31 +290,32 @@ class MySQLBranches(Participant):
 
     def _commit_staged(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
         """Move all branches in one transaction that also writes their witnesses."""
-        by_name = {_name(receipt): receipt for receipt in receipts}
         with self._borrowed(_MOVE_S) as link:
-            if self._witness_of(link, receipts[0]) is None:
+            # Each in the database that its receipt names: new ones may go elsewhere by now.
+            if any(self._witness_of(link, mine[0]) is None for mine in _by_place(receipts)):
                 return {receipt.id: BranchState.NO_WITNESS for receipt in receipts}
-            states: dict[BranchName, BranchState] = dict(self.witness.states(link, by_name))
-            waiting = [name for name in by_name if name not in states]
-            for name in waiting:
-                if self._count(link, name) is None:
-                    states[name] = self.witness.settle(link, name)
-            waiting = [name for name in waiting if name not in states]
+            states = _witnessed(link, receipts)
+            waiting = [receipt for receipt in receipts if _name(receipt) not in states]
+            for receipt in waiting:
+                if self._count(link, receipt) is None:
+                    states[_name(receipt)] = _place(receipt).settle(link, _name(receipt))
+            waiting = [receipt for receipt in waiting if _name(receipt) not in states]
             if waiting:
-                moved = self._move_all(link, [by_name[name] for name in waiting])
-                states |= dict.fromkeys(waiting, moved)
-            for name, state in states.items():
-                if state in (BranchState.COMMITTED, BranchState.ABORTED):
-                    self._drop_stage(link, name)
+                moved = self._move_all(link, waiting)
+                states |= dict.fromkeys(map(_name, waiting), moved)
+            for receipt in receipts:
+                if states[_name(receipt)] in (BranchState.COMMITTED, BranchState.ABORTED):
+                    self._drop_stage(link, _place(receipt).database, _name(receipt))
         return {str(name): state for name, state in states.items()}
 
     def _move_all(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
         names = [_name(receipt) for receipt in receipts]
         run(link, "START TRANSACTION")
         try:
-            self.witness.testify(link, names)  # first: who else moves the same must wait here
+            for mine in _by_place(receipts):  # first: who else moves the same must wait here
+                _place(mine[0]).testify(link, list(map(_name, mine)))
             move = self._after_others(link, self._move_of(receipts), names)
-            moved = move.run(link, [self._stage(name) for name in names])
+            moved = move.run(link, [_stage_of(receipt) for receipt in receipts])
             wanted = sum(int(str(receipt.handle["rows"])) for receipt in receipts)
             if not self.key and moved != wanted:
                 raise InDoubt(
@@ -326,7 +327,7 @@ class MySQLBranches(Participant):
         except pymysql.err.Error as error:
             with contextlib.suppress(pymysql.err.Error):
                 run(link, "ROLLBACK")
-            if code_of(error) in (LOCK_TIMEOUT, DEADLOCK) or self._overtaken(link, names):
+            if code_of(error) in (LOCK_TIMEOUT, DEADLOCK) or self._overtaken(link, receipts):
                 return BranchState.PREPARED
             self._stop(error, receipts[0])
         except BaseException:
@@ -350,10 +351,10 @@ class MySQLBranches(Participant):
             )
         return replace(move, late=column.name)
 
-    def _overtaken(self, link: Link, names: Sequence[BranchName]) -> bool:
+    def _overtaken(self, link: Link, receipts: Sequence[Receipt]) -> bool:
         """Whether another driver has ended one of them meanwhile: then the witness is asked anew."""
         with contextlib.suppress(pymysql.err.Error):
-            return bool(self.witness.states(link, names))
+            return bool(_witnessed(link, receipts))
         return False
 
     def _stop(self, error: pymysql.err.Error, receipt: Receipt) -> NoReturn:
@@ -420,7 +421,7 @@ class MySQLBranches(Participant):
             with self._borrowed() as link:
                 state = self._settled(link, name)
                 if state in (BranchState.ABORTED, BranchState.COMMITTED):
-                    self._drop_stage(link, name)
+                    self._drop_stage(link, self.witness.database, name)
                 return state
         except Unavailable:
             return BranchState.UNREACHABLE
@@ -439,16 +440,13 @@ class MySQLBranches(Participant):
             aside = stages(link, self.witness.database, namespace, self.name)
             if aside:  # left by a crash between a move and the end of its staging tables
                 for name in self.witness.states(link, aside):
-                    self._drop_stage(link, name)
+                    self._drop_stage(link, self.witness.database, name)
             self.witness.prune(link, namespace, self.name, floor)
 
-    def _stage(self, name: BranchName) -> str:
-        return quoted(self.witness.database, stage_name(name))
-
-    def _drop_stage(self, link: Link, name: BranchName) -> None:
+    def _drop_stage(self, link: Link, database: str, name: BranchName) -> None:
         """Drop a staging table whose rows are settled. If it is in use, `prune` will."""
         try:
-            run(link, f"DROP TABLE IF EXISTS {self._stage(name)}")
+            run(link, f"DROP TABLE IF EXISTS {quoted(database, stage_name(name))}")
         except pymysql.err.Error as error:
             if code_of(error) not in (LOCK_TIMEOUT, DUPLICATE):
                 raise
@@ -501,3 +499,29 @@ def _name(receipt: Receipt) -> BranchName:
     if name is None:
         raise UsageError(f"{receipt.id!r} is not the name of a branch in MySQL")
     return name
+
+
+def _place(receipt: Receipt) -> Witness:
+    """Return the witness table of a branch; its staging table is beside it."""
+    return Witness(cast("list[str]", receipt.handle["witness"])[0])
+
+
+def _stage_of(receipt: Receipt) -> str:
+    return quoted(_place(receipt).database, stage_name(_name(receipt)))
+
+
+def _by_place(receipts: Sequence[Receipt]) -> list[list[Receipt]]:
+    """Sort branches by the witness table that they testify in."""
+    found: dict[tuple[str, ...], list[Receipt]] = {}
+    for receipt in receipts:
+        key = tuple(cast("list[str]", receipt.handle["witness"]))
+        found.setdefault(key, []).append(receipt)
+    return list(found.values())
+
+
+def _witnessed(link: Link, receipts: Sequence[Receipt]) -> dict[BranchName, BranchState]:
+    """Read the witnesses of those branches that have one."""
+    found: dict[BranchName, BranchState] = {}
+    for mine in _by_place(receipts):
+        found |= _place(mine[0]).states(link, map(_name, mine))
+    return found
