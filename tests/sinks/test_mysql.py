@@ -816,6 +816,18 @@ class TestEndings:
         assert sink.commit(receipts) == [LOST, DONE]
         assert plain.rows() == [(1,)]
 
+    @pytest.mark.parametrize("key", [None, "x"])
+    def test_a_stage_that_others_have_changed_is_lost(self, place: Place, key: str | None) -> None:
+        place.ask("CREATE TABLE t (x INT PRIMARY KEY)")
+        sink = place.sink(mode="staged", key=key)
+        receipt = prepare(sink, {"x": [1, 2, 3]})
+        assert sink.check([receipt]) == [None]
+        place.ask(f"DELETE FROM {stage_of(receipt)} WHERE x = 2")
+        assert sink.commit([receipt]) == sink.commit([receipt]) == [LOST]
+        assert place.rows() == [] and place.leftovers() == []
+        again = prepare(sink, {"x": [1, 2, 3]}, attempt=2)
+        assert sink.commit([again]) == [DONE] and place.rows() == [(1,), (2,), (3,)]
+
     def test_both_modes_are_finished_whatever_the_mode_is_now(self, plain: Place) -> None:
         xa, staged = plain.sink(mode="xa"), plain.sink(mode="staged")
         receipts = [prepare(xa, {"x": [1]}, task=0), prepare(staged, {"x": [2]}, task=1)]

@@ -296,8 +296,9 @@ class MySQLBranches(Participant):
                 return {receipt.id: BranchState.NO_WITNESS for receipt in receipts}
             states = _witnessed(link, receipts)
             waiting = [receipt for receipt in receipts if _name(receipt) not in states]
+            # A stage that others have changed is as lost as one that is gone.
             for receipt in waiting:
-                if self._count(link, receipt) is None:
+                if self._count(link, receipt) != receipt.handle["rows"]:
                     states[_name(receipt)] = _place(receipt).settle(link, _name(receipt))
             waiting = [receipt for receipt in waiting if _name(receipt) not in states]
             if waiting:
