@@ -303,6 +303,16 @@ class TestPreflight:
         (told,) = sink.preflight()
         assert "does not exist" in told
 
+    def test_an_index_that_soon_forgets_deletes_is_told(self, make: Any, eyes: Any) -> None:
+        assert make().preflight() == []  # nothing is deleted
+        sink = make(delete="gone")
+        (told,) = sink.preflight()
+        assert "60s" in told and f"PUT {sink.index}/_settings" in told
+        for life, enough in (("90m", False), ("-1", False), ("24h", True), ("2d", True)):
+            body = {"index.gc_deletes": life}
+            eyes.indices.put_settings(index=sink.index, body=body)
+            assert (sink.preflight() == []) == enough, life
+
     def test_types_are_compared_as_far_as_they_tell(self) -> None:
         fields = {
             name: {"type": name}

@@ -1,7 +1,8 @@
-"""Whether a frame fits an index, as far as its mapping tells before the first document."""
+"""Whether a frame fits an index, as far as its mapping and settings tell before the first document."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ _NUMBERS = (
 _SCALAR = (*_NUMBERS, "boolean", "date", "date_nanos", "keyword", "text", "ip", "binary")
 _SPARK_NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double")
 _SPARK_TIMES = ("date", "timestamp", "timestamp_ntz")
+_SECONDS = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def compare(mapping: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -68,3 +70,18 @@ def _narrower(kind: str, target: str) -> bool:
     sizes = {"byte": 1, "short": 2, "integer": 4, "long": 8, "unsigned_long": 8}
     widths = {"tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
     return target in sizes and kind in widths and widths[kind] > sizes[target]
+
+
+def forgets_deletes(index: str, settings: Mapping[str, Any]) -> str | None:
+    """Return a warning if the index remembers the versions of what was deleted for less than a day."""
+    told = str(settings.get("gc_deletes", "60s"))  # the server's default, which it does not list
+    found = re.fullmatch(r"(\d+)([a-z]+)", told)
+    if found and int(found[1]) * _SECONDS.get(found[2], 0) >= _SECONDS["d"]:
+        return None
+    return (
+        f"index {index} forgets what was deleted after index.gc_deletes, {told}: a row with a lower "
+        "version that comes later, or is sent again, brings the document back. Set it longer than "
+        f'rows may be late or the pipeline down: PUT {index}/_settings {{"index.gc_deletes": "1d"}}. '
+        "A node that restarts forgets all the same: where that matters, keep the document, with a "
+        "field that says it is deleted, in place of delete="
+    )

@@ -30,7 +30,7 @@ from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, InDoubt, PoundlockError, UsageError
 from poundlock.kept import KeptBranches, KeptWriter, Shelf
 from poundlock.opensearch.bulk import Refused, Sender, problem, refusal, requests
-from poundlock.opensearch.mapping import compare
+from poundlock.opensearch.mapping import compare, forgets_deletes
 from poundlock.secret import resolve, resolve_all
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
@@ -53,7 +53,8 @@ class OpenSearch(KeptBranches):
         version: A column, bigint or timestamp: of several rows with one id the greatest wins, in
             whatever batch. By default the batch is the version, and one batch may have only one row
             of each id.
-        delete: A boolean column: true deletes the document.
+        delete: A boolean column: true deletes the document. The server forgets a deletion after
+            `index.gc_deletes`, and then takes older rows again.
         max_bytes, max_docs: Of one bulk request.
         retries: How often a document that the server cannot take now is sent again, before the
             coordinator waits and tries anew.
@@ -190,6 +191,9 @@ class OpenSearch(KeptBranches):
                     f"the frame does not fit index {index}: {'; '.join(wrong)}", sink=self.name
                 )
             warnings += doubtful
+            if self._delete:
+                told = forgets_deletes(index, content.get("settings", {}).get("index", {}))
+                warnings += [told] if told else []
         if len(found) > 1:
             warnings.append(
                 f"{self.index} stands for {len(found)} indices: rows go to the one that is its write "
