@@ -20,7 +20,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column, Commitment
 from poundlock.core.protocol import BranchState
 from poundlock.errors import (
@@ -39,6 +39,7 @@ from poundlock.servers import postgres
 from poundlock.sinks import Postgres
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
+UNKNOWN = BranchState.NO_WITNESS
 UTC = dt.timezone.utc
 D = decimal.Decimal
 _numbers = itertools.count()
@@ -584,6 +585,26 @@ class TestTheWitness:
         foreign.abort()
         assert sink.commit([unknown]) == [LOST]
 
+    @pytest.mark.parametrize("mode", ["prepared", "staged"])
+    def test_a_table_in_its_place_proves_nothing(self, db: Database, mode: str) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode=mode)
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert sink.commit([receipt]) == [DONE]
+        elsewhere = db.sink(mode=mode, witness_schema="elsewhere")
+        db.prepare(elsewhere, keyed((2, "b")), 1)  # makes a witness there
+        assert elsewhere.commit([receipt]) == [UNKNOWN]
+        db("DROP SCHEMA poundlock CASCADE")
+        again = db.sink(mode=mode)
+        assert again.commit([receipt]) == [UNKNOWN]
+        assert not db("SELECT to_regclass('poundlock.witness')")[0][0]
+        assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # none of a decision
+        assert again.commit([receipt]) == [UNKNOWN]
+        assert again.check([receipt]) == ["its witness table was dropped meanwhile"]
+        db("UPDATE poundlock.witness SET state = 'committed'")
+        assert again.commit([receipt]) == [DONE]
+        assert db("SELECT k FROM t") == [(1,)]
+
     def test_another_cluster_is_not_believed(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
@@ -593,11 +614,16 @@ class TestTheWitness:
         with pytest.raises(Parted, match="another PostgreSQL cluster"):
             sink.commit([moved])
 
-    def test_another_database_is_told(self, db: Database, node: postgres.Postgres) -> None:
+    @pytest.mark.parametrize("mode", ["prepared", "staged"])
+    def test_another_database_is_told(self, db: Database, node: postgres.Node, mode: str) -> None:
         db("CREATE TABLE t (k int, v text)")
-        receipt = db.prepare(db.sink(), keyed((1, "a")))
+        sink = db.sink(mode=mode)
+        receipt = db.prepare(sink, keyed((1, "a")))
         other = Database(node)
         other("CREATE TABLE t (k int, v text)")
+        with pytest.raises(Parted, match="another database"):
+            other.sink().commit([receipt])
+        assert sink.commit([receipt]) == [DONE]
         with pytest.raises(Parted, match="another database"):
             other.sink().commit([receipt])
         other.connection.close()

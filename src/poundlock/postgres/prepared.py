@@ -51,7 +51,7 @@ def commit(
     for receipt in receipts:
         try:
             with translated(target.sink, receipt.id):
-                states.append(_finish(connection, target, receipt.id, "COMMIT PREPARED"))
+                states.append(_finish(connection, target, receipt.id, receipt))
         except Rejected as error:  # a time-out of the role, or a server that is read-only for now
             logger.warning("sink %s: not committed yet: %s", target.sink, error)
             states.append(BranchState.PREPARED)
@@ -68,24 +68,23 @@ def abort(
     for stray in strays:
         try:
             with translated(target.sink, stray.id):
-                state = _finish(connection, target, stray.id, "ROLLBACK PREPARED")
+                state = _finish(connection, target, stray.id)
         except Unavailable:
             break
         states.append(BranchState.UNREACHABLE if state is BranchState.PREPARED else state)
     return states + [BranchState.UNREACHABLE] * (len(strays) - len(states))
 
 
-def _finish(connection: Connection[Any], target: Target, branch: str, verb: str) -> BranchState:
-    committing = verb == "COMMIT PREPARED"
+def _finish(
+    connection: Connection[Any], target: Target, branch: str, receipt: Receipt | None = None
+) -> BranchState:
+    """Commit what a receipt names; roll back what none does."""
+    verb = "COMMIT PREPARED" if receipt is not None else "ROLLBACK PREPARED"
     try:
         # The name cannot be a parameter of this statement; it is quoted by the driver.
-        done = connection.execute(
-            sql.SQL("COMMIT PREPARED {}" if committing else "ROLLBACK PREPARED {}").format(
-                sql.Literal(branch)
-            )
-        )
+        done = connection.execute(sql.SQL(verb + " {}").format(sql.Literal(branch)))
     except errors.UndefinedObject:
-        return witness.settle(connection, target, branch)
+        return witness.settle(connection, target, branch, receipt)
     except errors.ObjectNotInPrerequisiteState:
         return BranchState.PREPARED  # somebody else is finishing it at this moment
     except errors.InsufficientPrivilege:
@@ -103,7 +102,7 @@ def _finish(connection: Connection[Any], target: Target, branch: str, verb: str)
         raise Unavailable(
             f"branch {branch}: {verb} was answered by {done.statusmessage}", sink=target.sink
         )
-    if committing:
+    if receipt is not None:
         return BranchState.COMMITTED
     return witness.settle(connection, target, branch)
 
@@ -139,7 +138,7 @@ def roll_back_earlier(connection: Connection[Any], target: Target, branch: Branc
             and task == branch.task
         )
         if same and name.task_attempt < mine.task_attempt:
-            _finish(connection, target, gid, "ROLLBACK PREPARED")
+            _finish(connection, target, gid)
 
 
 def newest_generation(connection: Connection[Any], target: Target, namespace: Namespace) -> int:

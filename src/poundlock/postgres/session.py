@@ -211,3 +211,11 @@ def system_of(connection: Connection[Any]) -> Json:
     except errors.InsufficientPrivilege:
         return None
     return found[0] if found else None
+
+
+def database_of(connection: Connection[Any]) -> Json:
+    """Return what tells this database from the others of its cluster, whatever they are called."""
+    found = connection.execute(
+        "SELECT oid::text FROM pg_database WHERE datname = current_database()"
+    ).fetchone()
+    return found[0] if found else None

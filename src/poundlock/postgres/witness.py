@@ -1,30 +1,70 @@
 """The witness: a row for every branch that is over, written in the transaction that ends it.
 
 Whether a branch was committed is asked by trying to write its tombstone. The key lets only one of the
-two in: a tombstone that enters proves that the branch was not committed and never will be.
+two in: a tombstone that enters proves that the branch was not committed and never will be. That holds
+for the very table that the branch would have written to, and for no other. So a receipt carries that
+table's oid, which a table made in its place cannot have.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psycopg import Connection, errors, sql
 
-from poundlock.core.model import Namespace
+from poundlock.core.model import Json, Namespace, Receipt
 from poundlock.core.protocol import BranchState
 from poundlock.errors import NotAuthorised
 from poundlock.postgres.target import Target, read_id
+
+logger = logging.getLogger("poundlock")
 
 _LOCK = 0x706F756E646C6F63  # for all who might create the schema at once
 _STATES = {"committed": BranchState.COMMITTED, "aborted": BranchState.ABORTED}
 
 
-def exists(connection: Connection[Any], target: Target) -> bool:
+def identity(connection: Connection[Any], target: Target) -> str | None:
+    """Return what tells the witness table from any other of this database; None: there is none."""
     found = connection.execute(
-        "SELECT to_regclass(%s)", [target.witness.as_string(connection)]
+        "SELECT to_regclass(%s)::oid::text", [target.witness.as_string(connection)]
     ).fetchone()
-    return found is not None and found[0] is not None
+    return found[0] if found is not None else None
+
+
+def exists(connection: Connection[Any], target: Target) -> bool:
+    return identity(connection, target) is not None
+
+
+def hold(connection: Connection[Any], target: Target) -> str | None:
+    """Return the witness table's identity, and keep the table from being dropped meanwhile.
+
+    In a transaction.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(
+                sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(target.witness)
+            )
+    except (errors.UndefinedTable, errors.InvalidSchemaName):
+        return None
+    return identity(connection, target)
+
+
+def is_witness(target: Target, held: str | None, receipt: Receipt) -> bool:
+    """Whether the table can say how this branch ended."""
+    there: Json = receipt.handle.get("witness")
+    if held is not None and there in (None, held):
+        return True
+    logger.warning(
+        "sink %s: %s.witness is %s, so that it proves nothing of branch %s. Where witness_schema= was "
+        "changed, give it as it was",
+        *(target.sink, target.witness_schema),
+        "missing" if held is None else "not the table that was there when the branch was written",
+        receipt.id,
+    )
+    return False
 
 
 def missing_grant(connection: Connection[Any], target: Target) -> str | None:
@@ -172,16 +212,38 @@ def set_aborted(connection: Connection[Any], target: Target, branches: Sequence[
     )
 
 
-def settle(connection: Connection[Any], target: Target, branch: str) -> BranchState:
-    """Prove how a branch ended that is no longer open: by its tombstone. In autocommit."""
-    ensure(connection, target)
+def settle(
+    connection: Connection[Any], target: Target, branch: str, receipt: Receipt | None = None
+) -> BranchState:
+    """Prove how a branch ended that is no longer open: by its tombstone. In autocommit.
+
+    Without a receipt, no decision names the branch; then a new table will do.
+    """
+    if receipt is None:
+        ensure(connection, target)
     try:
         with connection.transaction():
             connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
+            if receipt is not None:
+                held = hold(connection, target)
+                if not is_witness(target, held, receipt):
+                    return proven(connection, target, held, [branch])[0]
             said = claim(connection, target, [branch], "aborted")[branch]
     except errors.LockNotAvailable:
         return BranchState.PREPARED  # whoever holds its witness has not ended it
     return BranchState.ABORTED if said is None else said
+
+
+def proven(
+    connection: Connection[Any], target: Target, held: str | None, branches: Sequence[str]
+) -> list[BranchState]:
+    """Say what a table proves that is not their witness: nothing but what it says was committed."""
+    said = states(connection, target, branches) if held is not None else {}
+    committed = BranchState.COMMITTED
+    return [
+        committed if said.get(branch) is committed else BranchState.NO_WITNESS
+        for branch in branches
+    ]
 
 
 def newest_generation(connection: Connection[Any], target: Target, namespace: Namespace) -> int:

@@ -16,14 +16,14 @@ import psycopg
 import pyarrow as pa
 from psycopg import Connection, sql
 
-from poundlock.core.model import Branch
+from poundlock.core.model import Branch, Json
 from poundlock.core.participant import PreparedBranch, Semantic, Writer
 from poundlock.errors import BadRow, PoundlockError, Rejected, UsageError
 from poundlock.postgres import prepared, witness
 from poundlock.postgres.catalog import Table, TableColumn, read_table
 from poundlock.postgres.encode import HEADER, TRAILER, Encoder
 from poundlock.postgres.move import FLAG, create_staging, drop, has_duplicates, move
-from poundlock.postgres.session import connect, system_of, translated
+from poundlock.postgres.session import connect, database_of, system_of, translated
 from poundlock.postgres.staged import duplicate_keys
 from poundlock.postgres.target import Target, branch_id
 
@@ -62,24 +62,29 @@ class PostgresWriter(Writer):
         self._connection: Connection[Any] = connect(target.dsn, sink=target.sink)
         try:
             with translated(target.sink, self._id):
-                self._system = self._begin(mode)
+                self._place = self._begin(mode)
                 self._table = table or read_table(self._connection, target.schema, target.table)
         except BaseException:
             self.abort()
             raise
 
-    def _begin(self, mode: Mode) -> Any:
+    def _begin(self, mode: Mode) -> dict[str, Json]:
+        """Begin, and return where: the cluster, the database in it, the witness table in that."""
         connection, target = self._connection, self._target
-        system = None
+        place: dict[str, Json] = {}
         if self._exact or self._aside:
             witness.ensure(connection, target)
         if self._exact:
-            system = system_of(connection)
+            place = {
+                "system": system_of(connection),
+                "database": database_of(connection),
+                "witness": witness.identity(connection, target),
+            }
             if self._branch.retry > 0 and mode is Mode.PREPARED and target.key_partitioned:
                 prepared.roll_back_earlier(connection, target, self._branch)
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
-        return system
+        return {word: value for word, value in place.items() if value is not None}
 
     # Rows.
 
@@ -210,9 +215,7 @@ class PostgresWriter(Writer):
             )
         if not self._exact:
             return None
-        handle = {"mode": "staged" if self._staged else "prepared"}
-        if self._system is not None:
-            handle["system"] = self._system
+        handle = {"mode": "staged" if self._staged else "prepared"} | self._place
         return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
 
     def _bear_witness(self) -> None:

@@ -21,7 +21,7 @@ from poundlock.errors import NotAuthorised, Parted, Unavailable, UsageError
 from poundlock.postgres import prepared, staged, witness
 from poundlock.postgres.catalog import Index, Table, read_table
 from poundlock.postgres.move import FLAG, hurdles
-from poundlock.postgres.session import Driver, system_of, translated
+from poundlock.postgres.session import Driver, database_of, system_of, translated
 from poundlock.postgres.target import Target
 from poundlock.postgres.types import family, misfit
 from poundlock.postgres.writer import Mode, PostgresWriter
@@ -313,6 +313,9 @@ class Postgres(Participant):
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         with self.driver.use() as connection:
             self._same_system(connection, receipts)
+            held = witness.identity(connection, self.target)
+            if not all(witness.is_witness(self.target, held, receipt) for receipt in receipts):
+                return ["its witness table was dropped meanwhile"] * len(receipts)
             return self._by_road(
                 receipts, lambda road, mine: road.check(connection, self.target, mine)
             )
@@ -375,16 +378,19 @@ class Postgres(Participant):
             self._driver.close()
 
     def _same_system(self, connection: Connection[Any], receipts: Sequence[Receipt]) -> None:
-        """A server that never had the branches cannot say that they are lost."""
-        there = {str(receipt.handle.get("system")) for receipt in receipts} - {"None"}
-        with translated(self.name):
-            here = system_of(connection) if there else None
-        if here is not None and there != {str(here)}:
-            raise Parted(
-                f"branch {receipts[0].id} was written to another PostgreSQL cluster than the one that "
-                "dsn leads to now: connect to that one, or to a standby of it that was promoted",
-                sink=self.name,
-            )
+        """A server, or a database of it, that never had the branches cannot say that they are lost."""
+        for word, ask, else_ in (
+            ("system", system_of, "PostgreSQL cluster than the one that dsn leads to now: connect to "
+             "that one, or to a standby of it that was promoted"),
+            ("database", database_of, "database of this server: connect to that one"),
+        ):  # fmt: skip
+            there = {str(receipt.handle.get(word)) for receipt in receipts} - {"None"}
+            with translated(self.name):
+                here = ask(connection) if there else None
+            if here is not None and there != {str(here)}:
+                raise Parted(
+                    f"branch {receipts[0].id} was written to another {else_}", sink=self.name
+                )
 
 
 def _setting(connection: Connection[Any], name: str) -> int:
