@@ -19,7 +19,7 @@ import pymysql
 import pytest
 
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
-from poundlock.core.naming import name_of, parse_name
+from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.participant import Column, Commitment, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.sparksql import to_json
@@ -113,10 +113,14 @@ def prepare(sink: MySQL, rows: Any, task: int = 0, **where: Any) -> Receipt:
     return Receipt.from_json(receipt.to_json())  # type: ignore[arg-type]
 
 
-def stage_of(receipt: Receipt) -> str:
+def name_in(receipt: Receipt) -> BranchName:
     name = parse_name(receipt.id)
     assert name is not None
-    return stage_name(name)
+    return name
+
+
+def stage_of(receipt: Receipt) -> str:
+    return stage_name(name_in(receipt))
 
 
 def refused(
@@ -525,19 +529,52 @@ class TestUpsert:
         assert sink.commit(receipts) == [DONE, DONE]
         assert keyed.rows() == [(1, "c", 1), (3, "old", 3)]
 
-    def test_a_late_branch_does_not_overwrite_what_is_newer(self, keyed: Place) -> None:
-        """One that was lost is repaired when the others of its batch have been moved already."""
+    def test_a_batch_that_lost_a_part_is_replayed_whole(self, keyed: Place) -> None:
+        """Only among all of its rows can be told which is the last of a key."""
+        sink = keyed.sink(key="id", order_by="n", delete="gone")
+        older = {"id": [1, 2], "word": ["a", "a"], "n": [0, 1], DELETE: [False, False]}
+        newer = {"id": [1, 3], "word": [None, "c"], "n": [1, 2], DELETE: [True, False]}
+        tasks = [rows | {ORDER: rows["n"]} for rows in (older, newer)]
+
+        def attempt(number: int) -> list[Receipt]:
+            return [prepare(sink, tasks[task], task, task_attempt=10 * number + task,
+                            attempt=number) for task in range(2)]  # fmt: skip
+
+        first = attempt(1)
+        assert sink.check(first) == [None, None]
+        keyed.ask(f"DROP TABLE {stage_of(first[0])}")
+        assert sink.commit(first) == sink.commit(first) == [LOST, LOST]
+        assert keyed.rows(what="word") == [("old",)] * 3 and keyed.leftovers() == []
+        second = attempt(2)
+        with sink._borrowed() as link:  # one was proven aborted, and the driver died there
+            assert sink.witness.settle(link, name_in(second[1])) is LOST
+        assert keyed.sink(key="id", order_by="n", delete="gone").commit(second) == [LOST, LOST]
+        third = attempt(3)
+        assert sink.commit(third) == [DONE, DONE]
+        # Rows of earlier batches give way, whatever their order was.
+        assert keyed.rows() == [(2, "a", 1), (3, "c", 2)]
+
+    def test_a_batch_is_not_given_up_while_another_driver_is_about_it(self, keyed: Place) -> None:
+        sink = keyed.sink(key="id")
+        receipts = [prepare(sink, {"id": [n], "word": ["new"]}, task=n) for n in range(2)]
+        keyed.ask(f"DROP TABLE {stage_of(receipts[0])}")
+        with closing(sink.connect()) as other:
+            run(other, "START TRANSACTION")
+            sink.witness.testify(other, [name_in(receipts[1])])
+            assert sink.commit(receipts) == [OPEN, OPEN]
+        assert sink.commit(receipts) == [LOST, LOST]
+
+    def test_a_part_is_not_moved_after_the_rest(self, keyed: Place) -> None:
         sink = keyed.sink(key="id", order_by="n")
-        first = prepare(sink, {"id": [1, 2], "word": ["new", "new"], "n": [9, 9], ORDER: [9, 9]})
+        rows = {"id": [1], "word": ["new"], "n": [9], ORDER: [9]}
+        first, rest = (prepare(sink, rows, task=task) for task in range(2))
         assert sink.commit([first]) == [DONE]
-        rows = {"id": [1, 2, 4], "word": ["older", "newest", "x"], "n": [8, 10, 1]}
-        late = prepare(sink, rows | {ORDER: rows["n"]}, task=1, attempt=2)
-        assert sink.commit([late]) == [DONE]
-        assert keyed.rows() == [(1, "new", 9), (2, "newest", 10), (3, "old", 3), (4, "x", 1)]
-        # Another batch is not late: its rows count, whatever their order.
-        after = prepare(sink, {"id": [1], "word": ["next"], "n": [0], ORDER: [0]}, batch=1)
-        assert sink.commit([after]) == [DONE]
-        assert keyed.rows()[0] == (1, "next", 0)
+        with pytest.raises(InDoubt, match="moved before it"):
+            sink.commit([first, rest])
+        assert keyed.rows()[0] == (1, "new", 9)
+        assert sink.abort(sink.find(OURS)) == [LOST]
+        after = prepare(sink, rows | {"word": ["next"], "n": [0], ORDER: [0]}, batch=1)
+        assert sink.commit([after]) == [DONE] and keyed.rows()[0] == (1, "next", 0)
 
     def test_contradictions_are_refused_before_the_decision(self, keyed: Place) -> None:
         sink = keyed.sink(key="id")

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, cast
 
 import pymysql
@@ -63,6 +62,7 @@ class MySQLBranches(Participant):
     order_by: str | None
     chosen: str  # "xa" or "staged"
     loads: bool  # the server takes LOAD DATA LOCAL
+    key_partitioned: bool
     lock_timeout: float
     connections: int | None
     known: Target | None
@@ -297,25 +297,54 @@ class MySQLBranches(Participant):
             states = _witnessed(link, receipts)
             waiting = [receipt for receipt in receipts if _name(receipt) not in states]
             # A stage that others have changed is as lost as one that is gone.
-            for receipt in waiting:
-                if self._count(link, receipt) != receipt.handle["rows"]:
+            lost = [r for r in waiting if self._count(link, r) != r.handle["rows"]]
+            some_lost = lost or BranchState.ABORTED in states.values()
+            if self.key and some_lost and not self._begun(link, receipts, states):
+                states = dict.fromkeys(map(_name, receipts), self._abort_all(link, waiting))
+            else:
+                for receipt in lost:
                     states[_name(receipt)] = _place(receipt).settle(link, _name(receipt))
-            waiting = [receipt for receipt in waiting if _name(receipt) not in states]
-            if waiting:
-                moved = self._move_all(link, waiting)
-                states |= dict.fromkeys(map(_name, waiting), moved)
+                ready = [receipt for receipt in waiting if _name(receipt) not in states]
+                if ready:
+                    moved = self._move_all(link, ready)
+                    states |= dict.fromkeys(map(_name, ready), moved)
             for receipt in receipts:
                 if states[_name(receipt)] in (BranchState.COMMITTED, BranchState.ABORTED):
                     self._drop_stage(link, _place(receipt).database, _name(receipt))
         return {str(name): state for name, state in states.items()}
 
+    def _begun(
+        self, link: Link, receipts: Sequence[Receipt], states: Mapping[BranchName, BranchState]
+    ) -> bool:
+        """Whether anything of the batch was committed already."""
+        return BranchState.COMMITTED in states.values() or _went_before(link, receipts)
+
+    def _abort_all(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
+        """Give up what is left of a batch that has lost a part, in one transaction.
+
+        Which row of a key is the last can be told only among all of them. So the whole replay takes
+        their place, at one instant. Until that is settled none of them counts as aborted: the others
+        would be moved by themselves.
+        """
+        run(link, "START TRANSACTION")
+        try:
+            for mine in _by_place(receipts):
+                _place(mine[0]).testify(link, list(map(_name, mine)), committed=False)
+            run(link, "COMMIT")
+        except pymysql.err.Error as error:
+            if code_of(error) not in (LOCK_TIMEOUT, DEADLOCK, DUPLICATE):
+                raise
+            run(link, "ROLLBACK")
+            return BranchState.PREPARED  # another driver is about it
+        return BranchState.ABORTED
+
     def _move_all(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
-        names = [_name(receipt) for receipt in receipts]
         run(link, "START TRANSACTION")
         try:
             for mine in _by_place(receipts):  # first: who else moves the same must wait here
                 _place(mine[0]).testify(link, list(map(_name, mine)))
-            move = self._after_others(link, self._move_of(receipts), names)
+            move = self._move_of(receipts)
+            self._check_first(link, move, receipts)
             moved = move.run(link, [_stage_of(receipt) for receipt in receipts])
             wanted = sum(int(str(receipt.handle["rows"])) for receipt in receipts)
             if not self.key and moved != wanted:
@@ -337,20 +366,16 @@ class MySQLBranches(Participant):
             raise
         return BranchState.COMMITTED
 
-    def _after_others(self, link: Link, move: Move, names: Sequence[BranchName]) -> Move:
-        """Let the order decide against what the batch has moved already, before a repair."""
-        if move.order is None or not self.witness.went_before(link, names):
-            return move
-        column = self.target.column(self.order_by or "")
-        if column is None:
-            raise InDoubt(
-                f"branch {names[0]} replaces one that was lost, and other branches of its batch were "
-                f"moved already. Which rows are newer cannot be told: the table has no column "
-                f"{self.order_by!r}. Add it to the table and to the frame, or rule by hand with "
-                "'poundlock txn'",
-                sink=self.name,
-            )
-        return replace(move, late=column.name)
+    def _check_first(self, link: Link, move: Move, receipts: Sequence[Receipt]) -> None:
+        """See that no other branch of the batch went before, where tasks may share a key."""
+        if move.order is None or self.key_partitioned or not _went_before(link, receipts):
+            return
+        raise InDoubt(
+            f"branch {receipts[0].id} is to be moved, but other branches of its batch were moved "
+            "before it. Which of their rows are the last cannot be told. Nothing was moved: compare "
+            "the table with the input, and rule by hand with 'poundlock txn'",
+            sink=self.name,
+        )
 
     def _overtaken(self, link: Link, receipts: Sequence[Receipt]) -> bool:
         """Whether another driver has ended one of them meanwhile: then the witness is asked anew."""
@@ -518,6 +543,13 @@ def _by_place(receipts: Sequence[Receipt]) -> list[list[Receipt]]:
         key = tuple(cast("list[str]", receipt.handle["witness"]))
         found.setdefault(key, []).append(receipt)
     return list(found.values())
+
+
+def _went_before(link: Link, receipts: Sequence[Receipt]) -> bool:
+    """Whether other branches of the same batch were committed before these."""
+    return any(
+        _place(mine[0]).went_before(link, list(map(_name, mine))) for mine in _by_place(receipts)
+    )
 
 
 def _witnessed(link: Link, receipts: Sequence[Receipt]) -> dict[BranchName, BranchState]:

@@ -54,7 +54,6 @@ class Move:
     key: tuple[str, ...] = ()  # of an upsert; empty: append
     order: TargetColumn | None = None  # the type of the column that resolves duplicates
     deletes: bool = False
-    late: str | None = None  # others of the batch went before: the target's column that orders rows
 
     def create(self, stage: str, comment: str, *, temporary: bool = False) -> str:
         """Return the statement that makes a stage."""
@@ -85,7 +84,7 @@ class Move:
             return sum(changed(link, self._append(table)) for table in tables)
         if self.deletes:
             changed(link, self._delete(tables))
-        if self._only_key() and self.late is None:
+        if self._only_key():
             return changed(link, self._upsert(tables))
         changed(link, self._update(tables))
         return changed(link, self._insert_new(tables))
@@ -151,7 +150,7 @@ class Move:
         sets = [f"t.{quoted(n)} = w.{quoted(n)}" for n in self._others or self.key[:1]]
         return (
             f"UPDATE {self._into} t JOIN {self._winners(tables, deleted=False)} w "
-            f"ON {self._same_key}{self._not_older} SET {', '.join(sets)}"
+            f"ON {self._same_key} SET {', '.join(sets)}"
         )
 
     def _insert_new(self, tables: Sequence[str]) -> str:
@@ -164,7 +163,7 @@ class Move:
     def _delete(self, tables: Sequence[str]) -> str:
         return (
             f"DELETE t FROM {self._into} t JOIN {self._winners(tables, deleted=True)} w "
-            f"ON {self._same_key}{self._not_older}"
+            f"ON {self._same_key}"
         )
 
     @property
@@ -178,10 +177,3 @@ class Move:
     @property
     def _same_key(self) -> str:
         return " AND ".join(f"t.{quoted(name)} = w.{quoted(name)}" for name in self.key)
-
-    @property
-    def _not_older(self) -> str:
-        """Where others went before, the order decides between their row and ours as well."""
-        if self.late is None:
-            return ""
-        return f" AND (t.{quoted(self.late)} > w.{quoted(self.late)}) IS NOT TRUE"
