@@ -23,6 +23,7 @@ from poundlock.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.opensearch.mapping import compare
 from poundlock.servers import opensearch
 from poundlock.sinks import Elasticsearch, OpenSearch
+from poundlock.spark.lane import Lane
 
 SPACE = Namespace.new("trial", 1_700_000_000, 1)
 DONE = BranchState.COMMITTED
@@ -138,6 +139,53 @@ class TestDocuments:
         assert list(found(eyes, sink).values()) == [1, 1]
 
 
+class TestStraightThrough:
+    """Without exactly once, and without an id: whatever is sent twice is there twice."""
+
+    MAPPING = {"properties": {"v": {"type": "long"}}}  # noqa: RUF012
+
+    @staticmethod
+    def lane(sink: OpenSearch, values: Sequence[Any], *, tolerant: bool = True) -> Lane:
+        """Write rows as a task does."""
+        texts = [json.dumps({"v": value}) for value in values]
+        lane = Lane(sink, branch(tolerant=tolerant))
+        written = pa.StructArray.from_arrays([pa.array(texts)], ["document"])
+        lane.take(written, pa.array(range(len(values)), pa.int64()))
+        return lane
+
+    @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+    def test_bad_rows_are_left_out_and_the_good_are_sent_once(
+        self, make: Any, eyes: Any, semantic: str
+    ) -> None:
+        sink = make(self.MAPPING, id=None, semantic=semantic, max_docs=3)
+        lane = self.lane(sink, [1, "many", 3, 4, 5, "more", 7, 8])
+        assert lane.bad == 2 and lane.fingerprint.rows == 6
+        assert self.lane(sink, ["many"]).bad == 1  # and no good one that would come again
+        assert lane.writer is not None
+        lane.take(  # what comes next is written
+            pa.StructArray.from_arrays([pa.array(['{"v":9}'])], ["document"]),
+            pa.array([9], pa.int64()),
+        )
+        assert sorted(found(eyes, sink).values()) == [1, 3, 4, 5, 7, 8, 9]
+
+    def test_where_none_may_be_bad_the_batch_fails(self, make: Any) -> None:
+        sink = make(self.MAPPING, id=None, semantic="at_least_once")
+        with pytest.raises(BadRow) as raised:
+            self.lane(sink, [1, "many"], tolerant=False)
+        assert list(raised.value.rows) == [1]
+
+    def test_a_row_without_an_id_is_not_passed_over(self, make: Any, eyes: Any) -> None:
+        written = rows(["a", None, "c"])
+        strict = make(semantic="at_least_once")
+        with pytest.raises(BadRow) as raised:
+            strict.begin(branch()).write(written)
+        assert raised.value.rows == {1: "the id is null"} and found(eyes, strict) == {}
+        loose = make(semantic="none")
+        loose.begin(branch()).write(written)
+        loose.begin(branch()).write(rows([None]))
+        assert found(eyes, loose) == {"a": 0, "c": 2}
+
+
 class TestRefusals:
     def test_exactly_once_needs_an_id(self) -> None:
         with pytest.raises(UsageError, match="would be there twice"):
@@ -239,6 +287,17 @@ class TestRefusals:
         assert sender.send(request) == []
         assert client.asked == [["a", "b", "c"], ["b"], ["b"]]
 
+    def test_a_refused_document_is_known_by_its_row(self) -> None:
+        client = _Picky()
+        sender = Sender(client, "i", "out", retries=9, sleep=lambda _: None)  # type: ignore[arg-type]
+        ids = ["a", "bad", "late", "bad", "x" * 500, "late", "bad"]
+        found = [
+            (it.row, it.reason[:3])
+            for request in requests(rows(ids), 1, max_bytes=9999, max_docs=4)
+            for it in sender.send(request)
+        ]
+        assert sorted(found) == [(1, "400"), (3, "400"), (4, "one"), (6, "400")]
+
     def test_an_error_names_no_more_than_a_few(self) -> None:
         error = refusal([Refused(str(n), "no") for n in range(1000)], "branch", "i", "out")
         assert len(str(error)) < 1000
@@ -273,6 +332,24 @@ class _Busy:
             else {"index": {"_id": it, "status": 409, "error": {"type": "version_conflict"}}}
             for it in ids
         ]
+        return {"errors": True, "items": items}
+
+
+class _Picky:
+    """A server that takes little at once, some documents later, and some never."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def bulk(self, *, body: bytes, **_: Any) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise opensearchpy.exceptions.TransportError(503, "away", {})
+        if len(body) > 400:
+            raise opensearchpy.exceptions.TransportError(413, "too large", {})
+        ids = [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+        status = {"bad": 400, "late": 429 if self.calls < 8 else 201}
+        items = [{"index": {"_id": it, "status": status.get(it, 201)}} for it in ids]
         return {"errors": True, "items": items}
 
 

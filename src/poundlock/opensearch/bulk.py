@@ -38,6 +38,7 @@ class Request:
 
     body: memoryview
     rows: int
+    first: int = 0  # the row, of those given, that it begins with
 
 
 def requests(
@@ -54,7 +55,7 @@ def requests(
     while first < len(lines):
         last = int(np.searchsorted(ends, ends[first] + max_bytes, side="right")) - 1
         last = min(max(last, first + 1), first + max_docs, len(lines))
-        yield Request(body[ends[first] : ends[last]], last - first)
+        yield Request(body[ends[first] : ends[last]], last - first, first)
         first = last
 
 
@@ -109,6 +110,15 @@ class Refused:
 
     id: str
     reason: str
+    row: int = -1  # of those given
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An action with its document, and the row that it was."""
+
+    body: bytes
+    row: int
 
 
 class Sender:
@@ -130,9 +140,10 @@ class Sender:
     def send(self, request: Request) -> list[Refused]:
         """Return what was refused for good. Raises `Unavailable` after the allowed tries."""
         body, tries = bytes(request.body), 0
+        rows: Sequence[int] = range(request.first, request.first + request.rows)
         refused: list[Refused] = []
         while True:
-            waiting, why = self._once(body, refused)
+            waiting, why = self._once(body, rows, refused)
             if not waiting:
                 return refused
             tries += 1
@@ -142,11 +153,13 @@ class Sender:
                     f"{tries} tries, the last time because: {why}",
                     sink=self._sink,
                 )
-            body = b"".join(waiting)
+            body, rows = b"".join(part.body for part in waiting), [part.row for part in waiting]
             # At random, so that tasks that were refused together do not come back together.
             self._sleep(min(0.1 * 2**tries, 10.0) * (0.5 + random.random() / 2))
 
-    def _once(self, body: bytes, refused: list[Refused]) -> tuple[list[bytes], str]:
+    def _once(
+        self, body: bytes, rows: Sequence[int], refused: list[Refused]
+    ) -> tuple[list[_Part], str]:
         """Send once. Return the parts of the body that must be sent again, and why."""
         try:
             answer = self._client.bulk(
@@ -156,16 +169,15 @@ class Sender:
             )
         except said.TransportError as error:
             if error.status_code == 413:
-                return self._halves(body, refused)
+                return self._halves(body, rows, refused)
             told = problem(error, f"index {self._index}", self._sink)
             if isinstance(told, Unavailable):
-                return [body], str(told.args[0])
+                return _parts(body, rows), str(told.args[0])
             raise told from error
         if not answer["errors"]:
             return [], ""
-        parts = _parts(body)
-        waiting, why = list[bytes](), ""
-        for part, item in zip(parts, answer["items"], strict=True):
+        waiting, why = list[_Part](), ""
+        for part, item in zip(_parts(body, rows), answer["items"], strict=True):
             (result,) = item.values()
             if _is_there(result):
                 continue
@@ -174,31 +186,37 @@ class Sender:
                 waiting.append(part)
                 why = reason
             else:
-                refused.append(Refused(str(result.get("_id", "")), reason))
+                refused.append(Refused(str(result.get("_id", "")), reason, part.row))
         return waiting, why
 
-    def _halves(self, body: bytes, refused: list[Refused]) -> tuple[list[bytes], str]:
+    def _halves(
+        self, body: bytes, rows: Sequence[int], refused: list[Refused]
+    ) -> tuple[list[_Part], str]:
         """Send a request that is too large for the server as two."""
-        parts = _parts(body)
+        parts = _parts(body, rows)
         if len(parts) == 1:
-            refused.append(Refused("", "one document is larger than the server takes (413)"))
+            reason = "one document is larger than the server takes (413)"
+            refused.append(Refused("", reason, parts[0].row))
             return [], ""
-        waiting, why = list[bytes](), ""
+        waiting, why = list[_Part](), ""
         middle = len(parts) // 2
         for half in (parts[:middle], parts[middle:]):
-            again, reason = self._once(b"".join(half), refused)
+            again, reason = self._once(
+                b"".join(part.body for part in half), [part.row for part in half], refused
+            )
             waiting += again
             why = why or reason
         return waiting, why
 
 
-def _parts(body: bytes) -> list[bytes]:
+def _parts(body: bytes, rows: Sequence[int]) -> list[_Part]:
     """Cut a body into its actions, each with its document."""
     lines = iter(body.split(b"\n")[:-1])
-    return [
+    parts = [
         line + b"\n" if line.startswith(b'{"delete"') else line + b"\n" + next(lines) + b"\n"
         for line in lines
     ]
+    return [_Part(part, row) for part, row in zip(parts, rows, strict=True)]
 
 
 def _is_there(result: Any) -> bool:

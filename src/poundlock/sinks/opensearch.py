@@ -315,8 +315,7 @@ class KeptDocuments(KeptWriter):
         self._seen = pa.table({"id": pa.array([], pa.string()), "hash": pa.array([], pa.int64())})
 
     def write(self, rows: pa.RecordBatch) -> None:
-        bad = bad_ids(rows) if "id" in rows.schema.names else {}
-        bad |= {row: reason for row, reason in bad_documents(rows).items() if row not in bad}
+        bad = bad_rows(rows)
         if self._hashes is not None:
             bad |= {row: it for row, it in _repeated(rows, self._seen).items() if row not in bad}
         if bad:
@@ -348,22 +347,43 @@ class StraightWriter(Writer):
     """Sends rows as they come: a replay sends them again."""
 
     def __init__(self, sink: OpenSearch, branch: Branch):
-        self._sink, self._name = sink, str(name_of(branch))
+        self._sink, self._tolerant = sink, branch.tolerant
+        self._sent = 0  # rows that were taken when others of one write were refused
 
     def write(self, rows: pa.RecordBatch) -> None:
+        if self._sent:
+            # After a refusal the good rows of that write come again, and those are there.
+            assert len(rows) == self._sent
+            self._sent = 0
+            return
+        bad = bad_rows(rows)
+        known = bool(bad)  # before anything is sent
         try:
-            refused = self._sink.send_rows(rows, None)
-            if refused:
-                raise BadRow(
-                    f"index {self._sink.index} refuses {len(refused)} documents, the first because: "
-                    f"{refused[0].reason}",
-                    sink=self._sink.name,
-                )
+            bad = bad or {it.row: it.reason for it in self._sink.send_rows(rows, None)}
         except PoundlockError as error:
-            if self._sink.semantic is not Semantic.NONE:
-                raise
-            logger.warning("sink %s: rows were lost, as semantic NONE allows: %s",
-                           self._sink.name, error)  # fmt: skip
+            self._lose(error)
+        if not bad:
+            return
+        told = BadRow(
+            f"index {self._sink.index} refuses {len(bad)} documents, the first because: "
+            f"{bad[min(bad)]}",
+            sink=self._sink.name,
+            rows=bad,
+        )
+        if self._tolerant:
+            self._sent = 0 if known else len(rows) - len(bad)
+            raise told
+        self._lose(told)
+        good = [row for row in range(len(rows)) if row not in bad]
+        if known and good:
+            self.write(rows.take(pa.array(good)))
+
+    def _lose(self, error: PoundlockError) -> None:
+        """Go on without rows, if that is allowed."""
+        if self._sink.semantic is not Semantic.NONE:
+            raise error
+        logger.warning("sink %s: rows were lost, as semantic NONE allows: %s",
+                       self._sink.name, error)  # fmt: skip
 
     def prepare(self) -> PreparedBranch | None:
         return None
@@ -394,6 +414,11 @@ def connect(url: str, settings: Mapping[str, Any], timeout: float, sink: str) ->
         hosts.append(urlunsplit((parts.scheme, f"{name}:{port}", parts.path, "", "")))
     # Our own retries know which documents to send again; the driver's do not.
     return Driver(hosts, timeout=timeout, max_retries=0, retry_on_timeout=False, **options)
+
+
+def bad_rows(rows: pa.RecordBatch) -> dict[int, str]:
+    """Return the rows that the server is sure to refuse, and why."""
+    return bad_documents(rows) | (bad_ids(rows) if "id" in rows.schema.names else {})
 
 
 def bad_ids(rows: pa.RecordBatch) -> dict[int, str]:
