@@ -16,7 +16,7 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
@@ -26,6 +26,7 @@ from poundlock.sql.branches import named
 from poundlock.sql.link import Link, _parts
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
+UNKNOWN = BranchState.NO_WITNESS
 OURS = Namespace.new("trial", 1_700_000_000, 7)
 _numbers = itertools.count()
 
@@ -167,6 +168,42 @@ def test_a_zombie_cannot_prepare_what_was_given_up(
     with pytest.raises(Rejected, match="aborted by the driver"):
         zombie.prepare()
     assert execute("SELECT * FROM pg_prepared_xacts") == []
+
+
+def test_a_table_in_its_place_proves_nothing(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    receipt, other = prepare(sink, rows(1)), prepare(sink, rows(2), 1)
+    assert sink.commit([receipt]) == [DONE]
+    elsewhere = made(connect, node.dsn(), witness_table="elsewhere")
+    execute("CREATE TABLE elsewhere (LIKE poundlock_witness INCLUDING ALL)")
+    assert elsewhere.commit([receipt, other]) == [UNKNOWN, UNKNOWN]
+    assert sink.commit([receipt, other]) == [DONE, DONE]  # which nobody touched
+    execute("DROP TABLE poundlock_witness")
+    assert sink.commit([receipt]) == [UNKNOWN]
+    assert sink.check([receipt]) == ["its witness table was dropped meanwhile"]
+    assert execute("SELECT to_regclass('poundlock_witness')") == [(None,)]
+    stray = Stray("t", receipt.id, 1, "prepared")
+    assert sink.abort([stray]) == [LOST]  # no decision names it, so that a new table will do
+    assert sink.commit([receipt]) == [UNKNOWN]
+    assert execute("SELECT k FROM t") == [(1,), (2,)]
+
+
+def test_an_emptied_witness_proves_nothing(
+    node: postgres.Node, connect: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    receipt = prepare(sink, rows(1))
+    assert sink.commit([receipt]) == [DONE]
+    execute("TRUNCATE poundlock_witness")
+    assert sink.commit([receipt]) == [UNKNOWN]
+    # And if it happens after we looked.
+    monkeypatch.setattr(sink.witness, "is_of", lambda *_: True)
+    assert sink.commit([receipt]) == [UNKNOWN]
+    assert execute("SELECT * FROM poundlock_witness") == []
 
 
 def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> None:

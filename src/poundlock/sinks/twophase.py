@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray, checked_name
 from poundlock.core.participant import (
     Column,
     Commitment,
@@ -158,16 +158,19 @@ class TwoPhase(Participant):
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         with self._borrowed() as link:
+            for receipt in receipts:
+                if not self.witness.is_of(link, read(receipt.id), _witness_of(receipt)):
+                    return ["its witness table was dropped meanwhile"] * len(receipts)
             opened = self._open(link, [read(receipt.id) for receipt in receipts])
         return [
             None if receipt.id in opened else "it is no longer prepared" for receipt in receipts
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        return self._finish_all([read(receipt.id) for receipt in receipts], "tpc_commit")
+        return self._all(receipts, self._commit_one)
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        states = self._finish_all([read(stray.id) for stray in strays], "tpc_rollback")
+        states = self._all(strays, lambda link, stray: self.roll_back(link, read(stray.id)))
         return [
             BranchState.UNREACHABLE if state is BranchState.PREPARED else state for state in states
         ]
@@ -189,17 +192,31 @@ class TwoPhase(Participant):
         with self._borrowed() as link:
             self.witness.prune(link, namespace, self.name, floor)
 
-    def _finish_all(self, branches: Sequence[Named], verb: str) -> list[BranchState]:
+    def _all(
+        self, branches: Sequence[Any], finish: Callable[[Link, Any], BranchState]
+    ) -> list[BranchState]:
         states: list[BranchState] = []
         try:
             with self._borrowed() as link:
                 for branch in branches:
-                    states.append(self.finish(link, branch, verb))  # noqa: PERF401 (kept on error)
+                    states.append(finish(link, branch))  # noqa: PERF401 (kept on error)
         except Unavailable as error:
             logger.warning("sink %s: %s", self.name, error)
         return states + [BranchState.UNREACHABLE] * (len(branches) - len(states))
 
-    def finish(self, link: Link, branch: Named, verb: str) -> BranchState:
+    def _commit_one(self, link: Link, receipt: Receipt) -> BranchState:
+        # Nothing is touched where the witness could not tell afterwards what came of it.
+        branch, known = read(receipt.id), _witness_of(receipt)
+        if not self.witness.is_of(link, branch, known):
+            return BranchState.NO_WITNESS
+        return self._finish(link, branch, "tpc_commit", known)
+
+    def roll_back(self, link: Link, branch: Named) -> BranchState:
+        """Roll back a branch that no decision names, and leave its tombstone."""
+        self.witness.ensure(link)
+        return self._finish(link, branch, "tpc_rollback", None)
+
+    def _finish(self, link: Link, branch: Named, verb: str, known: str | None) -> BranchState:
         """Commit or roll back a branch, and let the witness say what came of it.
 
         Drivers tell an unknown branch in many ways, so no answer of theirs is believed alone.
@@ -216,11 +233,9 @@ class TwoPhase(Participant):
                     link.told(error).args[0],
                 )
                 return BranchState.PREPARED
-        if self.witness.exists(link) and (
-            self.witness.state(link, branch) is BranchState.COMMITTED
-        ):
+        if self.witness.state(link, branch) is BranchState.COMMITTED:
             return BranchState.COMMITTED
-        return self.witness.settle(link, branch)
+        return self.witness.settle(link, branch, known)
 
     def _open(self, link: Link, branches: Sequence[Named]) -> set[str]:
         spaces = {branch.name.namespace for branch in branches}
@@ -236,6 +251,11 @@ class TwoPhase(Participant):
             link.close()
 
 
+def _witness_of(receipt: Receipt) -> str | None:
+    known = receipt.handle.get("witness")
+    return None if known is None else str(known)
+
+
 class TwoPhaseWriter(Writer):
     """One branch in a task: one connection, one transaction."""
 
@@ -248,7 +268,7 @@ class TwoPhaseWriter(Writer):
         try:
             with self._link.errors(self._named.id):
                 if self._exact:
-                    sink.witness.ensure(self._link)
+                    self._witness = sink.witness.ensure(self._link)
                     if branch.retry > 0:
                         self._abort_earlier()
                     self._link.connection.tpc_begin(self._link.xid(*self._named.xid))
@@ -265,7 +285,7 @@ class TwoPhaseWriter(Writer):
                 mine.generation, mine.batch, mine.attempt, self._named.task,
             )  # fmt: skip
             if same and name.task_attempt < mine.task_attempt:
-                self._sink.finish(self._link, it, "tpc_rollback")
+                self._sink.roll_back(self._link, it)
 
     def write(self, rows: pa.RecordBatch) -> None:
         link, sink = self._link, self._sink
@@ -325,7 +345,8 @@ class TwoPhaseWriter(Writer):
                     sink=sink.name,
                 ) from None
             link.connection.tpc_prepare()
-        return PreparedBranch(self._named.id, {}, began_at=self._began_at, expires_at=None)
+        handle: dict[str, Json] = {"witness": self._witness}
+        return PreparedBranch(self._named.id, handle, began_at=self._began_at, expires_at=None)
 
     def abort(self) -> None:
         # Whatever is not prepared or committed is undone by the database when the connection ends.

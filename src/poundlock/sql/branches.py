@@ -9,7 +9,9 @@ Both are compared whole.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,8 +21,11 @@ from poundlock.core.protocol import BranchState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
 from poundlock.sql.link import Link
 
+logger = logging.getLogger("poundlock")
+
 FORMAT = 0x706C
 _GTRID = re.compile(r"([0-9a-f]+)\.(\d+)\.(\d+)\.(\d+)\.(\d+)\.(\d+)", re.ASCII)
+_ITSELF = "witness"  # no branch is called so
 _STATES = {"committed": BranchState.COMMITTED, "aborted": BranchState.ABORTED}
 
 
@@ -76,7 +81,11 @@ def open_branches(link: Link, namespace: Namespace, sink: str) -> Iterator[Named
 
 
 class Witness:
-    """The table with a row for every branch that is over."""
+    """The table with a row for every branch that is over, and one for itself.
+
+    A tombstone that enters proves that a branch was not committed, but only in the very table that the
+    branch would have written to. So the table has an identity, by chance, and receipts carry it.
+    """
 
     def __init__(self, table: str):
         self.table = table
@@ -90,9 +99,49 @@ class Witness:
             return False
         return True
 
-    def ensure(self, link: Link) -> None:
-        if self.exists(link):
-            return
+    def ensure(self, link: Link) -> str:
+        """Create the table if it is missing. Return its identity."""
+        if not self.exists(link):
+            self._create(link)
+        known = self.identity(link)
+        if known is None:
+            try:
+                self._enter(link, _ITSELF, ("-", secrets.token_hex(16), 0, "-", 0, "witness"))
+                link.connection.commit()
+            except link.driver.IntegrityError:  # somebody was faster
+                link.connection.rollback()
+            known = self.identity(link)
+        if known is None:
+            raise Unavailable(f"the witness table {self.table} went meanwhile", sink=link.sink)
+        return known
+
+    def identity(self, link: Link) -> str | None:
+        """Read the identity of a table that exists, and end the transaction."""
+        known = self._identity(link)
+        link.connection.rollback()
+        return known
+
+    def _identity(self, link: Link) -> str | None:
+        found = link.execute(
+            f"SELECT identity FROM {link.table(self.table)} WHERE branch = ?", (_ITSELF,)
+        )
+        return found[0][0] if found else None
+
+    def is_of(self, link: Link, branch: Named, known: str | None) -> bool:
+        """Whether this table can say how a branch ended whose receipt has this identity."""
+        there = self.exists(link)
+        if there and known in (None, self.identity(link)):
+            return True
+        logger.warning(
+            "sink %s: the table %s is %s, so that it proves nothing of branch %s. Where witness_table= "
+            "or the database was changed, give it as it was",
+            *(link.sink, self.table),
+            "not the one that was there when the branch was written" if there else "missing",
+            branch.id,
+        )
+        return False
+
+    def _create(self, link: Link) -> None:
         try:
             link.execute(
                 f"CREATE TABLE {link.table(self.table)} (branch VARCHAR(250) NOT NULL PRIMARY KEY, "
@@ -113,19 +162,15 @@ class Witness:
     def insert(self, link: Link, branch: Named, state: str) -> None:
         name = branch.name
         space = name.namespace
+        rest = (space.pipeline, space.identity, name.generation, name.sink, name.batch, state)
+        self._enter(link, branch.id, rest)
+
+    def _enter(self, link: Link, branch: str, rest: tuple[object, ...]) -> None:
         link.execute(
             f"INSERT INTO {link.table(self.table)} "
             "(branch, pipeline, identity, generation, sink, batch, state) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (
-                branch.id,
-                space.pipeline,
-                space.identity,
-                name.generation,
-                name.sink,
-                name.batch,
-                state,
-            ),
+            (branch, *rest),
         )
 
     def state(self, link: Link, branch: Named) -> BranchState:
@@ -135,11 +180,17 @@ class Witness:
         link.connection.rollback()
         return _STATES[found[0][0]] if found else BranchState.NO_WITNESS
 
-    def settle(self, link: Link, branch: Named) -> BranchState:
-        """Prove how a branch ended that is no longer open: by its tombstone."""
-        self.ensure(link)
+    def settle(self, link: Link, branch: Named, known: str | None = None) -> BranchState:
+        """Prove how a branch ended that is no longer open: by its tombstone.
+
+        `known` is the table's identity as the receipt has it.
+        """
         try:
             self.insert(link, branch, "aborted")
+            # Asked once more where nobody can put another table in its place.
+            if known is not None and self._identity(link) != known:
+                link.connection.rollback()
+                return BranchState.NO_WITNESS
             link.connection.commit()
         except link.driver.IntegrityError:
             link.connection.rollback()
