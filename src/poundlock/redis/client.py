@@ -81,8 +81,8 @@ class Client:
         except (said.AuthenticationError, said.NoPermissionError, said.AuthorizationError) as error:
             raise NotAuthorised(
                 f"{doing}: the server refuses the user, the password or a command ({error}). The "
-                "sink needs the commands of its target, EVAL, TYPE, EXISTS, UNLINK, and those of "
-                "hashes and sets",
+                "sink needs the commands of its target, EVAL, TYPE, EXISTS, UNLINK, PEXPIRE, and those "
+                "of hashes and sets",
                 sink=self._sink,
             ) from error
         except _PASSING as error:
