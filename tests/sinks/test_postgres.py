@@ -512,23 +512,40 @@ class TestStaging:
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [(1,)]
 
-    def test_a_repaired_branch_does_not_undo_a_newer_row(self, db: Database) -> None:
+    def test_a_batch_that_lost_a_branch_is_given_up_whole(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text, at int)")
-        sink = db.sink(key="k", order_by="at")
-        older, newer = (
-            keyed((1, "older", 1), names="k v at"),
-            keyed((1, "newer", 2), names="k v at"),
-        )
-        lost, kept = db.prepare(sink, older, 0), db.prepare(sink, newer, 1)
+        db("INSERT INTO t VALUES (2, 'of a batch before', 9)")
+        frame = {"k": "int", "v": "string", "at": "int", "gone": "boolean"}
+        sink = db.sink(key="k", order_by="at", delete="gone", frame=frame)
+        names = f"k v at {FLAG}"
+        first = keyed((1, "older", 1, False), (2, "later batch", 1, False), names=names)
+        second = keyed((1, "newer", 2, True), names=names)
+        lost, ready = db.prepare(sink, first, 0), db.prepare(sink, second, 1)
         db(f"DROP TABLE poundlock.{staging_name(lost.id)}")
-        assert sink.commit([lost, kept]) == [LOST, DONE]
-        replay = db.prepare(sink, older, 0, attempt=2, task_attempt=9)
-        assert sink.commit([replay]) == [DONE]
-        assert sink.commit([replay, kept]) == [DONE, DONE]
-        assert db("SELECT v FROM t") == [("newer",)]
-        later = db.prepare(sink, older, 0, batch=1)  # between batches the later one counts
-        assert sink.commit([later]) == [DONE]
-        assert db("SELECT v FROM t") == [("older",)]
+        assert sink.commit([lost, ready]) == [LOST, LOST]
+        assert db.open() == [] and db("SELECT v FROM t") == [("of a batch before",)]
+        assert sink.commit([lost, ready]) == [LOST, LOST]
+        replay = [db.prepare(sink, rows, task, attempt=2, task_attempt=8 + task)
+                  for task, rows in enumerate((first, second))]  # fmt: skip
+        assert sink.commit(replay) == [DONE, DONE]
+        assert db("SELECT k, v FROM t") == [(2, "later batch")]
+
+    def test_a_tombstone_takes_the_batch_with_it(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipts = [db.prepare(sink, keyed((task, "a")), task) for task in (0, 1)]
+        assert sink.abort([Stray("t", receipts[0].id, 1, "staged")]) == [LOST]
+        assert sink.commit(receipts) == [LOST, LOST]
+        assert db.open() == [] and db("SELECT * FROM t") == []
+
+    def test_what_was_moved_stays_and_the_rest_follows(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(3)]
+        assert sink.commit(receipts[:1]) == [DONE]
+        db(f"DROP TABLE poundlock.{staging_name(receipts[1].id)}")
+        assert sink.commit(receipts) == [DONE, LOST, DONE]
+        assert db("SELECT k FROM t ORDER BY k") == [(0,), (2,)]
 
     def test_columns_that_the_table_fills(self, db: Database) -> None:
         db(

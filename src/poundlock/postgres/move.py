@@ -129,15 +129,10 @@ def move(
     table: Table,
     branches: Sequence[str],
     columns: Sequence[str],
-    *,
-    late: bool = False,
 ) -> dict[str, int]:
     """Move the rows of these staging tables into the target, in the transaction that is open.
 
     Return how many each had; of appended rows, how many the target took.
-
-    `late`: other branches of the batch went before. Then the order column decides between a row of
-    theirs and one of these as well.
     """
     written = [name for name in columns if name != FLAG]
     always = any(column.identity == "a" for column in table.columns if column.name in written)
@@ -156,7 +151,7 @@ def move(
             for branch in branches
         }
     rows = count(connection, target, branches)
-    connection.execute(_upsert(target, table, branches, written, into, FLAG in columns, late))
+    connection.execute(_upsert(target, table, branches, written, into, FLAG in columns))
     return rows
 
 
@@ -167,7 +162,6 @@ def _upsert(
     written: Sequence[str],
     into: sql.Composed,
     flagged: bool,
-    late: bool,
 ) -> sql.Composed:
     rows: sql.Composed = _union(target, branches)
     if target.order_by is not None:
@@ -179,8 +173,6 @@ def _upsert(
         same = sql.SQL(" AND ").join(
             sql.SQL("t.{0} = w.{0}").format(sql.Identifier(name)) for name in target.key
         )
-        if late and target.order_by is not None:
-            same = sql.SQL("{} AND {}").format(same, _newer(target.order_by, "w"))
         with_ = sql.SQL("{}, gone AS (DELETE FROM {} t USING w WHERE w.{} AND {})").format(
             with_, table.identifier, sql.Identifier(FLAG), same
         )
@@ -192,8 +184,6 @@ def _upsert(
                 sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in changed
             )
         )
-        if late and target.order_by is not None:
-            then = sql.SQL("{} WHERE {}").format(then, _newer(target.order_by, "excluded"))
     return sql.SQL(
         "{with_} {into} SELECT {names} FROM w{where} ON CONFLICT ({keys}) {then}"
     ).format(
@@ -204,11 +194,6 @@ def _upsert(
         keys=_names(target.key),
         then=then,
     )
-
-
-def _newer(order_by: str, other: LiteralString) -> sql.Composed:
-    """The row in the target is not newer than the one that would take its place."""
-    return sql.SQL("(t.{0} > {1}.{0}) IS NOT TRUE").format(sql.Identifier(order_by), sql.SQL(other))
 
 
 def drop(connection: Connection[Any], target: Target, branches: Sequence[str]) -> None:

@@ -92,8 +92,7 @@ def commit(
             if not all(witness.is_witness(target, held, receipt) for receipt in receipts):
                 return witness.proven(connection, target, held, branches)  # a batch goes whole
             said = witness.claim(connection, target, branches, "committed")
-            claimed = [branch for branch in branches if said[branch] is None]
-            states = _move_claimed(connection, target, receipts, claimed)
+            states = _move_claimed(connection, target, receipts, said)
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     except _AGAIN:
         return _without_moving(connection, target, branches)
@@ -109,27 +108,38 @@ def commit(
 
 
 def _move_claimed(
-    connection: Connection[Any], target: Target, receipts: Sequence[Receipt], claimed: Sequence[str]
+    connection: Connection[Any],
+    target: Target,
+    receipts: Sequence[Receipt],
+    said: Mapping[str, BranchState | None],
 ) -> dict[str, BranchState]:
-    """Move what no witness has settled before; what has no staging table is lost, and proven so."""
+    """Move what no witness has settled before; what has no staging table is lost, and proven so.
+
+    Where a branch is lost and none of its batch was moved before, the others are given up with it. A
+    replay that came after them could bring back a row that they deleted or replaced; so it takes the
+    place of all, and goes at one instant.
+    """
+    claimed = [branch for branch, known in said.items() if known is None]
     if not claimed:
         return {}
     staged = staged_branches(connection, target)
     there = [branch for branch in claimed if branch in staged]
-    lost = [branch for branch in claimed if branch not in staged]
+    broken = len(there) < len(claimed) or BranchState.ABORTED in said.values()
+    if broken and BranchState.COMMITTED not in said.values():
+        drop(connection, target, there)
+        there = []
+    lost = [branch for branch in claimed if branch not in there]
     if lost:
         witness.set_aborted(connection, target, lost)
     if there:
         table = read_table(connection, target.schema, target.table)
-        columns = _columns(target, staged, there)
-        late = target.order_by is not None and witness.went_before(connection, target, claimed)
-        moved = move(connection, target, table, there, columns, late=late)
+        moved = move(connection, target, table, there, _columns(target, staged, there))
         for branch, decided, rows in _differing(receipts, moved):
             raise PromiseBroken(
                 f"branch {branch} was decided with {decided} rows, but its staging table "
                 f"{target.witness_schema}.{staging_name(branch)} holds, or the target took, {rows}: "
                 "somebody changed it, or made a trigger or rule that leaves rows out. Nothing was "
-                "moved. Take that away; or drop the staging table, and its rows are computed again",
+                "moved. Take that away; or drop the staging table, and the batch is computed again",
                 sink=target.sink,
             )
         drop(connection, target, there)

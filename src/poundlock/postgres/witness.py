@@ -189,21 +189,6 @@ def states(
     return {branch: _STATES[state] for branch, state in found}
 
 
-def went_before(connection: Connection[Any], target: Target, branches: Sequence[str]) -> bool:
-    """Whether other branches of the same batch were committed before these."""
-    parsed = read_id(branches[0])
-    assert parsed is not None
-    name = parsed[0]
-    found = connection.execute(
-        sql.SQL(
-            "SELECT 1 FROM {} WHERE pipeline = %s AND identity = %s AND sink = %s AND batch = %s "
-            "AND state = 'committed' AND branch <> ALL (%s) LIMIT 1"
-        ).format(target.witness),
-        [name.namespace.pipeline, name.namespace.identity, name.sink, name.batch, list(branches)],
-    )
-    return found.fetchone() is not None
-
-
 def set_aborted(connection: Connection[Any], target: Target, branches: Sequence[str]) -> None:
     """Turn claims of this very transaction into tombstones."""
     connection.execute(
