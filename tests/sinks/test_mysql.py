@@ -845,13 +845,16 @@ class TestEndings:
         assert ends == [[DONE] * 4] * 2
         assert plain.ask("SELECT COUNT(*) FROM t") == [(2000,)]
 
-    def test_a_lost_stage_does_not_hold_up_the_others(self, plain: Place) -> None:
+    def test_a_batch_that_lost_a_stage_is_lost_whole(self, plain: Place) -> None:
         sink = plain.sink(mode="staged")
         receipts = [prepare(sink, {"x": [task]}, task=task) for task in range(2)]
         plain.ask(f"DROP TABLE {stage_of(receipts[0])}")
         assert sink.check(receipts) == ["its staging table is gone", None]
-        assert sink.commit(receipts) == [LOST, DONE]
-        assert plain.rows() == [(1,)]
+        assert sink.commit(receipts) == [LOST, LOST]
+        assert plain.rows() == []
+        again = [prepare(sink, {"x": [task]}, task=task, attempt=2) for task in range(2)]
+        assert sink.commit(again) == [DONE, DONE]
+        assert plain.rows() == [(0,), (1,)]
 
     @pytest.mark.parametrize("key", [None, "x"])
     def test_a_stage_that_others_have_changed_is_lost(self, place: Place, key: str | None) -> None:

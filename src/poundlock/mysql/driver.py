@@ -299,7 +299,7 @@ class MySQLBranches(Participant):
             # A stage that others have changed is as lost as one that is gone.
             lost = [r for r in waiting if self._count(link, r) != r.handle["rows"]]
             some_lost = lost or BranchState.ABORTED in states.values()
-            if self.key and some_lost and not self._begun(link, receipts, states):
+            if some_lost and not self._begun(link, receipts, states):
                 states = dict.fromkeys(map(_name, receipts), self._abort_all(link, waiting))
             else:
                 for receipt in lost:
@@ -322,8 +322,8 @@ class MySQLBranches(Participant):
     def _abort_all(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
         """Give up what is left of a batch that has lost a part, in one transaction.
 
-        Which row of a key is the last can be told only among all of them. So the whole replay takes
-        their place, at one instant. Until that is settled none of them counts as aborted: the others
+        The whole replay takes their place, at one instant: which row of a key is the last can be told
+        only among all of them. Until that is settled none of them counts as aborted: the others
         would be moved by themselves.
         """
         run(link, "START TRANSACTION")
