@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import psycopg
@@ -464,6 +465,39 @@ class TestKeys:
         assert sink.check([sibling, again]) == [None, None]
         assert sink.commit([first, sibling, again]) == [LOST, DONE, DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,)]
+
+    def test_speculation_is_refused_where_attempts_would_meet(self, db: Database) -> None:
+        conf = {"spark.speculation": "true"}
+        spark = SimpleNamespace(
+            sparkContext=SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
+        )
+        site: Any = SimpleNamespace(spark=spark)
+        db(self.TABLE)
+        db("CREATE TABLE plain (k int, v text)")
+        for options in ({"key": "k"}, {}):
+            sink = Postgres("t", dsn=db.dsn, mode="prepared", key_partitioned=True, **options)
+            sink.attach(site)
+            with pytest.raises(UsageError, match=r"spark.speculation.*mode='staged'"):
+                sink.preflight()
+        for sink in (Postgres("t", dsn=db.dsn, key="k"), Postgres("plain", dsn=db.dsn)):
+            sink.attach(site)
+            sink.preflight()
+            sink.close()
+
+    def test_nothing_is_rolled_back_that_holds_nobody_up(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(key_partitioned=True)
+        first = db.prepare(sink, keyed((1, "a")), 0, task_attempt=0)
+        again = db.prepare(sink, keyed((1, "a")), 0, task_attempt=1, retry=1)
+        assert sink.check([first, again]) == [None, None]
+
+    def test_an_earlier_attempt_never_rolls_back_a_later_one(self, db: Database) -> None:
+        db(self.TABLE)
+        sink = db.sink(key="k", mode="prepared", key_partitioned=True)
+        later = db.prepare(sink, keyed((1, "a", 1), names=self.NAMES), 0, task_attempt=2, retry=2)
+        with pytest.raises(Rejected, match="lock_timeout"):
+            db.prepare(sink, keyed((1, "a", 1), names=self.NAMES), 0, task_attempt=1, retry=1)
+        assert sink.commit([later]) == [DONE]
 
 
 class TestStaging:

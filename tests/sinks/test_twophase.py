@@ -9,6 +9,7 @@ import pickle
 import sqlite3
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -154,6 +155,21 @@ def test_a_retry_is_not_held_up_by_its_own_task(
         prepare(sink, rows(1), 2)
     again = prepare(sink, rows(1), 0, task_attempt=5, retry=1)
     assert sink.commit([first, other, again]) == [LOST, DONE, DONE]
+
+
+def test_a_speculative_attempt_rolls_nothing_back(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
+    sink = made(connect, node.dsn())
+    context = SimpleNamespace(getConf=lambda: {"spark.speculation": "true"})
+    site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
+    sink.attach(site)
+    assert any("spark.speculation" in warning for warning in sink.preflight())
+    decided = prepare(sink, rows(1))
+    with pytest.raises(Rejected, match=r"55P03"):
+        prepare(sink, rows(1), 0, task_attempt=5, retry=1)
+    assert sink.commit([decided]) == [DONE]
 
 
 def test_a_zombie_cannot_prepare_what_was_given_up(

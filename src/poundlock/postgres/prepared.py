@@ -124,7 +124,11 @@ def _mine(name: Any, namespace: Namespace, target: Target) -> bool:
 
 
 def roll_back_earlier(connection: Connection[Any], target: Target, branch: Branch) -> None:
-    """Roll back what earlier attempts of this very task have prepared: its locks would block us."""
+    """Roll back what earlier attempts of this very task have prepared: its locks would block us.
+
+    Spark does not repeat a task of which it has an answer, so nothing that is decided is among them;
+    but it may run one twice at a time (`spark.speculation`), and then this must not be called.
+    """
     mine = name_of(branch)
     for gid, _, _, _ in connection.execute(OPEN).fetchall():
         parsed = read_id(gid)

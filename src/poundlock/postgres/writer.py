@@ -44,7 +44,14 @@ class PostgresWriter(Writer):
     """One branch in a task."""
 
     def __init__(
-        self, target: Target, mode: Mode, semantic: Semantic, table: Table | None, branch: Branch
+        self,
+        target: Target,
+        mode: Mode,
+        semantic: Semantic,
+        table: Table | None,
+        branch: Branch,
+        *,
+        clears: bool,  # away what earlier attempts of the task have prepared
     ):
         self._target, self._branch, self._semantic = target, branch, semantic
         self._exact = semantic is Semantic.EXACTLY_ONCE
@@ -62,13 +69,13 @@ class PostgresWriter(Writer):
         self._connection: Connection[Any] = connect(target.dsn, sink=target.sink)
         try:
             with translated(target.sink, self._id):
-                self._place = self._begin(mode)
+                self._place = self._begin(clears and mode is Mode.PREPARED)
                 self._table = table or read_table(self._connection, target.schema, target.table)
         except BaseException:
             self.abort()
             raise
 
-    def _begin(self, mode: Mode) -> dict[str, Json]:
+    def _begin(self, clears: bool) -> dict[str, Json]:
         """Begin, and return where: the cluster, the database in it, the witness table in that."""
         connection, target = self._connection, self._target
         place: dict[str, Json] = {}
@@ -80,7 +87,7 @@ class PostgresWriter(Writer):
                 "database": database_of(connection),
                 "witness": witness.identity(connection, target),
             }
-            if self._branch.retry > 0 and mode is Mode.PREPARED and target.key_partitioned:
+            if clears:
                 prepared.roll_back_earlier(connection, target, self._branch)
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])

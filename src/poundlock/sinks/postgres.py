@@ -93,6 +93,7 @@ class Postgres(Participant):
         self._types: dict[str, str] = {}  # of the frame's columns, once it is known
         self._table: Table | None = None
         self._tasks: int | None = None
+        self._speculates = False
         self._driver: Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,7 +142,9 @@ class Postgres(Participant):
 
     def attach(self, site: Site) -> None:
         if site.spark is not None:
-            self._tasks = int(site.spark.sparkContext.defaultParallelism)
+            context = site.spark.sparkContext
+            self._tasks = int(context.defaultParallelism)
+            self._speculates = context.getConf().get("spark.speculation", "false") == "true"
 
     # What the server must offer.
 
@@ -239,15 +242,28 @@ class Postgres(Participant):
                 "the server",
                 sink=self.name,
             )
-        meeting = [index.name for index in table.indexes if self._may_meet(table, index)]
-        if not self.target.key_partitioned and (self.target.key or meeting):
-            by = f"unique index {meeting[0]}" if meeting else f"key {', '.join(self.target.key)}"
+        by = self._held_by(table)
+        if by is not None and self._speculates:
+            raise UsageError(
+                f"spark.speculation is on, and two attempts of one task write one key ({by}): the "
+                "second could only go on by rolling back what the first has prepared, which may be "
+                "decided already. Use mode='staged', or set spark.speculation to false",
+                sink=self.name,
+            )
+        if by is not None and not self.target.key_partitioned:
             raise UsageError(
                 f"two tasks that write one key ({by}) would wait for each other's prepared branch "
                 "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
                 "key (repartition), say so with key_partitioned=True",
                 sink=self.name,
             )
+
+    def _held_by(self, table: Table) -> str | None:
+        """Say at what a prepared branch can make another one wait; None: at nothing."""
+        meeting = [index.name for index in table.indexes if self._may_meet(table, index)]
+        if meeting:
+            return f"unique index {meeting[0]}"
+        return f"key {', '.join(self.target.key)}" if self.target.key else None
 
     def _may_meet(self, table: Table, index: Index) -> bool:
         """Whether two tasks can write the same entry: not where the table makes up a part of it."""
@@ -300,7 +316,12 @@ class Postgres(Participant):
     # In a task.
 
     def begin(self, branch: Branch) -> PostgresWriter:
-        return PostgresWriter(self.target, self.mode, self.semantic, self._table, branch)
+        # Only where there is no other way: what an earlier attempt left is the sweep's business.
+        held_up = self._table is None or self._held_by(self._table) is not None
+        return PostgresWriter(
+            self.target, self.mode, self.semantic, self._table, branch,
+            clears=branch.retry > 0 and held_up and not self._speculates,
+        )  # fmt: skip
 
     # On the driver.
 

@@ -24,6 +24,7 @@ from poundlock.core.participant import (
     Writer,
 )
 from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.sql.branches import FORMAT, Named, Witness, named, open_branches, read
@@ -83,6 +84,7 @@ class TwoPhase(Participant):
             else dict(zip(columns, columns, strict=True))
         )
         self._written: tuple[str, ...] = ()
+        self.speculates = False
 
     def __repr__(self) -> str:
         return f"TwoPhase({self.table!r}, name={self.name!r})"
@@ -109,6 +111,11 @@ class TwoPhase(Participant):
         self._written = tuple(wanted)
         return wanted
 
+    def attach(self, site: Site) -> None:
+        if site.spark is not None:
+            conf = site.spark.sparkContext.getConf()
+            self.speculates = conf.get("spark.speculation", "false") == "true"
+
     def preflight(self) -> list[str]:
         with self._borrowed() as link:
             try:
@@ -128,10 +135,17 @@ class TwoPhase(Participant):
                 )
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._try_two_phases(link)
-        return [
+        warnings = [
             "rows go through the driver one by one (executemany): slow. PostgreSQL and MySQL have "
             "sinks of their own"
         ]
+        if self.speculates and self.semantic is Semantic.EXACTLY_ONCE:
+            warnings.append(
+                "spark.speculation is on, so that a task cannot roll back what an earlier attempt of "
+                "it has prepared, for that may be decided already. If the table has a unique index, "
+                "it waits there until the limit that setup= sets: switch speculation off"
+            )
+        return warnings
 
     def _try_two_phases(self, link: Link) -> None:
         """Prepare an empty branch and roll it back: a server may have it switched off."""
@@ -269,7 +283,7 @@ class TwoPhaseWriter(Writer):
             with self._link.errors(self._named.id):
                 if self._exact:
                     self._witness = sink.witness.ensure(self._link)
-                    if branch.retry > 0:
+                    if branch.retry > 0 and not sink.speculates:
                         self._abort_earlier()
                     self._link.connection.tpc_begin(self._link.xid(*self._named.xid))
         except BaseException:
@@ -277,7 +291,11 @@ class TwoPhaseWriter(Writer):
             raise
 
     def _abort_earlier(self) -> None:
-        """Roll back what earlier attempts of this very task left: its locks could block us."""
+        """Roll back what earlier attempts of this very task left: its locks could block us.
+
+        Spark does not repeat a task of which it has an answer, so nothing that is decided is among
+        them, unless it runs one twice at a time (`spark.speculation`).
+        """
         mine = self._named.name
         for it in list(open_branches(self._link, mine.namespace, mine.sink)):
             name = it.name
