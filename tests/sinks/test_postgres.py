@@ -467,7 +467,7 @@ class TestKeys:
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,)]
 
     def test_speculation_is_refused_where_attempts_would_meet(self, db: Database) -> None:
-        conf = {"spark.speculation": "true"}
+        conf = {"spark.speculation": "True"}
         spark = SimpleNamespace(
             sparkContext=SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
         )

@@ -162,7 +162,7 @@ def test_a_speculative_attempt_rolls_nothing_back(
 ) -> None:
     execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
     sink = made(connect, node.dsn())
-    context = SimpleNamespace(getConf=lambda: {"spark.speculation": "true"})
+    context = SimpleNamespace(getConf=lambda: {"spark.speculation": "True"})
     site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
     sink.attach(site)
     assert any("spark.speculation" in warning for warning in sink.preflight())

@@ -144,7 +144,7 @@ class Postgres(Participant):
         if site.spark is not None:
             context = site.spark.sparkContext
             self._tasks = int(context.defaultParallelism)
-            self._speculates = context.getConf().get("spark.speculation", "false") == "true"
+            self._speculates = context.getConf().get("spark.speculation", "").lower() == "true"
 
     # What the server must offer.
 

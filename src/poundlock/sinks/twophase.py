@@ -114,7 +114,7 @@ class TwoPhase(Participant):
     def attach(self, site: Site) -> None:
         if site.spark is not None:
             conf = site.spark.sparkContext.getConf()
-            self.speculates = conf.get("spark.speculation", "false") == "true"
+            self.speculates = conf.get("spark.speculation", "").lower() == "true"
 
     def preflight(self) -> list[str]:
         with self._borrowed() as link:
