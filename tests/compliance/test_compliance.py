@@ -6,22 +6,23 @@ The headings are the five demands that two-phase commit makes of a sink.
 from __future__ import annotations
 
 import pickle
+import secrets
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pytest
 
-from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Participant, PreparedBranch
 from poundlock.core.protocol import BranchState
 from poundlock.errors import Unavailable
 
 from .subject import Subject
 
-OURS = Namespace.new("trial", 1_700_000_000, 1)
-SIMILAR = Namespace("trial-2", OURS.identity)  # a prefix in common, and the identity too
-COPIED = Namespace("trial", OURS.identity + "0")
+# Anew for each test, for systems remember: see `sink`.
+OURS = SIMILAR = COPIED = Namespace("trial", "00")
 
 DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
 
@@ -30,7 +31,7 @@ def branch(
     sink: Participant,
     task: int = 0,
     *,
-    namespace: Namespace = OURS,
+    namespace: Namespace | None = None,
     generation: int = 1,
     batch: int = 0,
     attempt: int = 1,
@@ -38,7 +39,7 @@ def branch(
     tolerant: bool = False,
     task_attempt: int | None = None,
 ) -> Branch:
-    transaction = Transaction(namespace, generation, batch, attempt)
+    transaction = Transaction(namespace or OURS, generation, batch, attempt)
     number = task if task_attempt is None else task_attempt
     return Branch(transaction, sink.name, task, number, retry, tolerant=tolerant)
 
@@ -69,13 +70,40 @@ def prepare(
     return Receipt.from_json(sink.annotate([receipt])[0].to_json())  # type: ignore[arg-type]
 
 
+def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
+    """Commit as the coordinator does: again, while a branch is still on its way."""
+    return _patiently(lambda: sink.commit(receipts))
+
+
+def abort(sink: Participant, strays: Sequence[Stray]) -> list[BranchState]:
+    return _patiently(lambda: sink.abort(strays))
+
+
+def _patiently(act: Callable[[], list[BranchState]]) -> list[BranchState]:
+    deadline = time.monotonic() + 60
+    while {BranchState.PREPARED, BranchState.UNREACHABLE} & set(states := act()):
+        assert time.monotonic() < deadline, states
+        time.sleep(0.1)
+    return states
+
+
 def counted(numbers: Sequence[int]) -> Counter[int]:
     return Counter(numbers)
 
 
 @pytest.fixture
-def sink(subject: Subject) -> Participant:
-    return subject.sink()
+def sink(subject: Subject) -> Iterator[Participant]:
+    """A sink upon an empty target, in a namespace that its system has never heard of."""
+    global OURS, SIMILAR, COPIED
+    OURS = Namespace.new("trial", time.time(), secrets.randbits(32))
+    SIMILAR = Namespace("trial-2", OURS.identity)  # a prefix in common, and the identity too
+    COPIED = Namespace("trial", OURS.identity + "0")
+    made = subject.sink()
+    yield made
+    left = made.find(OURS)
+    if left:
+        abort(made, left)
+    made.close()
 
 
 class TestOpensATransactionForTheIntervalBetweenCheckpoints:
@@ -93,7 +121,7 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
             prepare(subject, sink, range(10, 25), task=1),
         ]
         assert sink.check(receipts) == [None, None]
-        assert sink.commit(receipts) == [DONE, DONE]
+        assert commit(sink, receipts) == [DONE, DONE]
         assert subject.visible(sink) == counted(range(25))
         assert not subject.open(sink)
 
@@ -105,14 +133,14 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
         writer.abort()
         found = sink.find(OURS)
         if found:  # an abort from the task is a kindness: the sweep is what counts
-            sink.abort(found)
+            abort(sink, found)
         assert subject.visible(sink) == Counter()
         assert not subject.open(sink)
 
     def test_two_batches_in_turn(self, subject: Subject, sink: Participant) -> None:
         for batch in range(3):
             receipt = prepare(subject, sink, range(batch * 10, batch * 10 + 10), batch=batch)
-            assert sink.commit([receipt]) == [DONE]
+            assert commit(sink, [receipt]) == [DONE]
         assert subject.visible(sink) == counted(range(30))
 
 
@@ -131,7 +159,7 @@ class TestHoldsItPendingUntilTold:
             sink.close()
         later = subject.again(sink)
         assert later.check([receipt]) == [None]
-        assert later.commit([receipt]) == [DONE]
+        assert commit(later, [receipt]) == [DONE]
         assert subject.visible(later) == counted(range(10))
 
     def test_a_server_that_is_away_is_no_answer(self, subject: Subject, sink: Participant) -> None:
@@ -150,7 +178,7 @@ class TestHoldsItPendingUntilTold:
             else:
                 with pytest.raises(Unavailable):
                     sink.find(OURS)
-        assert subject.again(sink).commit([receipt]) == [DONE]
+        assert commit(subject.again(sink), [receipt]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
 
@@ -160,7 +188,7 @@ class TestRestoresItAfterAFailure:
     ) -> None:
         receipt = prepare(subject, sink, range(10))
         later = subject.again(sink)
-        assert later.commit([receipt]) == [DONE]
+        assert commit(later, [receipt]) == [DONE]
         assert subject.visible(later) == counted(range(10))
 
     def test_orphans_are_found_and_only_ours(self, subject: Subject, sink: Participant) -> None:
@@ -175,11 +203,11 @@ class TestRestoresItAfterAFailure:
         assert [(stray.id, stray.generation, stray.sink) for stray in found] == [
             (mine.id, 1, sink.name)
         ]
-        assert sink.abort(found) == [LOST]
+        assert abort(sink, found) == [LOST]
         assert sink.find(OURS) == []
-        assert sink.commit(foreign[:1]) == [DONE]
-        assert sink.commit(foreign[1:2]) == [DONE]
-        assert other.commit(foreign[2:]) == [DONE]
+        assert commit(sink, foreign[:1]) == [DONE]
+        assert commit(sink, foreign[1:2]) == [DONE]
+        assert commit(other, foreign[2:]) == [DONE]
         assert subject.visible(sink) == counted([10, 11, 12, 20, 21, 22])
 
     def test_a_retry_of_a_task_is_not_held_up_by_the_attempt_before(
@@ -190,15 +218,15 @@ class TestRestoresItAfterAFailure:
         assert first.id != second.id
         strays = [stray for stray in sink.find(OURS) if stray.id != second.id]
         if strays:
-            assert sink.abort(strays) == [LOST]
-        assert sink.commit([second]) == [DONE]
+            assert abort(sink, strays) == [LOST]
+        assert commit(sink, [second]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
         assert not subject.open(sink)
 
     def test_the_newest_generation_is_remembered(self, subject: Subject, sink: Participant) -> None:
         assert sink.newest_generation(OURS) == 0
         old = prepare(subject, sink, range(3), generation=4)
-        sink.commit([old])
+        commit(sink, [old])
         assert subject.again(sink).newest_generation(OURS) == 4
         assert sink.newest_generation(SIMILAR) == 0
 
@@ -206,24 +234,24 @@ class TestRestoresItAfterAFailure:
 class TestCommitsItIdempotently:
     def test_commit_twice(self, subject: Subject, sink: Participant) -> None:
         receipt = prepare(subject, sink, range(10))
-        assert sink.commit([receipt]) == [DONE]
-        assert sink.commit([receipt]) == [DONE]
-        assert subject.again(sink).commit([receipt]) == [DONE]
+        assert commit(sink, [receipt]) == [DONE]
+        assert commit(sink, [receipt]) == [DONE]
+        assert commit(subject.again(sink), [receipt]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
     def test_abort_twice(self, subject: Subject, sink: Participant) -> None:
         prepare(subject, sink, range(10))
         strays = sink.find(OURS)
-        assert sink.abort(strays) == [LOST]
-        assert sink.abort(strays) == [LOST]
+        assert abort(sink, strays) == [LOST]
+        assert abort(sink, strays) == [LOST]
         assert subject.visible(sink) == Counter()
         assert not subject.open(sink)
 
     def test_a_committed_branch_is_not_aborted(self, subject: Subject, sink: Participant) -> None:
         receipt = prepare(subject, sink, range(10))
         strays = sink.find(OURS)
-        assert sink.commit([receipt]) == [DONE]
-        assert sink.abort(strays) == [DONE]
+        assert commit(sink, [receipt]) == [DONE]
+        assert abort(sink, strays) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
     def test_the_witness_tells_committed_from_aborted_from_never(
@@ -231,12 +259,12 @@ class TestCommitsItIdempotently:
     ) -> None:
         committed = prepare(subject, sink, range(3), task=0)
         aborted = prepare(subject, sink, range(3, 6), task=1)
-        assert sink.commit([committed]) == [DONE]
-        assert sink.abort(sink.find(OURS)) == [LOST]
+        assert commit(sink, [committed]) == [DONE]
+        assert abort(sink, sink.find(OURS)) == [LOST]
         later = subject.again(sink)
-        assert later.commit([committed]) == [DONE]
+        assert commit(later, [committed]) == [DONE]
         expected = BranchState.NO_WITNESS if subject.forgets_aborted else LOST
-        assert later.commit([aborted]) == [expected]
+        assert commit(later, [aborted]) == [expected]
         assert subject.visible(sink) == counted(range(3))
 
 
@@ -249,11 +277,11 @@ class TestSurvivesItsOwnTimeOut:
         first = prepare(subject, sink, range(10), task=0)
         subject.lose(sink, first)
         assert sink.check([first]) != [None]
-        assert sink.commit([first]) == [LOST]
+        assert commit(sink, [first]) == [LOST]
         # It stays lost: the witness is final, and a replay takes its place.
-        assert subject.again(sink).commit([first]) == [LOST]
+        assert commit(subject.again(sink), [first]) == [LOST]
         replay = prepare(subject, sink, range(10), task=0, attempt=2, task_attempt=7)
-        assert sink.commit([replay]) == [DONE]
+        assert commit(sink, [replay]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
     def test_old_witnesses_are_pruned_and_new_ones_kept(
@@ -263,9 +291,9 @@ class TestSurvivesItsOwnTimeOut:
             prepare(subject, sink, [number], batch=number, task=number) for number in range(4)
         ]
         for receipt in receipts:
-            assert sink.commit([receipt]) == [DONE]
+            assert commit(sink, [receipt]) == [DONE]
         sink.prune(OURS, 2)
-        assert sink.commit(receipts[2:]) == [DONE, DONE]
+        assert commit(sink, receipts[2:]) == [DONE, DONE]
         assert subject.visible(sink) == counted(range(4))
 
 
