@@ -11,7 +11,8 @@ demo: setup
 	$(BIN)/poundlock demo
 
 test: check
-	$(BIN)/python -m pytest tests/compliance tests/sinks tests/integration tests/chaos
+	$(BIN)/python -m pytest tests/compliance
+	$(BIN)/python -m pytest tests/sinks tests/integration tests/chaos
 
 check: lint types unit model
 

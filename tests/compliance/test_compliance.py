@@ -87,6 +87,15 @@ def _patiently(act: Callable[[], list[BranchState]]) -> list[BranchState]:
     return states
 
 
+def again(subject: Subject, sink: Participant) -> Participant:
+    """Return another sink upon the same target, which is closed when the test is over."""
+    _opened.append(subject.again(sink))
+    return _opened[-1]
+
+
+_opened: list[Participant] = []
+
+
 def counted(numbers: Sequence[int]) -> Counter[int]:
     return Counter(numbers)
 
@@ -104,6 +113,8 @@ def sink(subject: Subject) -> Iterator[Participant]:
     if left:
         abort(made, left)
     made.close()
+    while _opened:
+        _opened.pop().close()
 
 
 class TestOpensATransactionForTheIntervalBetweenCheckpoints:
@@ -148,7 +159,7 @@ class TestHoldsItPendingUntilTold:
     def test_it_survives_its_writer(self, subject: Subject, sink: Participant) -> None:
         receipt = prepare(subject, sink, range(10))
         sink.close()
-        assert subject.again(sink).check([receipt]) == [None]
+        assert again(subject, sink).check([receipt]) == [None]
 
     def test_it_survives_a_kill_of_the_server(self, subject: Subject, sink: Participant) -> None:
         if not subject.has_server:
@@ -157,7 +168,7 @@ class TestHoldsItPendingUntilTold:
         receipt = prepare(subject, sink, range(10))
         with subject.killed():
             sink.close()
-        later = subject.again(sink)
+        later = again(subject, sink)
         assert later.check([receipt]) == [None]
         assert commit(later, [receipt]) == [DONE]
         assert subject.visible(later) == counted(range(10))
@@ -178,7 +189,7 @@ class TestHoldsItPendingUntilTold:
             else:
                 with pytest.raises(Unavailable):
                     sink.find(OURS)
-        assert commit(subject.again(sink), [receipt]) == [DONE]
+        assert commit(again(subject, sink), [receipt]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
 
@@ -187,13 +198,14 @@ class TestRestoresItAfterAFailure:
         self, subject: Subject, sink: Participant
     ) -> None:
         receipt = prepare(subject, sink, range(10))
-        later = subject.again(sink)
+        later = again(subject, sink)
         assert commit(later, [receipt]) == [DONE]
         assert subject.visible(later) == counted(range(10))
 
     def test_orphans_are_found_and_only_ours(self, subject: Subject, sink: Participant) -> None:
         mine = prepare(subject, sink, range(3))
         other = subject.sink("out-2")
+        _opened.append(other)
         foreign = [
             prepare(subject, sink, range(10, 13), namespace=SIMILAR, task=1),
             prepare(subject, sink, range(20, 23), namespace=COPIED, task=2),
@@ -227,7 +239,7 @@ class TestRestoresItAfterAFailure:
         assert sink.newest_generation(OURS) == 0
         old = prepare(subject, sink, range(3), generation=4)
         commit(sink, [old])
-        assert subject.again(sink).newest_generation(OURS) == 4
+        assert again(subject, sink).newest_generation(OURS) == 4
         assert sink.newest_generation(SIMILAR) == 0
 
 
@@ -236,7 +248,7 @@ class TestCommitsItIdempotently:
         receipt = prepare(subject, sink, range(10))
         assert commit(sink, [receipt]) == [DONE]
         assert commit(sink, [receipt]) == [DONE]
-        assert commit(subject.again(sink), [receipt]) == [DONE]
+        assert commit(again(subject, sink), [receipt]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
     def test_abort_twice(self, subject: Subject, sink: Participant) -> None:
@@ -261,7 +273,7 @@ class TestCommitsItIdempotently:
         aborted = prepare(subject, sink, range(3, 6), task=1)
         assert commit(sink, [committed]) == [DONE]
         assert abort(sink, sink.find(OURS)) == [LOST]
-        later = subject.again(sink)
+        later = again(subject, sink)
         assert commit(later, [committed]) == [DONE]
         expected = BranchState.NO_WITNESS if subject.forgets_aborted else LOST
         assert commit(later, [aborted]) == [expected]
@@ -279,7 +291,7 @@ class TestSurvivesItsOwnTimeOut:
         assert sink.check([first]) != [None]
         assert commit(sink, [first]) == [LOST]
         # It stays lost: the witness is final, and a replay takes its place.
-        assert commit(subject.again(sink), [first]) == [LOST]
+        assert commit(again(subject, sink), [first]) == [LOST]
         replay = prepare(subject, sink, range(10), task=0, attempt=2, task_attempt=7)
         assert commit(sink, [replay]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
@@ -300,6 +312,7 @@ class TestSurvivesItsOwnTimeOut:
 def test_a_copy_of_a_sink_carries_no_connection(subject: Subject, sink: Participant) -> None:
     sink.find(OURS)
     copy: Participant = pickle.loads(pickle.dumps(sink))
+    _opened.append(copy)
     assert copy.name == sink.name
     assert copy.find(OURS) == []
 
