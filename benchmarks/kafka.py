@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from benchmarks.rounds import alternate, commit
 
 RESULTS = Path(__file__).parent / "results"
 PARTITIONS = 4
@@ -170,23 +171,12 @@ def session() -> Any:
 
 def compare(servers: str, source: str, rows: int, per_batch: int, rounds: int) -> dict[str, Any]:
     """Alternate the two sides; the first round warms up."""
-    spark, sides = session(), ("poundlock", "spark_sink")
-    history: list[dict[str, Any]] = []
-    for number in range(rounds + 1):
-        order = sides if number % 2 == 0 else sides[::-1]
-        taken = {side: run_once(spark, servers, source, side, rows, per_batch) for side in order}
-        history.append(taken)
-        speeds = {side: f"{taken[side]['rows_per_second']:,.0f}" for side in sides}
-        print(f"round {number}{' (warm-up)' if number == 0 else ''}: rows/s {speeds}", flush=True)
-    warm = history[1:]
-    medians = {
-        side: statistics.median(taken[side]["rows_per_second"] for taken in warm) for side in sides
-    }
-    return {
-        "rounds": history,
-        "medians": medians,
-        "ratio_vs_spark_sink": medians["poundlock"] / medians["spark_sink"],
-    }
+    spark = session()
+    return alternate(
+        ("poundlock", "spark_sink"),
+        rounds,
+        lambda side: run_once(spark, servers, source, side, rows, per_batch),
+    )
 
 
 def child(side: str, servers: str, source: str, rows: int) -> None:
@@ -253,18 +243,13 @@ def main() -> None:
                 servers, options.source, options.rows, options.per_batch, options.rounds
             )
             print(f"ratio to Spark's own sink: {results['ratio_vs_spark_sink']:.2f}", flush=True)
-            results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": _commit()}
+            results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": commit()}
         if not options.no_memory:
             results["memory"] = memory(servers, tuple(options.memory_rows))
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
     plot.kafka(results, RESULTS / "kafka.svg")
     print(f"written to {path} and kafka.svg beside it")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
-import subprocess
 import tempfile
 import time
 import uuid
@@ -25,6 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from benchmarks.rounds import alternate, commit
 
 RESULTS = Path(__file__).parent / "results"
 TASKS = 2
@@ -115,22 +115,11 @@ def compare(server: Any, source: Path, rows: int, rounds: int) -> dict[str, Any]
         conf={"spark.jars": str(driver), "spark.ui.enabled": "false"},
     )
     spark.sparkContext.setLogLevel("ERROR")
-    sides, history = ("poundlock", "spark_jdbc"), list[dict[str, Any]]()
-    for number in range(rounds + 1):
-        order = sides if number % 2 == 0 else sides[::-1]
-        taken = {side: run_once(spark, server, source, side, rows) for side in order}
-        history.append(taken)
-        speeds = {side: f"{taken[side]['rows_per_second']:,.0f}" for side in sides}
-        print(f"round {number}{' (warm-up)' if number == 0 else ''}: rows/s {speeds}", flush=True)
-    medians = {
-        side: statistics.median(taken[side]["rows_per_second"] for taken in history[1:])
-        for side in sides
-    }
-    return {
-        "rounds": history,
-        "medians": medians,
-        "ratio_vs_spark_jdbc": medians["poundlock"] / medians["spark_jdbc"],
-    }
+    return alternate(
+        ("poundlock", "spark_jdbc"),
+        rounds,
+        lambda side: run_once(spark, server, source, side, rows),
+    )
 
 
 def main() -> None:
@@ -147,15 +136,10 @@ def main() -> None:
         fill(Path(directory), options.rows, options.per_batch)
         results = compare(server, Path(directory), options.rows, options.rounds)
     print(f"ratio to Spark's own writer: {results['ratio_vs_spark_jdbc']:.2f}", flush=True)
-    results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": _commit()}
+    results |= {"rows": options.rows, "per_batch": options.per_batch, "commit": commit()}
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {options.out}")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import statistics
-import subprocess
 import tempfile
 import time
 import uuid
@@ -24,6 +22,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from benchmarks.rounds import alternate, commit
 
 RESULTS = Path(__file__).parent / "results"
 SIDES = ("poundlock", "spark_jdbc", "spark_jdbc_tuned")
@@ -111,25 +111,9 @@ def compare(dsn: str, source: Path, rows: int, per: int, rounds: int) -> dict[st
     conf = {"spark.ui.enabled": "false", "spark.jars": driver}
     spark = lock.session("local[2]", kafka=False, conf=conf)
     spark.sparkContext.setLogLevel("ERROR")
-    history: list[dict[str, Any]] = []
-    for number in range(rounds + 1):
-        turn = number % len(SIDES)
-        order = SIDES[turn:] + SIDES[:turn]
-        taken = {side: run_once(spark, side, dsn, source, rows, per) for side in order}
-        history.append(taken)
-        speeds = {side: f"{taken[side]['rows_per_second']:,.0f}" for side in SIDES}
-        print(f"round {number}{' (warm-up)' if number == 0 else ''}: rows/s {speeds}", flush=True)
+    found = alternate(SIDES, rounds, lambda side: run_once(spark, side, dsn, source, rows, per))
     spark.stop()
-    medians = {
-        side: statistics.median(taken[side]["rows_per_second"] for taken in history[1:])
-        for side in SIDES
-    }
-    return {
-        "rounds": history,
-        "medians": medians,
-        "ratio_vs_spark_jdbc": medians["poundlock"] / medians["spark_jdbc"],
-        "ratio_vs_spark_jdbc_tuned": medians["poundlock"] / medians["spark_jdbc_tuned"],
-    }
+    return found
 
 
 def main() -> None:
@@ -151,15 +135,10 @@ def main() -> None:
         )
     for side in ("spark_jdbc", "spark_jdbc_tuned"):
         print(f"ratio to {side}: {results[f'ratio_vs_{side}']:.2f}", flush=True)
-    results |= {"rows": rows, "files_per_batch": options.files_per_batch, "commit": _commit()}
+    results |= {"rows": rows, "files_per_batch": options.files_per_batch, "commit": commit()}
     options.results.parent.mkdir(exist_ok=True)
     options.results.write_text(json.dumps(results, indent=2) + "\n")
     print(f"written to {options.results}")
-
-
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -57,7 +55,3 @@ class Subject(ABC):
     def has_server(self) -> bool:
         """Whether there is a process to kill."""
         return True
-
-
-Started = Iterator[Subject]
-__all__ = ["Any", "Path", "Started", "Subject"]

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # noqa: E402
-
-from poundlock.errors import Unavailable, UsageError  # noqa: E402
-from poundlock.kafka import witness as _kafka_witness  # noqa: E402
-from poundlock.kafka.client import (  # noqa: E402
+from poundlock.errors import Unavailable, UsageError
+from poundlock.kafka import witness as _kafka_witness
+from poundlock.kafka.client import (
     Answer,
     Identity,
     KafkaClient,
@@ -28,7 +27,7 @@ from poundlock.kafka.client import (  # noqa: E402
     Progress,
     Written,
 )
-from poundlock.servers import kafka  # noqa: E402
+from poundlock.servers import kafka
 
 SECONDS = 20
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import subprocess
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import confluent_kafka
 import pytest
+from confluent_kafka import admin as administration
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
-from confluent_kafka import admin as administration  # noqa: E402
-
-from poundlock.errors import NotAuthorised, UsageError  # noqa: E402
-from poundlock.kafka.client import (  # noqa: E402
+from poundlock.errors import NotAuthorised, UsageError
+from poundlock.kafka.client import (
     Answer,
     Identity,
     KafkaClient,
@@ -25,9 +23,7 @@ from poundlock.kafka.client import (  # noqa: E402
     Progress,
     Written,
 )
-from poundlock.servers import base, kafka  # noqa: E402
-
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+from poundlock.servers import base, kafka
 
 SECONDS = 20
 SECRET = "s3cret-of-the-driver"

@@ -13,10 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-confluent_kafka = pytest.importorskip("confluent_kafka")
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition  # noqa: E402
-from confluent_kafka.admin import (  # noqa: E402
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
     AclOperation,
@@ -26,14 +24,14 @@ from confluent_kafka.admin import (  # noqa: E402
     ResourcePatternType,
     ResourceType,
 )
-from kafka.admin import KafkaAdminClient  # noqa: E402
-from kafka.partitioner.default import murmur2  # noqa: E402
-from kafka.protocol.metadata import CoordinatorType  # noqa: E402
-from kafka.protocol.producer import EndTxnRequest  # noqa: E402
+from kafka.admin import KafkaAdminClient
+from kafka.partitioner.default import murmur2
+from kafka.protocol.metadata import CoordinatorType
+from kafka.protocol.producer import EndTxnRequest
 
-from poundlock import errors  # noqa: E402
-from poundlock.kafka.producer import ArrowProducer, Identity  # noqa: E402
-from poundlock.servers import kafka  # noqa: E402
+from poundlock import errors
+from poundlock.kafka.producer import ArrowProducer, Identity
+from poundlock.servers import kafka
 
 SECONDS = 30
 # With an authorizer, whoever is not named where others are is kept out; the rest stays open to all.

@@ -11,8 +11,6 @@ import time
 import pyarrow as pa
 import pytest
 
-pytest.importorskip("confluent_kafka")
-
 from poundlock import errors
 from poundlock.kafka import producer_abi as abi
 from poundlock.kafka import producer_columns as columns

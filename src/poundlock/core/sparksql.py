@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Spark writes timestamps as text in milliseconds, unless told, and has microseconds.
-_TIMES = (
+# Options for text. Spark writes timestamps in milliseconds, unless told, and has microseconds.
+TIMES = (
     r"'timestampFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSSXXX', "
     r"'timestampNTZFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSS'"
 )
@@ -15,5 +15,5 @@ def to_json(sql: str, *, nulls: bool = True) -> str:
     Spark leaves out fields that are null, unless told, and a reader cannot tell them from fields that
     never were. `nulls=False` has them left out all the same, as Spark's users know it.
     """
-    options = _TIMES + (", 'ignoreNullFields', 'false'" if nulls else "")
+    options = TIMES + (", 'ignoreNullFields', 'false'" if nulls else "")
     return f"to_json({sql}, map({options}))"

@@ -41,6 +41,7 @@ from poundlock.core.participant import (
 )
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
+from poundlock.core.sparksql import TIMES
 from poundlock.errors import BadRow, Rejected, UsageError
 from poundlock.files.manifest import METADATA, DataFile, Manifest, spelled
 from poundlock.files.rows import (
@@ -65,11 +66,6 @@ _NO_TYPE = {
     "json": r"void|variant",
     "csv": r"void|interval|variant|binary|array<|map<|struct<",
 }
-# Spark writes timestamps as text in milliseconds, unless told, and has microseconds.
-_TIMES = (
-    r"map('timestampFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSSXXX', "
-    r"'timestampNTZFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSS')"
-)
 _NO_PARTITION = r"void|interval|variant|binary|array<|map<|struct<"
 
 
@@ -173,7 +169,7 @@ class Files(Participant):
         if self._header:
             self._first_line = ",".join(_csv(name) for name in data)
         row = ", ".join(f"'{_quoted(name)}', {column.sql}" for name, column in data.items())
-        return wanted | {LINE: f"to_{self.format}(named_struct({row}), {_TIMES})"}
+        return wanted | {LINE: f"to_{self.format}(named_struct({row}), map({TIMES}))"}
 
     def attach(self, site: Site) -> None:
         self._site = site
