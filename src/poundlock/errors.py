@@ -10,6 +10,8 @@
     │   ├── NoFreeId          all transactional ids are held by unfinished batches
     │   ├── SequenceBroken    Kafka saw a gap or a repeat in a producer's sequence numbers
     │   └── ProducerFenced    another producer took over the branch's transactional id
+    ├── OperatorFailed        a function of the user's raised: correct it; the batch is given up
+    ├── StateExpired          state was read past its time to live, and the operator asked for an error
     ├── Fenced                a newer driver owns the pipeline: stop
     ├── InDoubt               decided, but a branch cannot be finished now: restart to go on
     ├── PromiseBroken         a system went against the decision, and repair is not allowed
@@ -100,6 +102,14 @@ class SequenceBroken(Rejected):
 
 class ProducerFenced(Rejected):
     """Another producer took over the transactional id of a branch."""
+
+
+class OperatorFailed(PoundlockError):
+    """A function of the user's raised an error, which is this one's cause. The batch is given up."""
+
+
+class StateExpired(PoundlockError):
+    """State was read past its time to live by an operator that asked to be told."""
 
 
 class Fenced(PoundlockError):

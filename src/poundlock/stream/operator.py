@@ -1,0 +1,279 @@
+"""The contract between an operator and whatever runs it, and the runner of one page of keys.
+
+Keys are spread over a fixed number of pages by their hash, as Flink spreads them over key groups. A
+page is read, run and written as a whole: state moves in few large pieces, not in one call per key.
+
+What happens in a batch, in this order:
+
+1. The watermark and the batch's time enter: timers that are due fire, the earliest first.
+2. Each key's rows are given to the operator, sorted by time and source position.
+3. Timers that the rows have set, and that are due already, fire.
+
+So the result depends on the rows and the clock alone, and a replayed batch gives the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from poundlock.errors import OperatorFailed, PoundlockError, UsageError
+from poundlock.stream.codec import decode, encode
+from poundlock.stream.rows import Row, shaped
+from poundlock.stream.times import Clock, Domain
+
+MAIN = "main"
+
+
+class Event(NamedTuple):
+    """A row on its way to an operator."""
+
+    time: int  # event time in milliseconds, or the batch's time in a flow without event time
+    row: Row
+    input: int = 0  # which of several inputs it came from
+
+
+class Timer(NamedTuple):
+    """What will be called back. Two timers of a key with equal fields are one."""
+
+    time: int
+    tag: Any = None  # the operator's own word on what it is for: plain data
+
+
+class Operator(ABC):
+    """What happens to each key's rows.
+
+    An instance belongs to one task. Between calls it keeps nothing of its own: what must last is in
+    `key.state`, plain data that becomes bytes. A key whose state is empty and that has no timers is
+    forgotten.
+    """
+
+    name: str = "operator"
+    outputs: Mapping[str, Sequence[str]] = {}  # the columns of each output; MAIN comes first
+    domains: frozenset[Domain] = frozenset()  # which timers it sets
+
+    def open(self) -> None:  # noqa: B027
+        """Called once in a task, before anything else."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called once in a task, at its end."""
+
+    @abstractmethod
+    def on_rows(self, key: Key, events: Sequence[Event]) -> None:
+        """Take the rows of one key in this batch, in order."""
+
+    def on_timer(self, key: Key, timer: Timer, domain: Domain) -> None:  # noqa: B027
+        """Take a timer that was set and is due. It is gone by now, and may be set again."""
+
+    def on_broadcast(self, shared: dict[str, Any], event: Event) -> None:  # noqa: B027
+        """Take a row that is meant for every page, with the page's own state to keep it in."""
+
+
+class Key:
+    """One key while it is worked on: its state, its timers, the clock and the way out."""
+
+    __slots__ = ("_out", "_timers", "clock", "outputs", "shared", "state", "value")
+
+    def __init__(
+        self,
+        value: tuple[Any, ...],
+        state: dict[str, Any],
+        timers: dict[Domain, list[Timer]],
+        clock: Clock,
+        outputs: Mapping[str, Sequence[str]],
+        out: dict[str, list[tuple[Any, ...]]],
+        shared: dict[str, Any],
+    ) -> None:
+        self.value = value
+        self.state = state
+        self.clock = clock
+        self.outputs = outputs
+        self.shared = shared  # the page's own state: what all its keys see
+        self._timers = timers
+        self._out = out
+
+    @property
+    def watermark(self) -> int:
+        return self.clock.watermark
+
+    @property
+    def now(self) -> int:
+        return self.clock.now
+
+    def emit(self, value: Any, output: str = MAIN) -> None:
+        """Send a row to an output: a row or dictionary by name, a tuple by place."""
+        try:
+            fields = self.outputs[output]
+        except KeyError:
+            raise UsageError(
+                f"there is no output {output!r}: declare it, or use {', '.join(self.outputs)}"
+            ) from None
+        self._out.setdefault(output, []).append(shaped(value, fields))
+
+    def set_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
+        """Have `on_timer` called when the domain's clock reaches `time`; once, if set twice."""
+        timer, timers = Timer(time, tag), self._timers[domain]
+        if timer not in timers:
+            insort(timers, timer, key=lambda each: each.time)
+
+    def delete_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
+        """Forget a timer, if it is set."""
+        timers = self._timers[domain]
+        if (timer := Timer(time, tag)) in timers:
+            timers.remove(timer)
+
+    def timers(self, domain: Domain = Domain.EVENT) -> list[Timer]:
+        """Return the timers that are set, the earliest first."""
+        return list(self._timers[domain])
+
+
+class _Entry:
+    """A key at rest: its bytes, and when it must be woken. Opened only when it is worked on."""
+
+    __slots__ = ("body", "due")
+
+    def __init__(self, body: bytes, due: Sequence[int | None]) -> None:
+        self.body = body
+        self.due = dict(zip(Domain, due, strict=True))
+
+
+class Done(NamedTuple):
+    """What a page has become after a batch."""
+
+    data: bytes | None  # None: nothing left to keep
+    changed: bool
+    outputs: dict[str, list[tuple[Any, ...]]]
+    due: dict[Domain, int | None]  # the earliest timers
+
+
+FORMAT = 1
+
+
+def read_page(data: bytes | None) -> tuple[dict[str, Any], dict[bytes, Sequence[Any]]]:
+    """Return a page's own state, and each key's entry by the key's bytes: (body, due, due)."""
+    if not data:
+        return {}, {}
+    version, shared, entries = decode(data)
+    if version != FORMAT:
+        raise UsageError(
+            f"the state has format {version} and this version reads {FORMAT}: run it with the version "
+            "of Poundlock that wrote it"
+        )
+    return shared, {key: rest for key, *rest in entries}
+
+
+def read_key(key: bytes, entry: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+    """Return a key, its state and its timers by domain, from what `read_page` returned."""
+    state, timers = decode(entry[0])
+    return decode(key), state, timers
+
+
+class Page:
+    """Some keys of an operator, with their state and timers, during one batch."""
+
+    def __init__(self, operator: Operator, data: bytes | None, clock: Clock) -> None:
+        self._operator = operator
+        self._clock = clock
+        self._had = bool(data)
+        self._shared, entries = read_page(data)
+        self._shared_before = encode(self._shared)
+        self._entries = {key: _Entry(body, due) for key, (body, *due) in entries.items()}
+        self._open: dict[bytes, Key] = {}
+        self._changed = False
+        self._out: dict[str, list[tuple[Any, ...]]] = {}
+
+    def run(self, events: Mapping[tuple[Any, ...], Sequence[Event]]) -> Done:
+        """Take a batch: the clock first, then each key's rows, then what they made due."""
+        self._fire()
+        for value, rows in sorted((encode(value), rows) for value, rows in events.items()):
+            self._call("on_rows", self._opened(value), rows)
+        self._fire()
+        return self._finish()
+
+    def broadcast(self, events: Iterable[Event]) -> None:
+        """Give rows that are meant for every page to the operator, before any key's own."""
+        for event in events:
+            self._call("on_broadcast", self._shared, event)
+
+    def _fire(self) -> None:
+        """Fire what is due, the earliest first, until nothing is."""
+        while True:
+            due = sorted(
+                (time, domain.value, key)
+                for key, domain, time in self._earliest()
+                if time <= self._clock.of(domain)
+            )
+            if not due:
+                return
+            for _, name, data in due:
+                domain, key = Domain(name), self._opened(data)
+                timers = key._timers[domain]
+                if timers and timers[0].time <= self._clock.of(domain):
+                    self._call("on_timer", key, timers.pop(0), domain)
+
+    def _earliest(self) -> Iterable[tuple[bytes, Domain, int]]:
+        for data, entry in self._entries.items():
+            if data not in self._open:
+                for domain, time in entry.due.items():
+                    if time is not None:
+                        yield data, domain, time
+        for data, key in self._open.items():
+            for domain in Domain:
+                if key._timers[domain]:
+                    yield data, domain, key._timers[domain][0].time
+
+    def _opened(self, data: bytes) -> Key:
+        key = self._open.get(data)
+        if key is None:
+            entry = self._entries.get(data)
+            state, timers = decode(entry.body) if entry else ({}, [[], []])
+            self._open[data] = key = Key(
+                decode(data),
+                state,
+                {d: [Timer(*one) for one in many] for d, many in zip(Domain, timers, strict=True)},
+                self._clock,
+                self._operator.outputs,
+                self._out,
+                self._shared,
+            )
+        return key
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        try:
+            getattr(self._operator, method)(*arguments)
+        except PoundlockError as error:
+            raise type(error)(f"operator {self._operator.name!r}: {error}") from error
+        except Exception as error:
+            raise OperatorFailed(
+                f"operator {self._operator.name!r} failed: {type(error).__name__}: {error}. The batch "
+                "is given up and nothing of it is written; correct the function and start again"
+            ) from error
+
+    def _finish(self) -> Done:
+        for data, key in self._open.items():
+            before = self._entries.get(data)
+            timers = [key._timers[domain] for domain in Domain]
+            if not key.state and not any(timers):
+                self._changed |= self._entries.pop(data, None) is not None
+                continue
+            body = encode([key.state, [[list(timer) for timer in many] for many in timers]])
+            if before is None or before.body != body:
+                self._changed = True
+                due = [many[0].time if many else None for many in timers]
+                self._entries[data] = _Entry(body, due)
+        self._changed |= encode(self._shared) != self._shared_before
+        due: dict[Domain, int | None] = {}
+        for domain in Domain:
+            times = [e.due[domain] for e in self._entries.values()]
+            due[domain] = min((time for time in times if time is not None), default=None)
+        return Done(self._data(), self._changed, self._out, due)
+
+    def _data(self) -> bytes | None:
+        if not self._entries and not self._shared:
+            return None
+        if not self._changed:
+            return b""
+        entries = [[key, e.body, *e.due.values()] for key, e in self._entries.items()]
+        return encode([FORMAT, self._shared, entries])
