@@ -261,8 +261,9 @@ class Page:
             body = encode([key.state, [[list(timer) for timer in many] for many in timers]])
             if before is None or before.body != body:
                 self._changed = True
-                due = [many[0].time if many else None for many in timers]
-                self._entries[data] = _Entry(body, due)
+                self._entries[data] = _Entry(
+                    body, [many[0].time if many else None for many in timers]
+                )
         self._changed |= encode(self._shared) != self._shared_before
         due: dict[Domain, int | None] = {}
         for domain in Domain:
