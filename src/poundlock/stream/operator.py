@@ -143,7 +143,6 @@ class Done(NamedTuple):
     """What a page has become after a batch."""
 
     data: bytes | None  # None: nothing left to keep
-    changed: bool
     outputs: dict[str, list[tuple[Any, ...]]]
     due: dict[Domain, int | None]  # the earliest timers
 
@@ -173,29 +172,45 @@ def read_key(key: bytes, entry: Sequence[Any]) -> tuple[tuple[Any, ...], dict[st
 class Page:
     """Some keys of an operator, with their state and timers, during one batch."""
 
-    def __init__(self, operator: Operator, data: bytes | None, clock: Clock) -> None:
+    def __init__(
+        self, operator: Operator, data: bytes | None, clock: Clock, before: Clock | None = None
+    ) -> None:
+        """Open a page from its bytes.
+
+        `before`: the clock that the rows go by, where another operator made them. It made them while
+        the clock moved from `before` to `clock`, so they must be taken before the clock enters here,
+        or all that the other's timers emit would come late.
+        """
         self._operator = operator
         self._clock = clock
-        self._had = bool(data)
+        self._before = before
+        self._data = data
         self._shared, entries = read_page(data)
-        self._shared_before = encode(self._shared)
+        self._shared_was = encode(self._shared)
         self._entries = {key: _Entry(body, due) for key, (body, *due) in entries.items()}
         self._open: dict[bytes, Key] = {}
         self._changed = False
         self._out: dict[str, list[tuple[Any, ...]]] = {}
 
-    def run(self, events: Mapping[tuple[Any, ...], Sequence[Event]]) -> Done:
-        """Take a batch: the clock first, then each key's rows, then what they made due."""
+    def run(
+        self,
+        events: Mapping[tuple[Any, ...], Sequence[Event]],
+        broadcast: Iterable[Event] = (),
+    ) -> Done:
+        """Take a batch: the clock, the rows for every page, each key's rows, and what they made due."""
+        clock, rows_clock = self._clock, self._before or self._clock
+        self._clock = rows_clock
         self._fire()
-        for value, rows in sorted((encode(value), rows) for value, rows in events.items()):
-            self._call("on_rows", self._opened(value), rows)
+        for event in broadcast:
+            self._call("on_broadcast", self._shared, event)
+        keyed = {encode(value): rows for value, rows in events.items()}
+        for data in sorted(keyed):
+            self._call("on_rows", self._opened(data), keyed[data])
+        self._clock = clock
+        for key in self._open.values():
+            key.clock = clock
         self._fire()
         return self._finish()
-
-    def broadcast(self, events: Iterable[Event]) -> None:
-        """Give rows that are meant for every page to the operator, before any key's own."""
-        for event in events:
-            self._call("on_broadcast", self._shared, event)
 
     def _fire(self) -> None:
         """Fire what is due, the earliest first, until nothing is."""
@@ -264,17 +279,17 @@ class Page:
                 self._entries[data] = _Entry(
                     body, [many[0].time if many else None for many in timers]
                 )
-        self._changed |= encode(self._shared) != self._shared_before
+        self._changed |= encode(self._shared) != self._shared_was
         due: dict[Domain, int | None] = {}
         for domain in Domain:
-            times = [e.due[domain] for e in self._entries.values()]
+            times = [entry.due[domain] for entry in self._entries.values()]
             due[domain] = min((time for time in times if time is not None), default=None)
-        return Done(self._data(), self._changed, self._out, due)
+        return Done(self._bytes(), self._out, due)
 
-    def _data(self) -> bytes | None:
+    def _bytes(self) -> bytes | None:
+        if not self._changed:
+            return self._data
         if not self._entries and not self._shared:
             return None
-        if not self._changed:
-            return b""
-        entries = [[key, e.body, *e.due.values()] for key, e in self._entries.items()]
+        entries = [[key, entry.body, *entry.due.values()] for key, entry in self._entries.items()]
         return encode([FORMAT, self._shared, entries])

@@ -70,7 +70,14 @@ def test_a_timer_that_sets_one_already_due_goes_on_until_none_is():
 
 def test_a_page_that_nothing_happened_to_is_not_written():
     first = run(None, [("a", 1, "x")], Clock(0, 0))
-    assert run(first.data, [], Clock(5, 0)).changed is False
+    assert run(first.data, [], Clock(5, 0)).data is first.data
+
+
+def test_rows_of_another_operator_come_before_the_clock():
+    data = run(None, [("a", 1, "x")], Clock(0, 0)).data
+    event = Event(3, Reading(("a", "y")))
+    done = Page(Recorder(), data, Clock(11, 0), before=Clock(5, 0)).run({("a",): [event]})
+    assert done.outputs["main"] == [("row y", 3), ("timer a", 11)]
 
 
 def test_state_can_be_read_from_outside():
