@@ -1,0 +1,391 @@
+"""Runs an operator of `poundlock.stream` inside Spark: thin, and in whole groups of rows.
+
+Spark's `transformWithState` makes a call for each key, and several through a socket for its state. So
+the keys are spread over pages, and a page is what Spark takes for a key:
+
+    rows -> pack -> (page, Arrow bytes) -> transformWithState -> (output, Arrow bytes) -> unpack -> rows
+
+Rows travel as Arrow in both directions. A page's state is one value of bytes, and its timers are in
+there too: Spark is asked for one timer per page, the earliest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import Row as SparkRow
+from pyspark.sql.types import StructType
+
+from poundlock.errors import OperatorFailed
+from poundlock.stream.operator import Event, Operator, Page
+from poundlock.stream.rows import row_type
+from poundlock.stream.times import BEGINNING, Clock, Domain
+
+PAGES = 1024  # fixed for the life of a checkpoint, as the number of Flink's key groups is
+EVERY_PAGE = -1  # the input number of rows that are meant for every page
+
+STATE = "page"  # the name of the state variable, and its columns
+STATE_SCHEMA = "data binary, timer long, seen long"
+
+_PACKED = "page int, input int, rows binary"
+_RAW = "output string, rows binary"
+_ROWS = 1 << 18  # how many rows are packed at a time: bounds a task's memory
+
+_PAGE, _TIME, _HASH, _PLACE = "__page", "__time", "__hash", "__place"
+
+
+@dataclass(frozen=True)
+class Input:
+    """The rows of one input of an operator, and what they are sorted by."""
+
+    frame: DataFrame
+    key: Sequence[str]
+    time: Column  # a timestamp: event time, or the batch's own
+    place: Sequence[Column]  # where a row stood in its source; its content decides between equals
+    event_time: bool
+
+    def packed(self, number: int, pages: int) -> DataFrame:
+        """Return this input in packets of rows, each of one page."""
+        columns = self.frame.columns
+        order = {f"{_PLACE}{index}": column for index, column in enumerate(self.place)}
+        page = F.lit(0)
+        if self.key and number != EVERY_PAGE:
+            keys = [F.col(quoted(name)) for name in self.key]
+            page = F.pmod(F.xxhash64(*keys), F.lit(pages)).cast("int")
+        frame = self.frame.select(
+            *[F.col(quoted(name)) for name in columns],
+            *[column.alias(name) for name, column in order.items()],
+            page.alias(_PAGE),
+            F.unix_micros(self.time).alias(_TIME),
+            content_hash(self.frame).alias(_HASH),
+        )
+        packed = frame.mapInArrow(_Pack(number), _PACKED)
+        if number == EVERY_PAGE:
+            every = F.explode(F.sequence(F.lit(0), F.lit(pages - 1)))
+            packed = packed.select(every.alias("page"), "input", "rows")
+        return packed
+
+
+def content_hash(frame: DataFrame) -> Column:
+    """Return a hash of all columns, for an order between rows that nothing else tells apart."""
+    columns: list[Column] = []
+    for field in frame.schema.fields:
+        column = F.col(quoted(field.name))
+        # Spark hashes no maps, and passes over nulls: (null, x) and (x, null) must differ.
+        columns.append(
+            F.to_json(F.struct(column)) if "map<" in field.dataType.simpleString() else column
+        )
+        columns += [column.isNull()] if field.nullable else []
+    return F.xxhash64(*columns)
+
+
+@dataclass(frozen=True)
+class _Pack:
+    """Sorts rows by page and cuts them into packets, as `mapInArrow` wants it."""
+
+    number: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            waiting.append(batch)
+            if sum(each.num_rows for each in waiting) >= _ROWS:
+                yield from self._packets(waiting)
+                waiting = []
+        if waiting:
+            yield from self._packets(waiting)
+
+    def _packets(self, batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        table = pa.Table.from_batches(batches).combine_chunks()
+        if not table.num_rows:
+            return
+        pages = table[_PAGE].to_numpy()
+        order = np.argsort(pages, kind="stable")
+        pages = pages[order]
+        table = table.drop_columns([_PAGE]).take(pa.array(order))
+        starts = np.flatnonzero(np.diff(pages, prepend=-1))
+        ends = [*starts[1:].tolist(), len(pages)]
+        packets = [
+            to_bytes(table.slice(start, end - start))
+            for start, end in zip(starts.tolist(), ends, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(pages[starts], pa.int32()),
+                pa.repeat(pa.scalar(self.number, pa.int32()), len(packets)),
+                pa.array(packets, pa.binary()),
+            ],
+            names=["page", "input", "rows"],
+        )
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The columns of an operator's outputs, as Spark and as Arrow know them."""
+
+    schemas: Mapping[str, StructType]
+
+    def arrow(self, name: str) -> pa.Schema:
+        return to_arrow_schema(self.schemas[name], timezone="UTC")
+
+    def pack(self, operator: str, name: str, rows: Sequence[tuple[Any, ...]]) -> bytes:
+        """Return rows as Arrow bytes. Raises an error that names the column that does not fit."""
+        arrays: list[pa.Array] = []
+        schema = self.arrow(name)
+        for field, values in zip(schema, zip(*rows, strict=True), strict=True):
+            try:
+                arrays.append(pa.array(_fitted(values, field.type), field.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise OperatorFailed(
+                    f"operator {operator!r} emitted a value for column {field.name!r} of output "
+                    f"{name!r} that is no {field.type}: {type(error).__name__}. Emit another value, or "
+                    "declare another type"
+                ) from error
+        return to_bytes(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _fitted(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
+    """Round decimals to the column's scale, as Spark does; Arrow would refuse them."""
+    if not pa.types.is_decimal(kind):
+        return values
+    step = Decimal(1).scaleb(-kind.scale)
+    return [
+        value.quantize(step, ROUND_HALF_UP) if isinstance(value, Decimal) else value
+        for value in values
+    ]
+
+
+class Processor(StatefulProcessor):
+    """Gives pages to an operator. Spark makes one for each task."""
+
+    def __init__(
+        self, operator: Operator, outputs: Outputs, keys: Sequence[Sequence[str]], *, chained: bool
+    ) -> None:
+        self._operator = operator
+        self._outputs = outputs
+        self._keys = keys
+        self._chained = chained
+        self._mode = time_mode(operator)
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._state = handle.getValueState(STATE, STATE_SCHEMA)
+        self._operator.open()
+
+    def close(self) -> None:
+        self._operator.close()
+
+    # Spark calls these by their names, and by those of their arguments.
+
+    def handleInputRows(  # noqa: N802
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[Any]:
+        packets = [(row.input, row.rows) for row in rows]
+        yield from self._run(packets, timerValues, firing=None)
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: Any,  # noqa: N803
+        expiredTimerInfo: Any,  # noqa: N803
+    ) -> Iterator[Any]:
+        yield from self._run([], timerValues, firing=expiredTimerInfo.getExpiryTimeInMs())
+
+    def _run(
+        self, packets: Sequence[tuple[int, bytes]], timer_values: Any, firing: int | None
+    ) -> Iterator[Any]:
+        stored = self._state.get()
+        data, timer, seen = (None, None, None) if stored is None else stored
+        if firing is not None and firing != timer:
+            return  # the page was woken by its rows before, and has asked for another time since
+        events, broadcast, latest = read_packets(packets, self._keys)
+        clock = self._clock(timer_values, latest)
+        before = Clock(BEGINNING if seen is None else seen, clock.now) if self._chained else None
+        kept = None if data is None else bytes(data)
+        done = Page(self._operator, kept, clock, before).run(events, broadcast)
+        due = self._due(done.due, clock)
+        self._set_timer(timer, due, fired=firing is not None)
+        if done.data is None and not self._chained:
+            if stored is not None:
+                self._state.clear()
+        elif done.data is not kept or due != timer or self._chained:
+            self._state.update((done.data, due, clock.watermark))
+        for name, rows in done.outputs.items():
+            yield SparkRow(output=name, rows=self._outputs.pack(self._operator.name, name, rows))
+
+    def _clock(self, timer_values: Any, latest: int) -> Clock:
+        if self._mode == "none":
+            return Clock(now=latest)
+        # Spark has no watermark below zero, and shows none as zero. Flink's is one less than Spark's:
+        # no row with that time is expected any more, where Spark still takes those.
+        watermark = timer_values.getCurrentWatermarkInMs()
+        return Clock(
+            watermark - 1 if watermark > 0 else BEGINNING,
+            timer_values.getCurrentProcessingTimeInMs(),
+        )
+
+    def _due(self, due: Mapping[Domain, int | None], clock: Clock) -> int | None:
+        """Return when Spark must wake the page, in the time that its own timers go by."""
+        event, processing = due[Domain.EVENT], due[Domain.PROCESSING]
+        if self._mode == "eventTime":
+            return None if event is None else max(event + 1, 1)
+        if self._mode == "processingTime" and event is not None:
+            return clock.now + 1  # Spark wakes by one clock only: look at the other in each batch
+        return processing
+
+    def _set_timer(self, old: int | None, new: int | None, *, fired: bool) -> None:
+        if old == new:
+            return
+        if old is not None and not fired:
+            self._handle.deleteTimer(old)
+        if new is not None:
+            self._handle.registerTimer(new)
+
+
+def read_packets(
+    packets: Iterable[tuple[int, bytes]], keys: Sequence[Sequence[str]]
+) -> tuple[dict[tuple[Any, ...], list[Event]], list[Event], int]:
+    """Return each key's rows in order, the rows that are for every page, and the latest time."""
+    tables: dict[int, list[pa.Table]] = defaultdict(list)
+    for number, data in packets:
+        tables[number].append(from_bytes(data))
+    events: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
+    broadcast: list[Event] = []
+    latest = 0
+    for number, parts in sorted(tables.items()):
+        table = pa.concat_tables(parts)
+        if table[_TIME].null_count:
+            raise OperatorFailed(
+                "a row has no event time (it is null): leave such rows out before the flow, or give "
+                "them a time"
+            )
+        places = [name for name in table.column_names if name.startswith(_PLACE)]
+        table = table.sort_by([(name, "ascending") for name in (_TIME, *places, _HASH)])
+        times = np.floor_divide(table[_TIME].to_numpy(), 1000).tolist()
+        latest = max([latest, *times[-1:]])
+        table = table.drop_columns([_TIME, _HASH, *places])
+        make = row_type(tuple(table.column_names))
+        lists = {name: _python(table[name]) for name in table.column_names}
+        rows = map(make, zip(*lists.values(), strict=True))
+        if number == EVERY_PAGE:
+            broadcast += [Event(time, row, 1) for time, row in zip(times, rows, strict=True)]
+            continue
+        values = zip(*[lists[name] for name in keys[number]], strict=True)
+        for value, time, row in zip(values, times, rows, strict=True):
+            events[value].append(Event(time, row, number))
+    if len([number for number in tables if number != EVERY_PAGE]) > 1:
+        for several in events.values():
+            several.sort(
+                key=lambda event: event.time
+            )  # stable: at equal times the first input first
+    return events, broadcast, latest
+
+
+def _python(column: pa.ChunkedArray) -> list[Any]:
+    if pa.types.is_timestamp(column.type) and column.type.tz:
+        # All zones are one instant, and UTC is the quickest to make.
+        column = column.cast(pa.timestamp("us", "UTC"))
+    return column.to_pylist()
+
+
+def time_mode(operator: Operator) -> str:
+    """Return which of Spark's clocks the operator's pages are woken by."""
+    if Domain.PROCESSING in operator.domains:
+        return "processingTime"
+    return "eventTime" if Domain.EVENT in operator.domains else "none"
+
+
+def run(
+    operator: Operator,
+    outputs: Outputs,
+    inputs: Mapping[int, Input],
+    *,
+    pages: int = PAGES,
+    chained: bool = False,
+) -> DataFrame:
+    """Return what an operator makes of its inputs, packed: see `output` and `tagged`."""
+    packed = [each.packed(number, pages) for number, each in inputs.items()]
+    union = packed[0]
+    for frame in packed[1:]:
+        union = union.unionByName(frame)
+    keys = [inputs[number].key for number in sorted(inputs) if number != EVERY_PAGE]
+    processor = Processor(operator, outputs, keys, chained=chained)
+    return union.groupBy("page").transformWithState(processor, _RAW, "append", time_mode(operator))
+
+
+def output(raw: DataFrame, name: str, outputs: Outputs) -> DataFrame:
+    """Return the rows of one output."""
+    return raw.where(F.col("output") == name).mapInArrow(
+        _Unpack({name: outputs.arrow(name)}, tagged=False), outputs.schemas[name]
+    )
+
+
+TAG = "output"
+
+
+def tagged(raw: DataFrame, outputs: Outputs) -> DataFrame:
+    """Return the rows of all outputs: the output's name, and a struct column for each of them."""
+    schema = StructType().add(TAG, "string")
+    for name, columns in outputs.schemas.items():
+        schema = schema.add(struct_column(name), columns)
+    arrows = {name: outputs.arrow(name) for name in outputs.schemas}
+    return raw.mapInArrow(_Unpack(arrows, tagged=True), schema)
+
+
+def struct_column(name: str) -> str:
+    """Name the column with the rows of an output in a tagged frame."""
+    return f"output_{name}"
+
+
+@dataclass(frozen=True)
+class _Unpack:
+    schemas: Mapping[str, pa.Schema]
+    tagged: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name, data in zip(batch["output"].to_pylist(), batch["rows"], strict=True):
+                table = from_bytes(data.as_buffer()).combine_chunks()
+                if self.tagged:
+                    table = self._tagged(name, table)
+                yield from table.to_batches()
+
+    def _tagged(self, name: str, table: pa.Table) -> pa.Table:
+        columns: dict[str, pa.Array] = {TAG: pa.repeat(pa.scalar(name), table.num_rows)}
+        for other, schema in self.schemas.items():
+            kind = pa.struct(list(schema))
+            rows = pa.nulls(table.num_rows, kind)
+            if other == name:
+                arrays = [column.combine_chunks() for column in table.columns]
+                rows = pa.StructArray.from_arrays(arrays, fields=list(schema))
+            columns[struct_column(other)] = rows
+        return pa.table(columns)
+
+
+def to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def from_bytes(data: Any) -> pa.Table:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
