@@ -18,52 +18,153 @@ if TYPE_CHECKING:
     from poundlock.sources.files import read_files
     from poundlock.sources.kafka import OffsetMode, read_kafka
     from poundlock.sources.socket import read_socket
+    from poundlock.spark.flow import Flow, flow
     from poundlock.spark.pipeline import Pipeline, foreach_batch, pipeline
     from poundlock.spark.query import Query
     from poundlock.spark.session import configure, session
+    from poundlock.stream import evictors, triggers
+    from poundlock.stream.aggregates import Aggregate
+    from poundlock.stream.evictors import Evictor
+    from poundlock.stream.pattern import (
+        begin,
+        no_skip,
+        skip_past_last_event,
+        skip_to_first,
+        skip_to_last,
+        skip_to_next,
+    )
+    from poundlock.stream.process import (
+        BroadcastProcessFunction,
+        CoProcessFunction,
+        ProcessFunction,
+    )
+    from poundlock.stream.rows import Row
+    from poundlock.stream.state import (
+        AggregatingState,
+        BroadcastState,
+        ListState,
+        MapState,
+        OperatorListState,
+        ReducingState,
+        ValueState,
+    )
+    from poundlock.stream.triggers import Trigger, TriggerResult
+    from poundlock.stream.watermarks import bounded, ingestion, monotone, punctuated
+    from poundlock.stream.windows import count, global_windows, sessions, sliding, tumbling
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregate",
+    "AggregatingState",
+    "BroadcastProcessFunction",
+    "BroadcastState",
+    "CoProcessFunction",
+    "Evictor",
+    "Flow",
     "Guarantee",
+    "ListState",
+    "MapState",
     "OffsetMode",
+    "OperatorListState",
     "Participant",
     "Pipeline",
+    "ProcessFunction",
     "Query",
+    "ReducingState",
+    "Row",
     "Semantic",
     "Settings",
+    "Trigger",
+    "TriggerResult",
+    "ValueState",
+    "begin",
+    "bounded",
     "configure",
+    "count",
     "custom",
+    "evictors",
+    "flow",
     "foreach_batch",
     "from_collection",
+    "global_windows",
+    "ingestion",
+    "monotone",
+    "no_skip",
     "pipeline",
+    "punctuated",
     "read_files",
     "read_kafka",
     "read_socket",
     "session",
+    "sessions",
+    "skip_past_last_event",
+    "skip_to_first",
+    "skip_to_last",
+    "skip_to_next",
+    "sliding",
+    "triggers",
+    "tumbling",
 ]
 
 _HOMES = {
+    "Aggregate": "stream.aggregates",
+    "AggregatingState": "stream.state",
+    "BroadcastProcessFunction": "stream.process",
+    "BroadcastState": "stream.state",
+    "CoProcessFunction": "stream.process",
+    "Evictor": "stream.evictors",
+    "Flow": "spark.flow",
     "Guarantee": "core.guarantee",
+    "ListState": "stream.state",
+    "MapState": "stream.state",
     "OffsetMode": "sources.kafka",
+    "OperatorListState": "stream.state",
     "Participant": "core.participant",
     "Pipeline": "spark.pipeline",
+    "ProcessFunction": "stream.process",
     "Query": "spark.query",
+    "ReducingState": "stream.state",
+    "Row": "stream.rows",
     "Semantic": "core.participant",
     "Settings": "core.coordinator",
+    "Trigger": "stream.triggers",
+    "TriggerResult": "stream.triggers",
+    "ValueState": "stream.state",
+    "begin": "stream.pattern",
+    "bounded": "stream.watermarks",
     "configure": "spark.session",
+    "count": "stream.windows",
     "custom": "sources.custom",
+    "evictors": "stream",
+    "flow": "spark.flow",
     "foreach_batch": "spark.pipeline",
     "from_collection": "sources.collection",
+    "global_windows": "stream.windows",
+    "ingestion": "stream.watermarks",
+    "monotone": "stream.watermarks",
+    "no_skip": "stream.pattern",
     "pipeline": "spark.pipeline",
+    "punctuated": "stream.watermarks",
     "read_files": "sources.files",
     "read_kafka": "sources.kafka",
     "read_socket": "sources.socket",
     "session": "spark.session",
+    "sessions": "stream.windows",
+    "skip_past_last_event": "stream.pattern",
+    "skip_to_first": "stream.pattern",
+    "skip_to_last": "stream.pattern",
+    "skip_to_next": "stream.pattern",
+    "sliding": "stream.windows",
+    "triggers": "stream",
+    "tumbling": "stream.windows",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'poundlock' has no attribute {name!r}")
-    return getattr(import_module(f"poundlock.{_HOMES[name]}"), name)
+    home = f"poundlock.{_HOMES[name]}"
+    if _HOMES[name] == "stream":  # a module of names that read well only behind its own
+        return import_module(f"{home}.{name}")
+    return getattr(import_module(home), name)

@@ -15,10 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -28,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from poundlock.errors import OperatorFailed
 from poundlock.stream.operator import Event, Operator, Page
-from poundlock.stream.rows import row_type
+from poundlock.stream.rows import Row, row_type
 from poundlock.stream.times import BEGINNING, Clock, Domain
 
 PAGES = 1024  # fixed for the life of a checkpoint, as the number of Flink's key groups is
@@ -51,8 +53,10 @@ class Input:
     frame: DataFrame
     key: Sequence[str]
     time: Column  # a timestamp: event time, or the batch's own
-    place: Sequence[Column]  # where a row stood in its source; its content decides between equals
-    event_time: bool
+    place: Sequence[Column] = ()  # where a row stood in its source; content decides between equals
+    arrival: bool = (
+        False  # the place is where a row stood in its task, before anything was shuffled
+    )
 
     def packed(self, number: int, pages: int) -> DataFrame:
         """Return this input in packets of rows, each of one page."""
@@ -69,7 +73,7 @@ class Input:
             F.unix_micros(self.time).alias(_TIME),
             content_hash(self.frame).alias(_HASH),
         )
-        packed = frame.mapInArrow(_Pack(number), _PACKED)
+        packed = frame.mapInArrow(_Pack(number, self.arrival), _PACKED)
         if number == EVERY_PAGE:
             every = F.explode(F.sequence(F.lit(0), F.lit(pages - 1)))
             packed = packed.select(every.alias("page"), "input", "rows")
@@ -94,16 +98,28 @@ class _Pack:
     """Sorts rows by page and cuts them into packets, as `mapInArrow` wants it."""
 
     number: int
+    arrival: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
-        for batch in batches:
+        for batch in self._placed(batches) if self.arrival else batches:
             waiting.append(batch)
             if sum(each.num_rows for each in waiting) >= _ROWS:
                 yield from self._packets(waiting)
                 waiting = []
         if waiting:
             yield from self._packets(waiting)
+
+    def _placed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Number the rows by the task's partition and their place in it."""
+        context = TaskContext.get()
+        partition, seen = context.partitionId() if context else 0, 0
+        for batch in batches:
+            rows = batch.num_rows
+            task = pa.repeat(pa.scalar(partition, pa.int32()), rows)
+            place = pa.array(np.arange(seen, seen + rows))
+            yield batch.append_column(f"{_PLACE}0", task).append_column(f"{_PLACE}1", place)
+            seen += rows
 
     def _packets(self, batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         table = pa.Table.from_batches(batches).combine_chunks()
@@ -138,8 +154,8 @@ class Outputs:
     def arrow(self, name: str) -> pa.Schema:
         return to_arrow_schema(self.schemas[name], timezone="UTC")
 
-    def pack(self, operator: str, name: str, rows: Sequence[tuple[Any, ...]]) -> bytes:
-        """Return rows as Arrow bytes. Raises an error that names the column that does not fit."""
+    def table(self, operator: str, name: str, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+        """Return rows as Arrow. Raises an error that names the column that does not fit."""
         arrays: list[pa.Array] = []
         schema = self.arrow(name)
         for field, values in zip(schema, zip(*rows, strict=True), strict=True):
@@ -151,7 +167,7 @@ class Outputs:
                     f"{name!r} that is no {field.type}: {type(error).__name__}. Emit another value, or "
                     "declare another type"
                 ) from error
-        return to_bytes(pa.Table.from_arrays(arrays, schema=schema))
+        return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _fitted(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
@@ -224,7 +240,8 @@ class Processor(StatefulProcessor):
         elif done.data is not kept or due != timer or self._chained:
             self._state.update((done.data, due, clock.watermark))
         for name, rows in done.outputs.items():
-            yield SparkRow(output=name, rows=self._outputs.pack(self._operator.name, name, rows))
+            table = self._outputs.table(self._operator.name, name, rows)
+            yield SparkRow(output=name, rows=to_bytes(table))
 
     def _clock(self, timer_values: Any, latest: int) -> Clock:
         if self._mode == "none":
@@ -277,21 +294,27 @@ def read_packets(
         times = np.floor_divide(table[_TIME].to_numpy(), 1000).tolist()
         latest = max([latest, *times[-1:]])
         table = table.drop_columns([_TIME, _HASH, *places])
-        make = row_type(tuple(table.column_names))
-        lists = {name: _python(table[name]) for name in table.column_names}
-        rows = map(make, zip(*lists.values(), strict=True))
+        rows = python_rows(table)
         if number == EVERY_PAGE:
             broadcast += [Event(time, row, 1) for time, row in zip(times, rows, strict=True)]
             continue
-        values = zip(*[lists[name] for name in keys[number]], strict=True)
-        for value, time, row in zip(values, times, rows, strict=True):
-            events[value].append(Event(time, row, number))
+        key = itemgetter(*[table.column_names.index(name) for name in keys[number]])
+        single = len(keys[number]) == 1
+        for time, row in zip(times, rows, strict=True):
+            value = key(row)
+            events[(value,) if single else value].append(Event(time, row, number))
     if len([number for number in tables if number != EVERY_PAGE]) > 1:
         for several in events.values():
             several.sort(
                 key=lambda event: event.time
             )  # stable: at equal times the first input first
     return events, broadcast, latest
+
+
+def python_rows(table: pa.Table) -> Iterator[Row]:
+    """Return a table's rows as user code sees them."""
+    columns = [_python(column) for column in table.columns]
+    return map(row_type(tuple(table.column_names)), zip(*columns, strict=True))
 
 
 def _python(column: pa.ChunkedArray) -> list[Any]:

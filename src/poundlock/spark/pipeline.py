@@ -18,11 +18,13 @@ from poundlock.errors import UsageError
 from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark import internals
 from poundlock.spark.batch import Batches
+from poundlock.spark.flow import Flow
 from poundlock.spark.plan import Plan, read_plan
 from poundlock.spark.query import Query
 from poundlock.spark.routes import Route, letters_of, routed, taking_letters
 from poundlock.spark.site import SparkSite
 from poundlock.spark.storage import Checkpoint, open_log
+from poundlock.stream.operator import MAIN
 
 logger = logging.getLogger("poundlock")
 
@@ -40,7 +42,7 @@ _REFUSED_TRIGGERS = {
 class Pipeline:
     """A named streaming query with its sinks. Each `to` returns a new one; nothing starts yet."""
 
-    frame: DataFrame
+    source: DataFrame | Flow
     name: str
     checkpoint_location: str
     log_location: str
@@ -51,20 +53,35 @@ class Pipeline:
     routes: tuple[Route, ...] = ()
     observers: tuple[Observer, ...] = ()
 
+    @property
+    def frame(self) -> DataFrame:
+        """The frame that Spark runs: of a flow, that of all outputs if a route asks for another one."""
+        if isinstance(self.source, DataFrame):
+            return self.source
+        return self.source.tagged if self._tagged else self.source.df
+
+    @property
+    def _tagged(self) -> bool:
+        return any(route.output not in (None, MAIN) for route in self.routes)
+
     def to(
         self,
         sink: Participant,
         *,
+        output: str | None = None,
         where: str | Column | None = None,
         select: str | Column | Sequence[str | Column] | None = None,
         on_bad_row: str | Participant = "fail",
     ) -> Pipeline:
         """Send rows to a sink: all, or those that `where` keeps, as `select` shapes them.
 
+        `output` names an output of a flow, such as its late rows; the main one by default.
+
         `on_bad_row` says what becomes of rows that the sink cannot take: "fail" (the batch is
         aborted), "skip" (they are left out and counted), or a sink that takes them, with the error,
         in the same decision.
         """
+        self._check_output(output, sink)
         if not isinstance(on_bad_row, Participant) and on_bad_row not in ("fail", "skip"):
             raise UsageError(
                 f"on_bad_row={on_bad_row!r}: give 'fail', 'skip' or a sink", sink=sink.name
@@ -80,13 +97,19 @@ class Pipeline:
         if isinstance(select, str | Column):
             select = [select]
         chosen = None if select is None else tuple(select)
-        route = Route(sink, where, chosen, on_bad_row)
+        route = Route(sink, where, chosen, on_bad_row, output)
         if any(letter is other.sink for other in (*self.routes, route)
                for letter in taking_letters((*self.routes, route))):  # fmt: skip
             raise UsageError(
                 "a sink takes either rows or bad rows, not both: use two", sink=sink.name
             )
         return replace(self, routes=(*self.routes, route))
+
+    def _check_output(self, output: str | None, sink: Participant) -> None:
+        names = () if isinstance(self.source, DataFrame) else self.source.outputs
+        if output is not None and output not in names:
+            has = f"it has {', '.join(names)}" if names else "a DataFrame has but one"
+            raise UsageError(f"there is no output {output!r}: {has}", sink=sink.name)
 
     def _sinks(self) -> dict[str, Participant]:
         """Return every sink by its name, those for bad rows last."""
@@ -109,6 +132,8 @@ class Pipeline:
         plan = read_plan(self.frame)
         kind = "keeps state" if plan.stateful else "keeps no state"
         lines = [f"pipeline {self.name}: sources {plan.source_names}; the query {kind}"]
+        if not isinstance(self.source, DataFrame):
+            lines += [f"  {line}" for line in self.source.explain().splitlines()]
         lines += [f"  to {route.describe()}" for route in self.routes]
         tree = internals.analyzed_plan(self._routed()).treeString()
         return "\n".join([*lines, tree])
@@ -146,7 +171,12 @@ class Pipeline:
     def _routed(self) -> DataFrame:
         if not self.routes:
             raise UsageError(f"pipeline {self.name!r} has no sink: add one with .to(...)")
-        return routed(self.frame, self.routes)
+        routes = self.routes
+        if self._tagged:
+            routes = [replace(route, output=route.output or MAIN) for route in routes]
+        else:
+            routes = [replace(route, output=None) for route in routes]
+        return routed(self.frame, routes)
 
     def _check(self, spark: SparkSession, plan: Plan) -> guarantee.Statement:
         """Refuse what cannot work, warn about what may not, before anything is touched."""
@@ -227,7 +257,7 @@ class Pipeline:
 
 
 def pipeline(
-    frame: DataFrame,
+    frame: DataFrame | Flow,
     *,
     name: str,
     checkpoint_location: str,
@@ -237,7 +267,7 @@ def pipeline(
     adopt_checkpoint: bool = False,
     settings: Settings | None = None,
 ) -> Pipeline:
-    """Begin a pipeline over a streaming frame.
+    """Begin a pipeline over a streaming frame, or over a flow with all its outputs.
 
     Args:
         name: Names the pipeline in every system it writes to, for ever.
@@ -251,7 +281,7 @@ def pipeline(
     if not location:
         raise UsageError("checkpoint_location is empty: name a directory that outlives the driver")
     return Pipeline(
-        frame=frame,
+        source=frame,
         name=checked_name("pipeline name", name),
         checkpoint_location=location,
         log_location=(log_location or f"{location}/{LOG_DIRECTORY}").rstrip("/"),

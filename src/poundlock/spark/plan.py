@@ -48,6 +48,9 @@ STATELESS = frozenset(
     }
 )
 
+# Of those, the ones that leave rows in the order in which a task read them.
+ORDERED = STATELESS - {"Repartition", "RepartitionByExpression", "Union"}
+
 # Sources whose batches can be read again from their offsets. Files by Spark's own log of them.
 REPLAYABLE = frozenset(
     {"kafka", "rate", "rate-micro-batch", "text", "json", "csv", "parquet", "orc", "avro", "delta"}
@@ -106,7 +109,7 @@ def read_plan(frame: DataFrame) -> Plan:
             "poundlock.read_kafka"
         )
     root = analyzed_plan(frame)
-    nodes = list(_walk(root))
+    nodes = list(walk(root))
     streaming = [node for node in nodes if node.isStreaming()]
     sources = tuple(_sources(root))
     stateful = any(node.nodeName() not in STATELESS for node in streaming)
@@ -114,11 +117,17 @@ def read_plan(frame: DataFrame) -> Plan:
     return Plan(sources, stateful, volatile)
 
 
-def _walk(node: Any) -> Iterator[Any]:
+def keeps_order(frame: DataFrame) -> bool:
+    """Say whether a frame's rows come in the order of their source: nothing has shuffled them."""
+    return all(node.nodeName() in ORDERED for node in walk(analyzed_plan(frame)))
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """Yield a plan's nodes, each before those below it."""
     yield node
     children = node.children()
     for index in range(children.size()):
-        yield from _walk(children.apply(index))
+        yield from walk(children.apply(index))
 
 
 def _sources(node: Any, told: tuple[str, bool] | None = None) -> Iterator[Source]:

@@ -1,8 +1,8 @@
 """From a frame to one column per sink: what makes a single pass over a batch possible.
 
-Before the query starts, each sink's `select` and `where` become one nullable struct column, and the
-hash of each row one more, computed by Spark's own generated code. A task then needs no cache, no second
-scan and no loop over rows.
+Before the query starts, each sink's `output`, `select` and `where` become one nullable struct column,
+and the hash of each row one more, computed by Spark's own generated code. A task then needs no cache,
+no second scan and no loop over rows.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pyspark.sql import functions as F
 
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import UsageError
+from poundlock.spark.keyed import TAG, struct_column
 from poundlock.spark.task import hash_column, rows_column
 
-Expression = "str | SparkColumn"
+_KEPT, _TAKEN, _SELECTED = "__poundlock_kept", "__poundlock_taken", "__poundlock_selected"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Route:
     where: str | SparkColumn | None = None
     select: tuple[str | SparkColumn, ...] | None = None
     on_bad_row: str | Participant = "fail"
+    output: str | None = None  # which output of a flow; None: the frame has but one
 
     @property
     def letters(self) -> Participant | None:
@@ -38,6 +40,8 @@ class Route:
 
     def describe(self) -> str:
         parts = [self.sink.name]
+        if self.output is not None:
+            parts.append(f"output {self.output}")
         if self.select is not None:
             parts.append("select " + ", ".join(str(item) for item in self.select))
         if self.where is not None:
@@ -71,39 +75,43 @@ def routed(frame: DataFrame, routes: Sequence[Route]) -> DataFrame:
     """
     base = frame
     for index, route in enumerate(routes):
-        if route.select is not None:
-            base = _checked(route, lambda i=index, r=route, b=base: _with_selection(b, i, r))
-    rows = [
-        _checked(route, lambda i=index, r=route: _rows(frame, base, i, r)).alias(rows_column(index))
-        for index, route in enumerate(routes)
-    ]
-    structs = _checked(routes[0], lambda: base.select(*rows))
+        base = _checked(route, lambda i=index, r=route, b=base: _with_rows(b, frame, i, r))
+    structs = base.select(*[rows_column(index) for index in range(len(routes))])
     hashes = [_hash(structs, index).alias(hash_column(index)) for index in range(len(routes))]
     return structs.select("*", *hashes)
 
 
-def _with_selection(base: DataFrame, index: int, route: Route) -> DataFrame:
-    items = [F.expr(item) if isinstance(item, str) and item != "*" else item
-             for item in route.select or ()]  # fmt: skip
-    return base.withColumn(_selection(index), F.struct(*items))
-
-
-def _rows(frame: DataFrame, base: DataFrame, index: int, route: Route) -> SparkColumn:
-    if route.select is None:
-        fields, prefix = frame.schema.fields, ""
-    else:
-        fields = base.schema[_selection(index)].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
-        prefix = f"`{_selection(index)}`."
+def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> DataFrame:
+    """Add the column of a route's rows. Spark folds all these projections into one."""
+    fields, conditions = frame.schema.fields, []
+    if route.output is not None:  # within this route, the columns are those of its output
+        rows = struct_column(route.output)
+        fields = frame.schema[rows].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
+        kept = F.struct("*").alias(_KEPT)
+        base = base.select(kept, (F.col(TAG) == route.output).alias(_TAKEN), _quoted(rows) + ".*")
+        conditions = [F.col(_TAKEN)]
+    if route.where is not None:
+        conditions += [F.expr(route.where) if isinstance(route.where, str) else route.where]
+    prefix, names = "", [_quoted(field.name) for field in fields]
+    if route.select is not None:
+        items: list[SparkColumn] = []
+        for item in route.select:
+            items += [F.col(name) for name in names] if isinstance(item, str) and item == "*" else [
+                F.expr(item) if isinstance(item, str) else item]  # fmt: skip
+        base = base.withColumn(_SELECTED, F.struct(*items))
+        fields = base.schema[_SELECTED].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
+        prefix = f"`{_SELECTED}`."
     columns = {
         field.name: Column(prefix + _quoted(field.name), field.dataType.simpleString())
         for field in fields
     }
     wanted = route.sink.project(columns)
     row = F.struct(*[F.expr(sql).alias(name) for name, sql in wanted.items()])
-    if route.where is None:
-        return row
-    condition = F.expr(route.where) if isinstance(route.where, str) else route.where
-    return F.when(condition, row)
+    for condition in reversed(conditions):
+        row = F.when(condition, row)
+    if route.output is None:
+        return base.withColumn(rows_column(index), row).drop(_SELECTED)
+    return base.select(_KEPT + ".*", row.alias(rows_column(index)))
 
 
 def _hash(structs: DataFrame, index: int) -> SparkColumn:
@@ -124,10 +132,6 @@ def _checked(route: Route, build):
     except AnalysisException as error:
         problem = str(error).splitlines()[0]
         raise UsageError(f"route {route.describe()}: {problem}", sink=route.sink.name) from error
-
-
-def _selection(index: int) -> str:
-    return f"__poundlock_select_{index}"
 
 
 def _quoted(name: str) -> str:

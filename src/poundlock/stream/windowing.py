@@ -202,7 +202,7 @@ class WindowOperator(Operator):
         fields = self._fields
         if self._function is None:
             fields = (*keys, *(WINDOW_COLUMNS if self._assigner.timed else ()), *fields)
-        more = [*sides.items(), *([(self._late, self._columns)] if self._late else [])]
+        more = [*sides.items(), *([(self._late, self._columns[: self._visible])] if self._late else [])]
         outputs = {MAIN: fields}
         for name, each in more:
             if name in outputs:
@@ -258,11 +258,9 @@ class WindowOperator(Operator):
             time = events[at][0] if self._domain is Domain.EVENT else key.clock.now
             starts = assigner.starts(time)
             # The rows up to where a window begins or ends are in the same windows.
-            until = (
-                (starts.start + slide)
-                if not starts
-                else min(starts.start + slide, starts[-1] + size)
-            )
+            until = starts.start + slide
+            if starts:
+                until = min(until, starts[-1] + size)
             to = count
             if self._domain is Domain.EVENT and events[-1][0] >= until:
                 to = bisect_left(events, (until,), at)

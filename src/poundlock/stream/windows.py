@@ -133,7 +133,7 @@ def sliding(size: Duration, slide: Duration, *, offset: Duration = "0 seconds") 
     return TimeWindows(milliseconds(size, "size", least=1), step, _offset(offset, step, "slide"))
 
 
-def session(gap: Gap) -> SessionWindows:
+def sessions(gap: Gap) -> SessionWindows:
     """Windows of activity: one ends when no row came for the gap.
 
     `gap` is a duration, or a function that gives each row's own.
