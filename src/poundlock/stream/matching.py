@@ -106,26 +106,22 @@ class MatchOperator(Operator):
             self._hold(key, events)
             return
         matcher = Matcher(self._machine, key.state.get("match"))
-        now = key.now
-        matcher.advance(now)
-        for event in events:
-            matcher.process(now, event.row)
+        matcher.advance(key.now)
+        matcher.feed([key.now] * len(events), [event.row for event in events])
         self._finish(key, matcher)
 
     def on_timer(self, key: Key, timer: Timer, domain: Domain) -> None:
         matcher = Matcher(self._machine, key.state.get("match"))
-        held, clock = key.state.get("held"), key.clock.of(domain)
-        if held:
-            row, process, advance = self._machine.row, matcher.process, matcher.advance
-            times, rows = held
+        clock = key.clock.of(domain)
+        if held := key.state.get("held"):
+            times, *columns = held
             ready = bisect_right(times, clock)
-            for time, values in zip(times[:ready], rows[:ready], strict=True):
-                if time >= matcher.due:
-                    advance(time)
-                process(time, row(values))
-            del times[:ready], rows[:ready]
-            if not times:
+            rows = zip(*(column[:ready] for column in columns), strict=True)
+            matcher.feed(times[:ready], map(self._machine.row, rows))
+            if ready == len(times):
                 del key.state["held"]
+            else:
+                key.state["held"] = [column[ready:] for column in held]
         matcher.advance(clock)
         self._finish(key, matcher)
 
@@ -139,14 +135,20 @@ class MatchOperator(Operator):
             events = [event for event in events if event.time > watermark]
             if not events:
                 return
-        times, rows = key.state.setdefault("held", [[], []])
-        behind = bool(times) and times[-1] > events[0].time
-        times.extend([event.time for event in events])
-        rows.extend([list(event.row) for event in events])
-        if behind:  # rows of one time stay in the order they came
-            order = sorted(range(len(times)), key=times.__getitem__)
-            times[:], rows[:] = [times[at] for at in order], [rows[at] for at in order]
-        self._wake(key, times[0])
+        came = [
+            [event.time for event in events],
+            *map(list, zip(*(e.row for e in events), strict=True)),
+        ]
+        held = key.state.get("held")
+        if held:
+            behind = held[0][-1] > came[0][0]
+            for column, more in zip(held, came, strict=True):
+                column.extend(more)
+            if behind:  # rows of one time stay in the order they came
+                order = sorted(range(len(held[0])), key=held[0].__getitem__)
+                held = [[column[at] for at in order] for column in held]
+        key.state["held"] = held = held or came
+        self._wake(key, held[0][0])
 
     def _drop(self, key: Key, row: Row) -> None:
         if self._late is None:

@@ -13,11 +13,11 @@ kept:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain, count
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from poundlock.errors import UsageError
 from poundlock.stream.pattern import (
@@ -36,7 +36,13 @@ from poundlock.stream.rows import row_type
 from poundlock.stream.times import END
 
 # A node: a row that a partial match has taken. The first two are those of the match's first row.
-START, BEGAN, ID, TIME, STAGE, ROW, PARENT = range(7)
+START: Final = 0  # its number
+BEGAN: Final = 1  # its time
+ID: Final = 2
+TIME: Final = 3
+STAGE: Final = 4
+ROW: Final = 5
+PARENT: Final = 6
 Node = tuple[int, int, int, int, int, Any, Any]
 
 _by_start = itemgetter(START)
@@ -348,7 +354,8 @@ class _Plan:
         ]
         self.stops = any(edge.action == _STOP for edge, *_ in edges)
         self.stays = any(e.action == _IGNORE and e.target == state for e, *_ in edges)
-        self.idle = not self.asks and self.stays and len(edges) == 1
+        # Nothing happens: the partial matches in the state wait on, or none is started.
+        self.idle = not self.asks and ((self.stays and len(edges) == 1) or not (edges or state))
 
 
 class _Branch:
@@ -552,14 +559,13 @@ class Earlier:
 
 def rows_of(node: Node | None, names: Sequence[str]) -> dict[str, list[Any]]:
     """Return the rows of a match by stage, in the order they came."""
-    path: list[tuple[str, Any]] = []
-    each: Any = node
-    while each is not None:
-        path.append((names[each[STAGE]], each[ROW]))
-        each = each[PARENT]
+    path: list[Node] = []
+    while node is not None:
+        path.append(node)
+        node = node[PARENT]
     rows: dict[str, list[Any]] = {}
-    for name, row in reversed(path):
-        rows.setdefault(name, []).append(row)
+    for taken in reversed(path):
+        rows.setdefault(names[taken[STAGE]], []).append(taken[ROW])
     return rows
 
 
@@ -573,7 +579,7 @@ class Found(NamedTuple):
 class Matcher:
     """The partial matches of one key, while its rows are worked on.
 
-    `advance` and `process` put what they find into `matches` and `timed_out`.
+    `advance` and `feed` put what they find into `matches` and `timed_out`.
     """
 
     def __init__(self, machine: Machine, state: dict[str, Any] | None = None) -> None:
@@ -584,7 +590,12 @@ class Matcher:
         # By state: runs of nodes, each in the order of their starts.
         self._runs: list[list[deque[Node]]] = [[] for _ in machine.edges]
         # The runs by the start of their first node, if anything depends on who started first.
-        self._ordered = bool(machine.length) or machine.skip.kind != "no_skip"
+        self._skips = machine.skip.kind != "no_skip"
+        self._ordered = bool(machine.length) or self._skips
+        # Whether nobody is told of a partial match whose time is over.
+        self._silent = not (
+            machine.timed_out or any(machine.pending) or any(machine.gaps) or self._skips
+        )
         self._fronts: list[tuple[int, int, int, deque[Node]]] = []
         self._gaps: list[tuple[int, int]] = []  # when a gap may end, and in which state
         self._tie = count()
@@ -607,52 +618,59 @@ class Matcher:
 
     def advance(self, time: int) -> None:
         """Give up what cannot be completed any more at this time, or complete what waited for it."""
+        if self._silent and self._due <= time:
+            self._forget(time)
         while self._due <= time:
             self._due = at = self.next_due()
-            if at > time:
-                return
-            self._expire(at)
+            if at <= time:
+                self._expire(at)
 
-    def process(self, time: int, row: Any) -> None:
-        """Take a row through all states. Rows come in order, each after `advance` to its time."""
+    def feed(self, times: Iterable[int], rows: Iterable[Any]) -> None:
+        """Take rows through all states, in order of time."""
         machine, runs = self._machine, self._runs
-        leaves = machine.leaves
-        answers: dict[int, Any] = {}
-        number = self._next_id
-        self._next_id = number + 1
-        added: list[tuple[int, list[Node]]] = []
-        complete: list[Node] = []
-        kept = None
-        for state, branch in enumerate(machine.trees):
-            if state and not runs[state]:
-                continue
-            while (leaf := branch.leaf) >= 0:
-                if leaf in answers:
-                    answer = answers[leaf]
+        leaves, trees, keep = machine.leaves, list(enumerate(machine.trees)), machine.keep
+        silent = self._silent
+        # If nobody is told of those whose time is over, they go when it pays, or before they matter.
+        slack = machine.length // 16 if silent else 0
+        number = self._next_id - 1
+        for time, row in zip(times, rows, strict=True):
+            if self._due + slack <= time:
+                self.advance(time)
+            number += 1
+            answers: dict[int, Any] = {}
+            added: list[tuple[int, list[Node]]] = []
+            complete: list[Node] = []
+            for state, branch in trees:
+                if state and not runs[state]:
+                    continue
+                while (leaf := branch.leaf) >= 0:
+                    if leaf in answers:
+                        answer = answers[leaf]
+                    else:
+                        answer = answers[leaf] = leaves[leaf](row)
+                    step = branch.yes if answer else branch.no
+                    branch = step or machine.branch(state, branch, answer=bool(answer))
+                plan: Any = branch.plan
+                if plan.idle:
+                    continue
+                if silent and self._due <= time:
+                    self._forget(time)
+                if plan.asks:
+                    self._each(state, plan, (number, time, row), added, complete)
+                elif state:
+                    self._all(state, plan, (number, time, keep(row)), added, complete)
                 else:
-                    answer = answers[leaf] = bool(leaves[leaf](row))
-                step = branch.yes if answer else branch.no
-                branch = step or machine.branch(state, branch, answer=answer)
-            plan: Any = branch.plan
-            if plan.idle or not (plan.edges or state):
-                continue
-            if kept is None:
-                kept = machine.keep(row)
-            if plan.asks:
-                self._each(state, plan, (number, time, row, kept), added, complete)
-            elif state:
-                self._all(state, plan, (number, time, kept), added, complete)
-            else:
-                for _, stage, target, _, final in plan.edges:
-                    node = (number, time, number, time, stage, kept, None)
-                    if target >= 0:
-                        added.append((target, [node]))
-                    if final or target < 0:
-                        complete.append(node)
-        for state, nodes in added:
-            self._add(state, nodes)
-        if complete:
-            self._settle(complete, time)
+                    for _, stage, target, _, final in plan.edges:
+                        node = (number, time, number, time, stage, keep(row), None)
+                        if target >= 0:
+                            added.append((target, [node]))
+                        if final or target < 0:
+                            complete.append(node)
+            for state, nodes in added:
+                self._add(state, nodes)
+            if complete:
+                self._settle(complete, time)
+        self._next_id = number + 1
 
     def _all(
         self, state: int, plan: _Plan, event: tuple[int, int, Any], added: Any, complete: list[Node]
@@ -678,13 +696,13 @@ class Matcher:
         self,
         state: int,
         plan: _Plan,
-        event: tuple[int, int, Any, Any],
+        event: tuple[int, int, Any],
         added: Any,
         complete: list[Node],
     ) -> None:
         """Ask for every partial match in a state what a row does to it."""
-        number, time, row, kept = event
-        names = self._machine.names
+        number, time, row = event
+        names, kept = self._machine.names, self._machine.keep(row)
         nodes: list[Any] = self._nodes(state) if state else [None]
         staying: list[Node] = []
         moved: dict[int, list[Node]] = {}
@@ -765,6 +783,15 @@ class Matcher:
                 self._runs[state] = [each for each in self._runs[state] if each]
         return None
 
+    def _forget(self, time: int) -> None:
+        """Drop those whose time is over, in silence."""
+        latest = time - self._machine.length
+        while (front := self._front()) and front[3][0][BEGAN] <= latest:
+            run = front[3]
+            while run and run[0][BEGAN] <= latest:
+                run.popleft()
+        self._due = self.next_due()
+
     def _expire(self, at: int) -> None:
         """End those whose time is over at an instant, as if the clock had stopped there.
 
@@ -796,7 +823,7 @@ class Matcher:
     def _settle(self, complete: list[Node], time: int) -> None:
         """Give the matches that are complete, in the order they started, and skip what they skip."""
         complete.sort(key=_by_start)
-        if self._machine.skip.kind == "no_skip":
+        if not self._skips:
             self.matches.extend(Found(node, time) for node in complete)
             return
         waiting = self._complete
@@ -823,7 +850,7 @@ class Matcher:
         if skip.kind == "skip_past_last_event":
             return node[ID] + 1
         names, found = self._machine.names, 0
-        each: Any = node
+        each: Node | None = node
         while each is not None:
             if names[each[STAGE]] == skip.stage:
                 found = each[ID]
@@ -836,46 +863,38 @@ class Matcher:
         """Return all that must last as plain data, each row and node once; None: nothing."""
         if not self._complete and not any(map(any, self._runs)):
             return None
+        order: list[Node] = []
         places: dict[int, int] = {}
-        events: dict[int, int] = {}
-        rows: list[Any] = []
-        nodes: list[int] = []
-
-        def place(node: Node) -> int:
-            path: list[Node] = []
-            each: Any = node
-            while each is not None and id(each) not in places:
-                path.append(each)
-                each = each[PARENT]
-            for each in reversed(path):
-                number, parent = each[ID], each[PARENT]
-                event = events.get(number)
-                if event is None:
-                    event = events[number] = len(rows)
-                    rows.append([number, each[TIME], *each[ROW]])
-                nodes.extend((event, each[STAGE], -1 if parent is None else places[id(parent)]))
-                places[id(each)] = len(places)
-            return places[id(node)]
-
         waiting = [
-            [state, *(place(node) for node in self._nodes(state))]
+            [state, *_placed(self._nodes(state), order, places)]
             for state, runs in enumerate(self._runs)
             if any(runs)
         ]
-        complete = [place(node) for node in self._complete]
+        complete = _placed(self._complete, order, places)
+        events: dict[int, Node] = {}
+        for node in order:
+            events.setdefault(node[ID], node)
+        event_of = {number: at for at, number in enumerate(events)}
+        # By column: far fewer values to write than a list for each row and node.
         return {
             "next": self._next_id,
-            "rows": rows,
-            "nodes": nodes,
+            "ids": list(events),
+            "times": [node[TIME] for node in events.values()],
+            "rows": list(map(list, zip(*(node[ROW] for node in events.values()), strict=True))),
+            "events": [event_of[node[ID]] for node in order],
+            "stages": [node[STAGE] for node in order],
+            "parents": [-1 if node[PARENT] is None else places[id(node[PARENT])] for node in order],
             "waiting": waiting,
             "complete": complete,
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        kept, rows, flat = self._machine.kept, state["rows"], state["nodes"]
-        events = [(each[0], each[1], kept(each[2:])) for each in rows]
+        rows = map(self._machine.kept, zip(*state["rows"], strict=True))
+        events = list(zip(state["ids"], state["times"], rows, strict=True))
         nodes: list[Node] = []
-        for event, stage, parent in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+        for event, stage, parent in zip(
+            state["events"], state["stages"], state["parents"], strict=True
+        ):
             number, time, row = events[event]
             if parent < 0:
                 nodes.append((number, time, number, time, stage, row, None))
@@ -890,3 +909,20 @@ class Matcher:
                     "the pattern has changed since its state was written: start afresh"
                 )
             self._add(at, [nodes[each] for each in waiting])
+
+
+def _placed(nodes: Iterable[Node], order: list[Node], places: dict[int, int]) -> list[int]:
+    """Return the places of nodes in `order`, where each comes once and after the one before it."""
+    found: list[int] = []
+    for node in nodes:
+        if id(node) not in places:
+            path: list[Node] = []
+            each: Any = node
+            while each is not None and id(each) not in places:
+                path.append(each)
+                each = each[PARENT]
+            for each in reversed(path):
+                places[id(each)] = len(order)
+                order.append(each)
+        found.append(places[id(node)])
+    return found
