@@ -262,7 +262,8 @@ class ProcessOperator(Operator):
                 ctx.timestamp = time
                 result = methods[at](row, ctx)
                 if result is not None:
-                    _emit(key, result)
+                    for made in rows_of(result):
+                        key.emit(made)
         except PoundlockError:
             raise
         except Exception as error:
@@ -277,8 +278,8 @@ class ProcessOperator(Operator):
         ctx.timestamp, ctx.domain = timer.time, domain.value
         try:
             result = self._function.on_timer(timer.time, ctx)
-            if result is not None:
-                _emit(key, result)
+            for made in rows_of(result):
+                key.emit(made)
         except PoundlockError:
             raise
         except Exception as error:
@@ -358,10 +359,10 @@ def _declared_timers(function: _Function, domain: Domain) -> frozenset[Domain]:
         ) from None
 
 
-def _emit(key: Key, result: Any) -> None:
-    """Emit what a method returned: one row, or an iterable of rows."""
+def rows_of(result: Any) -> Iterable[Any]:
+    """Return the rows in what a user's function returned: none, one row, or an iterable of rows."""
+    if result is None:
+        return ()
     if isinstance(result, tuple | Mapping | str | bytes) or not isinstance(result, Iterable):
-        key.emit(result)
-    else:
-        for row in result:
-            key.emit(row)
+        return (result,)
+    return result
