@@ -159,7 +159,7 @@ def sessions(gap_of, lateness, batches):
 
 
 WAYS = st.sampled_from(["aggregate", "function", "trigger"])
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=120, deadline=None)
 
 
 @quick

@@ -225,12 +225,11 @@ class Variance(Function):
 
 
 class First(Function):
-    """The first row's value or the last row's, null or not."""
+    """The first row's value or the last row's, null or not, unless nulls are passed over."""
 
-    nulls = True
-
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, *, nulls: bool = True) -> None:
         self._place = place
+        self.nulls = nulls
 
     def start(self) -> list[Any]:
         return []
@@ -342,8 +341,10 @@ FUNCTIONS: dict[str, Function] = {
     "count_if": CountIf(),
     "every": Every(all),
     "first": First(0),
+    "first_ignore_nulls": First(0, nulls=False),
     "first_value": First(0),
     "last": First(-1),
+    "last_ignore_nulls": First(-1, nulls=False),
     "last_value": First(-1),
     "max": Extreme(max),
     "max_by": ExtremeBy(max),

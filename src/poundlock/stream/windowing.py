@@ -202,7 +202,10 @@ class WindowOperator(Operator):
         fields = self._fields
         if self._function is None:
             fields = (*keys, *(WINDOW_COLUMNS if self._assigner.timed else ()), *fields)
-        more = [*sides.items(), *([(self._late, self._columns[: self._visible])] if self._late else [])]
+        more = [
+            *sides.items(),
+            *([(self._late, self._columns[: self._visible])] if self._late else []),
+        ]
         outputs = {MAIN: fields}
         for name, each in more:
             if name in outputs:
