@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from poundlock.errors import UsageError
-from poundlock.stream.nfa import BEGAN, TIME, Found, Machine, Matcher, rows_of
+from poundlock.stream.nfa import BEGAN, TIME, Found, Machine, Matcher, by_row, rows_of
 from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
 from poundlock.stream.pattern import Pattern
 from poundlock.stream.rows import Row, row_type
@@ -116,8 +116,8 @@ class MatchOperator(Operator):
         if held := key.state.get("held"):
             times, *columns = held
             ready = bisect_right(times, clock)
-            rows = zip(*(column[:ready] for column in columns), strict=True)
-            matcher.feed(times[:ready], map(self._machine.row, rows))
+            rows = by_row([column[:ready] for column in columns], self._machine.row, ready)
+            matcher.feed(times[:ready], rows)
             if ready == len(times):
                 del key.state["held"]
             else:

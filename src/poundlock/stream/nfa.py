@@ -569,6 +569,11 @@ def rows_of(node: Node | None, names: Sequence[str]) -> dict[str, list[Any]]:
     return rows
 
 
+def by_row(columns: Sequence[Sequence[Any]], row: Callable[..., Any], size: int) -> Iterable[Any]:
+    """Return the rows that are kept by column."""
+    return map(row, zip(*columns, strict=True)) if columns else [row(())] * size
+
+
 class Found(NamedTuple):
     """A match, or a partial match whose time is over, by its last node."""
 
@@ -598,16 +603,12 @@ class Matcher:
         )
         self._fronts: list[tuple[int, int, int, deque[Node]]] = []
         self._gaps: list[tuple[int, int]] = []  # when a gap may end, and in which state
+        self._gap_ends: set[tuple[int, int]] = set()  # the same, to have each once
         self._tie = count()
         self._due = END  # nothing is over before
         self._complete: list[Node] = []  # matches that wait for partial ones that started before
         if state:
             self._load(state)
-
-    @property
-    def due(self) -> int:
-        """The next partial match's time is not over before this."""
-        return self._due
 
     def next_due(self) -> int:
         """Return when the next partial match's time is over, or END if none has a limit."""
@@ -760,14 +761,16 @@ class Matcher:
             run = deque(nodes)
             runs.append(run)
             if self._ordered:
+                self._front()  # forgets runs that are gone, which are the oldest
                 heappush(self._fronts, (first[START], next(self._tie), state, run))
         machine = self._machine
         if machine.length and first[BEGAN] + machine.length < self._due:
             self._due = first[BEGAN] + machine.length
         if gap := machine.gaps[state]:
-            for time in {node[TIME] for node in nodes}:
-                heappush(self._gaps, (time + gap, state))
-                self._due = min(self._due, time + gap)
+            for end in {(node[TIME] + gap, state) for node in nodes} - self._gap_ends:
+                self._gap_ends.add(end)
+                heappush(self._gaps, end)
+                self._due = min(self._due, end[0])
 
     def _front(self) -> tuple[int, int, int, deque[Node]] | None:
         """Return the run whose first node started first."""
@@ -799,7 +802,9 @@ class Matcher:
         """
         machine, over = self._machine, []
         while self._gaps and self._gaps[0][0] <= at:
-            _, state = heappop(self._gaps)
+            end = heappop(self._gaps)
+            self._gap_ends.remove(end)
+            state = end[1]
             latest = at - machine.gaps[state]
             nodes = self._nodes(state)
             staying = [node for node in nodes if node[TIME] > latest]
@@ -889,7 +894,7 @@ class Matcher:
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        rows = map(self._machine.kept, zip(*state["rows"], strict=True))
+        rows = by_row(state["rows"], self._machine.kept, len(state["ids"]))
         events = list(zip(state["ids"], state["times"], rows, strict=True))
         nodes: list[Node] = []
         for event, stage, parent in zip(

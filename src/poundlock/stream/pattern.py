@@ -406,9 +406,9 @@ def _group(pattern: Pattern, contiguity: Contiguity) -> Stage:
 def _flat(stages: tuple[Stage, ...], *, groups: bool = False) -> Iterator[Stage]:
     """Give the stages that have names, and with `groups` also the groups."""
     for stage in stages:
+        yield from _flat(stage.group, groups=groups)
         if groups or not stage.group:
             yield stage
-        yield from _flat(stage.group, groups=groups)
 
 
 def _leaves(tests: Iterator[Test]) -> Iterator[Test]:
