@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
-from types import MappingProxyType
+from types import GeneratorType, MappingProxyType
 from typing import Any, NamedTuple
 
 from poundlock.errors import OperatorFailed, PoundlockError, UsageError
@@ -359,10 +359,16 @@ def _declared_timers(function: _Function, domain: Domain) -> frozenset[Domain]:
         ) from None
 
 
+_MANY = (GeneratorType, list)
+_ONE = (tuple, str, bytes, Mapping)
+
+
 def rows_of(result: Any) -> Iterable[Any]:
     """Return the rows in what a user's function returned: none, one row, or an iterable of rows."""
+    if isinstance(result, _MANY):  # first, as it is quick to tell and common
+        return result
     if result is None:
         return ()
-    if isinstance(result, tuple | Mapping | str | bytes) or not isinstance(result, Iterable):
+    if isinstance(result, _ONE) or not isinstance(result, Iterable):
         return (result,)
     return result
