@@ -21,7 +21,7 @@ from typing import Any
 from poundlock.errors import StateExpired, UsageError
 from poundlock.stream.operator import Key
 from poundlock.stream.rows import Row, row_type, shaped
-from poundlock.stream.times import BEGINNING, Domain, Duration, milliseconds
+from poundlock.stream.times import BEGINNING, END, Domain, Duration, milliseconds
 
 TTL = "__ttl__"  # the tag of the timer that removes what has expired
 _ABSENT: Any = object()
@@ -63,7 +63,7 @@ class Scope:
 
     def __init__(self) -> None:
         self._key = self._state = _NOWHERE
-        self._armed: set[Domain] = set()  # whose timer of expiry is known to be set
+        self._armed: dict[Domain, int] = {}  # when the key is woken to remove what expires
         self.timestamp = self.watermark = BEGINNING
         self.now = 0
         self.domain = None
@@ -73,7 +73,7 @@ class Scope:
         self.watermark, self.now = key.clock
         self.domain = None
         if self._armed:
-            self._armed = set()
+            self._armed = {}
 
     def _leave(self) -> None:
         self._key = self._state = _NOWHERE
@@ -87,11 +87,15 @@ class Scope:
         return max(self.timestamp, self.watermark)
 
     def _arm(self, domain: Domain, time: int) -> None:
-        """See that the key is woken to remove what expires: one timer, set again when it fires."""
-        if domain not in self._armed:
-            self._armed.add(domain)
-            if all(timer.tag != TTL for timer in self._key.timers(domain)):
-                self._key.set_timer(time, TTL, domain)
+        """See that the key is woken to remove what expires: by one timer, which may come too early."""
+        key, at = self._key, self._armed.get(domain)
+        if at is None:
+            at = next((each.time for each in key.timers(domain) if each.tag == TTL), END)
+        if time < at:
+            key.delete_timer(at, TTL, domain)
+            key.set_timer(time, TTL, domain)
+            at = time
+        self._armed[domain] = at
 
 
 class State(ABC):

@@ -290,6 +290,29 @@ def test_a_silent_key_is_emptied_by_the_clock_alone():
         assert flow.data is None
 
 
+def test_what_expires_first_wakes_the_key_whatever_was_written_first():
+    class Two(Doing):
+        long = ValueState(ttl="10 hours")
+        short = ValueState(ttl="1 hour")
+
+    def write_long(f, ctx):
+        f.long.value = 1
+
+    def write_short(f, ctx):
+        f.short.value = 1
+
+    together, apart = Flow(Two()), Flow(Two())
+    together(write_long, write_short)
+    apart(write_long)
+    apart(write_short)
+    for flow in (together, apart):
+        [(_, timers)] = flow.keys
+        assert timers == [[], [[HOUR, "__ttl__"]]]
+        flow(now=HOUR)
+        [(state, timers)] = flow.keys
+        assert set(state) == {"long"} and timers == [[], [[10 * HOUR, "__ttl__"]]]
+
+
 def test_elements_and_entries_expire_one_by_one():
     class Short(Doing):
         items = ListState(ttl="10 s", time="event")
