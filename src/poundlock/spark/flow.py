@@ -19,6 +19,7 @@ from poundlock.errors import UsageError
 from poundlock.spark import keyed, rowwise
 from poundlock.spark.internals import analyzed_plan
 from poundlock.spark.plan import keeps_order, walk
+from poundlock.stream.enrich import check as check_enrich
 from poundlock.stream.operator import MAIN, Operator
 from poundlock.stream.times import Domain, Duration
 from poundlock.stream.watermarks import Ingestion, Watermark, bounded
@@ -135,18 +136,14 @@ class Flow:
         `function` is `async def`, or a plain one that is run in threads; it returns a row or rows. At
         most `concurrency` calls of a task are under way at once. A batch that is replayed asks again.
         """
-        step = rowwise.Enrich(
-            name,
-            rowwise.checked(function, name),
-            {
-                "concurrency": concurrency,
-                "timeout": timeout,
-                "ordered": ordered,
-                "retries": retries,
-                "on_timeout": on_timeout,
-            },
-        )
-        return self._python(step, parsed(schema, name), name)
+        options: dict[str, Any] = {
+            "concurrency": concurrency,
+            "timeout": timeout,
+            "on_timeout": on_timeout,
+        }
+        check_enrich(function, name, **options, retries=retries)
+        options |= {"retries": retries, "ordered": ordered}
+        return self._python(rowwise.Enrich(name, function, options), parsed(schema, name), name)
 
     def union(self, *others: Flow) -> Flow:
         """Put flows with the same columns and the same time together."""

@@ -15,6 +15,7 @@ from poundlock.errors import UsageError
 from poundlock.spark import keyed
 from poundlock.spark.flow import Flow, parsed
 from poundlock.spark.joined import IntervalJoin
+from poundlock.spark.session import keeps_keyed_state
 from poundlock.spark.windowed import WindowedFlow
 from poundlock.stream.evictors import Evictor
 from poundlock.stream.keyed import RollingOperator, rolling
@@ -254,6 +255,12 @@ class KeyedFlow:
         shift: int = 0,
     ) -> Flow:
         """Return the flow of what an operator makes of its inputs."""
+        if not keeps_keyed_state(self.df.sparkSession):
+            raise UsageError(
+                f"operator {operator.name!r} needs the state backend 'rocksdb', for Spark keeps keyed "
+                "state in no other: open the session with poundlock.session(), or leave state_backend= "
+                "out"
+            )
         rows = {number: each.flow.input(each.key, operator.name) for number, each in inputs.items()}
         outputs = keyed.Outputs(schemas)
         made = any(each.flow.made for each in inputs.values())

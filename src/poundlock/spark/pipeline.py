@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +30,8 @@ from poundlock.stream.operator import MAIN
 logger = logging.getLogger("poundlock")
 
 Observer = Callable[[Step, Mapping[str, object]], None]
+
+_EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 LOG_DIRECTORY = "poundlock"  # within the checkpoint location: the two belong together
 
@@ -165,7 +168,8 @@ class Pipeline:
         )
         if trigger:
             writer = writer.trigger(**trigger)
-        query.started(writer.start(), batches)
+        with _ending(spark, plan, trigger):
+            query.started(writer.start(), batches)
         return query
 
     def _routed(self) -> DataFrame:
@@ -360,6 +364,23 @@ def _preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: 
         sink.attach(site)
         for warning in sink.preflight():
             logger.warning("sink %s: %s", sink.name, warning)
+
+
+@contextmanager
+def _ending(spark: SparkSession, plan: Plan, trigger: Mapping[str, Any]) -> Generator[None]:
+    """Have a query end that is to end with its input: with timers of processing time Spark's would not.
+
+    A query takes the session's settings when it starts.
+    """
+    if not (plan.polls and trigger.get("availableNow")):
+        yield
+        return
+    before = spark.conf.get(_EMPTY_BATCHES, "true") or "true"
+    spark.conf.set(_EMPTY_BATCHES, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_EMPTY_BATCHES, before)
 
 
 def _check_trigger(trigger: Mapping[str, Any]) -> None:

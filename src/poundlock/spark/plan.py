@@ -88,6 +88,7 @@ class Plan:
     sources: tuple[Source, ...]
     stateful: bool
     volatile: tuple[str, ...]  # expressions that a replay computes differently
+    polls: bool = False  # has timers of processing time, for which Spark runs batches without rows
 
     @property
     def replayable(self) -> bool:
@@ -114,7 +115,15 @@ def read_plan(frame: DataFrame) -> Plan:
     sources = tuple(_sources(root))
     stateful = any(node.nodeName() not in STATELESS for node in streaming)
     volatile = tuple(dict.fromkeys(_VOLATILE.findall(root.toString())))
-    return Plan(sources, stateful, volatile)
+    polls = any(_time_mode(node) == "ProcessingTime" for node in streaming)
+    return Plan(sources, stateful, volatile, polls)
+
+
+def _time_mode(node: Any) -> str | None:
+    """Return which timers a node of keyed state has."""
+    if not node.nodeName().startswith("TransformWithState"):
+        return None
+    return str(node.timeMode().toString())
 
 
 def keeps_order(frame: DataFrame) -> bool:

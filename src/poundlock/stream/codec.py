@@ -15,7 +15,10 @@ _TUPLE, _DECIMAL, _DATETIME, _DATE, _TIME, _DELTA, _SET, _INT, _MAP = range(1, 1
 
 def encode(value: Any) -> bytes:
     """Return a value as bytes. Raises `UsageError` for one that is not plain data."""
-    return _packer(value)
+    # strict_types hands every subclass and every tuple to us: a tuple must come back as one.
+    data = msgpack.packb(value, default=_pack_ext, strict_types=True, use_bin_type=True)
+    assert data is not None
+    return data
 
 
 def decode(data: bytes) -> Any:
@@ -23,15 +26,10 @@ def decode(data: bytes) -> Any:
     return msgpack.unpackb(data, ext_hook=_unpack_ext, strict_map_key=False, use_list=True)
 
 
-def _packer(value: Any) -> bytes:
-    # strict_types hands every subclass and every tuple to us: a Row must come back as what it was.
-    return msgpack.packb(value, default=_pack_ext, strict_types=True, use_bin_type=True)
-
-
 def _pack_ext(value: Any) -> Any:
     kind = type(value)
     if isinstance(value, tuple):
-        return msgpack.ExtType(_TUPLE, _packer(list(value)))
+        return msgpack.ExtType(_TUPLE, encode(list(value)))
     if kind is datetime:
         return msgpack.ExtType(_DATETIME, value.isoformat().encode())
     if kind is Decimal:
@@ -42,13 +40,13 @@ def _pack_ext(value: Any) -> Any:
         return msgpack.ExtType(_TIME, value.isoformat().encode())
     if kind is timedelta:
         whole = (value.days, value.seconds, value.microseconds)
-        return msgpack.ExtType(_DELTA, _packer(list(whole)))
+        return msgpack.ExtType(_DELTA, encode(list(whole)))
     if kind in (set, frozenset):
-        return msgpack.ExtType(_SET, _packer(sorted(map(_packer, value))))
+        return msgpack.ExtType(_SET, encode(sorted(map(encode, value))))
     if kind is int:  # beyond 64 bits
         return msgpack.ExtType(_INT, str(value).encode())
     if isinstance(value, dict):
-        return msgpack.ExtType(_MAP, _packer([[key, item] for key, item in value.items()]))
+        return msgpack.ExtType(_MAP, encode([[key, item] for key, item in value.items()]))
     if hasattr(value, "item") and type(value).__module__ == "numpy":
         return value.item()
     raise UsageError(

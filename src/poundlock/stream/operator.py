@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from poundlock.errors import OperatorFailed, PoundlockError, UsageError
@@ -25,6 +26,7 @@ from poundlock.stream.rows import Row, shaped
 from poundlock.stream.times import Clock, Domain
 
 MAIN = "main"
+_DOMAINS = (Domain.EVENT, Domain.PROCESSING)  # in the order of a clock's fields
 
 
 class Event(NamedTuple):
@@ -33,6 +35,9 @@ class Event(NamedTuple):
     time: int  # event time in milliseconds, or the batch's time in a flow without event time
     row: Row
     input: int = 0  # which of several inputs it came from
+
+
+_time_of = itemgetter(0)
 
 
 class Timer(NamedTuple):
@@ -80,7 +85,7 @@ class Key:
         self,
         value: tuple[Any, ...],
         state: dict[str, Any],
-        timers: dict[Domain, list[Timer]],
+        timers: tuple[list[Timer], list[Timer]],
         clock: Clock,
         outputs: Mapping[str, Sequence[str]],
         out: dict[str, list[tuple[Any, ...]]],
@@ -91,7 +96,7 @@ class Key:
         self.clock = clock
         self.outputs = outputs
         self.shared = shared  # the page's own state: what all its keys see
-        self._timers = timers
+        self._timers = timers  # of event time, of processing time
         self._out = out
 
     @property
@@ -114,29 +119,25 @@ class Key:
 
     def set_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
         """Have `on_timer` called when the domain's clock reaches `time`; once, if set twice."""
-        timer, timers = Timer(time, tag), self._timers[domain]
-        if timer not in timers:
-            insort(timers, timer, key=lambda each: each.time)
+        timer, timers = Timer(time, tag), self._timers[domain is Domain.PROCESSING]
+        if not timers or timers[-1].time < time:
+            timers.append(timer)
+        elif timer not in timers:
+            insort(timers, timer, key=_time_of)
 
     def delete_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
         """Forget a timer, if it is set."""
-        timers = self._timers[domain]
+        timers = self._timers[domain is Domain.PROCESSING]
         if (timer := Timer(time, tag)) in timers:
             timers.remove(timer)
 
     def timers(self, domain: Domain = Domain.EVENT) -> list[Timer]:
         """Return the timers that are set, the earliest first."""
-        return list(self._timers[domain])
+        return list(self._timers[domain is Domain.PROCESSING])
 
 
-class _Entry:
-    """A key at rest: its bytes, and when it must be woken. Opened only when it is worked on."""
-
-    __slots__ = ("body", "due")
-
-    def __init__(self, body: bytes, due: Sequence[int | None]) -> None:
-        self.body = body
-        self.due = dict(zip(Domain, due, strict=True))
+# A key at rest: its bytes, and when it must be woken by either clock. Opened only when it is worked on.
+_Entry = Sequence[Any]
 
 
 class Done(NamedTuple):
@@ -187,7 +188,7 @@ class Page:
         self._data = data
         self._shared, entries = read_page(data)
         self._shared_was = encode(self._shared)
-        self._entries = {key: _Entry(body, due) for key, (body, *due) in entries.items()}
+        self._entries: dict[bytes, _Entry] = entries
         self._open: dict[bytes, Key] = {}
         self._changed = False
         self._out: dict[str, list[tuple[Any, ...]]] = {}
@@ -214,40 +215,45 @@ class Page:
 
     def _fire(self) -> None:
         """Fire what is due, the earliest first, until nothing is."""
+        clock = self._clock
         while True:
             due = sorted(
-                (time, domain.value, key)
-                for key, domain, time in self._earliest()
-                if time <= self._clock.of(domain)
+                (time, at, data)
+                for at, now in enumerate(clock)
+                for data, time in self._earliest(at)
+                if time <= now
             )
             if not due:
                 return
-            for _, name, data in due:
-                domain, key = Domain(name), self._opened(data)
-                timers = key._timers[domain]
-                if timers and timers[0].time <= self._clock.of(domain):
-                    self._call("on_timer", key, timers.pop(0), domain)
+            for _, at, data in due:
+                key = self._opened(data)
+                timers = key._timers[at]
+                if timers and timers[0].time <= clock[at]:
+                    self._call("on_timer", key, timers.pop(0), _DOMAINS[at])
 
-    def _earliest(self) -> Iterable[tuple[bytes, Domain, int]]:
+    def _earliest(self, at: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the keys that wait for a clock, and until when each does."""
+        opened = self._open
         for data, entry in self._entries.items():
-            if data not in self._open:
-                for domain, time in entry.due.items():
-                    if time is not None:
-                        yield data, domain, time
-        for data, key in self._open.items():
-            for domain in Domain:
-                if key._timers[domain]:
-                    yield data, domain, key._timers[domain][0].time
+            if entry[1 + at] is not None and data not in opened:
+                yield data, entry[1 + at]
+        for data, key in opened.items():
+            if key._timers[at]:
+                yield data, key._timers[at][0].time
 
     def _opened(self, data: bytes) -> Key:
         key = self._open.get(data)
         if key is None:
             entry = self._entries.get(data)
-            state, timers = decode(entry.body) if entry else ({}, [[], []])
+            state: dict[str, Any] = {}
+            timers: tuple[list[Timer], list[Timer]] = [], []
+            if entry is not None:
+                state, (event, processing) = decode(entry[0])
+                timers = [Timer(*each) for each in event], [Timer(*each) for each in processing]
             self._open[data] = key = Key(
                 decode(data),
                 state,
-                {d: [Timer(*one) for one in many] for d, many in zip(Domain, timers, strict=True)},
+                timers,
                 self._clock,
                 self._operator.outputs,
                 self._out,
@@ -267,23 +273,26 @@ class Page:
             ) from error
 
     def _finish(self) -> Done:
+        entries = self._entries
         for data, key in self._open.items():
-            before = self._entries.get(data)
-            timers = [key._timers[domain] for domain in Domain]
-            if not key.state and not any(timers):
-                self._changed |= self._entries.pop(data, None) is not None
+            event, processing = key._timers
+            if not key.state and not event and not processing:
+                self._changed |= entries.pop(data, None) is not None
                 continue
-            body = encode([key.state, [[list(timer) for timer in many] for many in timers]])
-            if before is None or before.body != body:
+            body = encode([key.state, [list(map(list, event)), list(map(list, processing))]])
+            before = entries.get(data)
+            if before is None or before[0] != body:
                 self._changed = True
-                self._entries[data] = _Entry(
-                    body, [many[0].time if many else None for many in timers]
-                )
+                next_event = event[0].time if event else None
+                entries[data] = (body, next_event, processing[0].time if processing else None)
         self._changed |= encode(self._shared) != self._shared_was
-        due: dict[Domain, int | None] = {}
-        for domain in Domain:
-            times = [entry.due[domain] for entry in self._entries.values()]
-            due[domain] = min((time for time in times if time is not None), default=None)
+        due = {
+            domain: min(
+                (entry[1 + at] for entry in entries.values() if entry[1 + at] is not None),
+                default=None,
+            )
+            for at, domain in enumerate(_DOMAINS)
+        }
         return Done(self._bytes(), self._out, due)
 
     def _bytes(self) -> bytes | None:
@@ -291,5 +300,5 @@ class Page:
             return self._data
         if not self._entries and not self._shared:
             return None
-        entries = [[key, entry.body, *entry.due.values()] for key, entry in self._entries.items()]
+        entries = [[key, *entry] for key, entry in self._entries.items()]
         return encode([FORMAT, self._shared, entries])

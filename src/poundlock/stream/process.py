@@ -349,7 +349,9 @@ class BroadcastProcessOperator(ProcessOperator):
 def _declared_timers(function: _Function, domain: Domain) -> frozenset[Domain]:
     timers = function.timers
     if timers is None:
-        return frozenset({domain})
+        # Spark runs batches for ever for timers of processing time: not for a function without any.
+        sets_none = type(function).on_timer is _Function.on_timer
+        return frozenset() if sets_none and domain is Domain.PROCESSING else frozenset({domain})
     try:
         return frozenset(map(Domain, [timers] if isinstance(timers, str) else timers))
     except ValueError:

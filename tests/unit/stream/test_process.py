@@ -151,6 +151,8 @@ def test_timers_of_another_time_must_be_declared():
         def process(self, row, ctx):
             ctx.set_processing_timer(1)
 
+        def on_timer(self, time, ctx): ...
+
     flow = Flow(ProcessOperator, Sets(), {"main": ("v",)})
     with pytest.raises(UsageError, match=r'of processing time .* `timers = "processing"`'):
         flow((0, "a", 1))
