@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from poundlock.stream import triggers
 from poundlock.stream.aggregates import Aggregates
+from poundlock.stream.evictors import Evictor
 from poundlock.stream.operator import Event, Page
 from poundlock.stream.rows import row_type
 from poundlock.stream.times import Clock, Domain, from_datetime
@@ -64,6 +65,10 @@ def operator(assigner, *, lateness=0, how="aggregate", domain=Domain.EVENT):
     }
     if how == "trigger":
         given["trigger"] = ByHand()
+    if how == "evictor":
+        given["evictor"] = Evictor()  # which removes nothing
+    if isinstance(how, triggers.Trigger):
+        given["trigger"] = how
     if how == "function":
         given["aggregate"] = None
         given["fields"] = ["id", "window_start", "window_end", "ns"] if timed else ["id", "ns"]
@@ -73,14 +78,14 @@ def operator(assigner, *, lateness=0, how="aggregate", domain=Domain.EVENT):
     return WindowOperator("windows", assigner, domain=domain, columns=COLUMNS, keys=["id"], **given)
 
 
-def run(windows, batches, *, turn=lambda rows: rows):
+def run(windows, batches, *, turn=lambda rows: rows, now=lambda watermark: 0):
     """Return each batch's firings and late rows by key, and the state that is left at the end."""
     data, seen = None, []
     for watermark, rows in batches:
         events = defaultdict(list)
         for row in turn(rows):
             events[(row.key,)].append(Event(row.time, Reading((row.key, row.n, row.gap))))
-        done = Page(windows, data, Clock(watermark, 0)).run(events)
+        done = Page(windows, data, Clock(watermark, now(watermark))).run(events)
         data = data if done.data == b"" else done.data
         fired, late = defaultdict(list), defaultdict(list)
         for key, *times, ns in done.outputs.get("main", ()):
@@ -158,7 +163,7 @@ def sessions(gap_of, lateness, batches):
     return expected
 
 
-WAYS = st.sampled_from(["aggregate", "function", "trigger"])
+WAYS = st.sampled_from(["aggregate", "function", "trigger", "evictor"])
 quick = settings(max_examples=120, deadline=None)
 
 
@@ -186,6 +191,48 @@ def test_every_row_is_in_one_tumbling_window_or_late(batches, size, lateness):
         late += [n for ns in dropped.values() for n in ns]
     within = [n for ns in last.values() for n in ns]
     assert sorted(within + late) == list(range(sum(len(rows) for _, rows in batches)))
+
+
+@quick
+@given(histories(), st.sampled_from([TimeWindows(7, 7), SessionWindows(5)]), st.integers(0, 20))
+def test_what_was_purged_fires_no_more(batches, assigner, lateness):
+    """Every row fires once or is late."""
+    batches = [*batches, Batch(FOREVER, [])]
+    how = triggers.purging(triggers.event_time())
+    seen, left = run(operator(assigner, lateness=lateness, how=how), batches)
+    fired = [n for fired, _ in seen for firings in fired.values() for *_, ns in firings for n in ns]
+    late = [n for _, dropped in seen for ns in dropped.values() for n in ns]
+    assert sorted(fired + late) == list(range(sum(len(rows) for _, rows in batches)))
+    assert left is None
+
+
+ANY = st.recursive(
+    st.sampled_from([
+        triggers.event_time(), triggers.processing_time(), triggers.on_count(2),
+        triggers.count_or_timeout(3, "7 ms"), triggers.count_or_timeout(3, "7 ms", Domain.EVENT),
+        triggers.continuous("6 ms"), triggers.continuous("6 ms", Domain.PROCESSING),
+    ]),
+    lambda inner: st.builds(triggers.purging, inner)
+    | st.builds(triggers.early_and_late, st.none() | inner, st.none() | inner),
+    max_leaves=3,
+)  # fmt: skip
+
+
+@quick
+@given(histories(), st.sampled_from([TimeWindows(7, 7), TimeWindows(9, 4), SessionWindows(5)]),
+       st.integers(0, 20), ANY)  # fmt: skip
+def test_no_trigger_leaves_anything_or_loses_track(batches, assigner, lateness, trigger):
+    """A firing's rows came, belong to its window and are there once; at the end nothing is left."""
+    batches = [*batches, Batch(FOREVER, [])]
+    times = {row.n: (row.key, row.time) for _, rows in batches for row in rows}
+    windows = operator(assigner, lateness=lateness, how=trigger)
+    seen, left = run(windows, batches, now=lambda watermark: min(1000, max(0, watermark)))
+    for fired, _ in seen:
+        for key, firings in fired.items():
+            for start, end, ns in firings:
+                assert ns and len(set(ns)) == len(ns)
+                assert all(times[n][0] == key and start <= times[n][1] < end for n in ns)
+    assert left is None
 
 
 @quick

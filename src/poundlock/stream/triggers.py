@@ -221,14 +221,13 @@ class Continuous(Trigger):
 
     def on_element(self, time: int, row: Row, context: Context) -> TriggerResult:
         last = context.window.max_time
-        if self.domain is Domain.PROCESSING:
-            time = context.now
-        elif last <= context.watermark:
-            return FIRE
-        else:
+        if self.domain is Domain.EVENT:
+            if last <= context.watermark:
+                return FIRE
             context.set_timer(last)
         if "due" not in context.state:
-            self._next(time - time % self.interval, context)
+            first = time if self.domain is Domain.EVENT else context.now
+            self._next(first - first % self.interval, context)
         return CONTINUE
 
     def on_timer(self, time: int, domain: Domain, context: Context) -> TriggerResult:
@@ -242,6 +241,9 @@ class Continuous(Trigger):
         return CONTINUE
 
     def _next(self, time: int, context: Context) -> None:
+        if self.domain is Domain.PROCESSING:
+            # Intervals that passed since the last batch fire once: no row came in between.
+            time = max(time, context.now - context.now % self.interval)
         due = context.state["due"] = min(time + self.interval, context.window.max_time)
         context.set_timer(due, self.domain)
 

@@ -152,6 +152,13 @@ def test_continuous_in_processing_time():
     assert flow.batch(0, now=99) == [[1, 2], [1, 2]] and flow.data is None
 
 
+def test_continuous_in_processing_time_makes_up_for_missed_intervals_once():
+    flow = Flow(global_windows(), triggers.continuous("30 ms", Domain.PROCESSING))
+    flow.batch(0, (0, 1), now=5)
+    assert flow.batch(0, now=100_000) == [[1]]
+    assert flow.state()[1][1] == [[100_020, 0]]
+
+
 def test_continuous_moves_with_sessions():
     flow = Flow(sessions("10 ms"), triggers.continuous("7 ms"))
     flow.batch(-1, (0, 1), (15, 2))
