@@ -569,6 +569,16 @@ def rows_of(node: Node | None, names: Sequence[str]) -> dict[str, list[Any]]:
     return rows
 
 
+def _path(node: Node) -> list[int]:
+    """Return what tells a partial match from all others in its state, its first row first."""
+    path: list[int] = []
+    each: Node | None = node
+    while each is not None:
+        path += (each[STAGE], each[ID])
+        each = each[PARENT]
+    return path[::-1]
+
+
 def by_row(columns: Sequence[Sequence[Any]], row: Callable[..., Any], size: int) -> Iterable[Any]:
     """Return the rows that are kept by column."""
     return map(row, zip(*columns, strict=True)) if columns else [row(())] * size
@@ -818,7 +828,7 @@ class Matcher:
             while run and run[0][BEGAN] <= latest:
                 over.append((run.popleft(), state))
         complete: list[Node] = []
-        for node, state in sorted(over, key=lambda each: each[0][START]):
+        for node, state in sorted(over, key=lambda each: (_path(each[0]), each[1])):
             if machine.pending[state]:
                 complete.append(node)
             elif machine.timed_out:
