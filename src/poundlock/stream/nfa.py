@@ -400,7 +400,7 @@ class Machine:
 
     def keep(self, row: Any) -> Any:
         """Return a row as it is kept in a match."""
-        return self.kept([row[at] for at in self._places]) if self._places else row
+        return row if self._places is None else self.kept([row[at] for at in self._places])
 
     def _flatten(self, start: _State) -> None:
         """Number the states that a partial match can wait in, and give each its edges."""

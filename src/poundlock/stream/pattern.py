@@ -26,6 +26,9 @@ class Function:
     call: Callable[..., Any]
     earlier: bool
 
+    def __hash__(self) -> int:  # some objects that can be called have none
+        return id(type(self.call)) if type(self.call).__hash__ is None else hash(self.call)
+
 
 @dataclass(frozen=True)
 class Expression:

@@ -1005,6 +1005,16 @@ def test_conditions_in_sql_are_read_from_columns_that_matches_do_not_show():
         MatchOperator(bound, columns=Item._fields)
 
 
+def test_rows_may_have_no_columns_but_conditions():
+    pattern = begin("s").where("a").followed_by("e").where("b").bind({"a": "_0", "b": "_1"})
+    op = MatchOperator(pattern, columns=("_0", "_1"))
+    row = row_type(("_0", "_1"))
+    first = Page(op, None, Clock(0)).run({(): [Event(1, row((True, False)))]})
+    second = Page(op, first.data, Clock(1)).run({(): [Event(2, row((False, True)))]})
+    last = Page(op, second.data, Clock(2)).run({})
+    assert [found[2:] for found in last.outputs["main"]] == [([()], [()])]
+
+
 def test_keys_do_not_see_each_other():
     op = operator()
     rows = {
