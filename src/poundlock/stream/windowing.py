@@ -273,7 +273,7 @@ class WindowOperator(Operator):
                 for event in events[at:to]:
                     self._skip(key, event)
             elif live[-1] > over:
-                for start in live:
+                for start in reversed(live):  # so that timers are set in their order
                     accumulator = windows.get(start)
                     if accumulator is None:
                         accumulator = contents.create()
