@@ -146,6 +146,10 @@ class WindowOperator(Operator):
         sides: Mapping[str, Sequence[str]] | None = None,
         hidden: int = 0,
     ) -> None:
+        _expected(assigner, Assigner, "tumbling('1 minute')")
+        _expected(trigger, Trigger, "triggers.on_count(100)")
+        _expected(evictor, Evictor, "evictors.by_count(10)")
+        _expected(aggregate, Aggregate, "Aggregates([('count', ())])")
         self.name = name
         self.late_dropped = 0
         self._assigner = assigner
@@ -541,6 +545,11 @@ def _put(state: dict[str, Any], part: str, mark: Any, value: Any) -> None:
         state[part].pop(mark, None)
         if not state[part]:
             del state[part]
+
+
+def _expected(value: Any, kind: type, what: str) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise UsageError(f"{value!r} is no {kind.__name__.lower()}: give one, such as {what}")
 
 
 def _default_trigger(assigner: Assigner, domain: Domain) -> Trigger | None:

@@ -420,6 +420,10 @@ def test_an_assigner_of_ones_own():
 @pytest.mark.parametrize(
     ("assigner", "given", "message"),
     [
+        ("1 minute", {}, r"'1 minute' is no assigner: give one, such as tumbling\('1 minute'\)"),
+        (tumbling(1), {"trigger": 100}, "100 is no trigger: give one, such as"),
+        (tumbling(1), {"evictor": 10}, "10 is no evictor"),
+        (tumbling(1), {"aggregate": Reduce}, "is no aggregate: give one"),
         (global_windows(), {}, "never fire by themselves: give a trigger"),
         (count(5), {"trigger": triggers.on_count(2)}, "have a trigger of their own"),
         (count(5), {"evictor": evictors.by_count(2)}, "have an evictor of their own"),
