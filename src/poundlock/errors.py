@@ -9,9 +9,9 @@
     │   ├── OutOfTime         a branch would expire before it could be committed
     │   ├── NoFreeId          all transactional ids are held by unfinished batches
     │   ├── SequenceBroken    Kafka saw a gap or a repeat in a producer's sequence numbers
-    │   └── ProducerFenced    another producer took over the branch's transactional id
-    ├── OperatorFailed        a function of the user's raised: correct it; the batch is given up
-    ├── StateExpired          state was read past its time to live, and the operator asked for an error
+    │   ├── ProducerFenced    another producer took over the branch's transactional id
+    │   └── OperatorFailed    a function of the user's raised an error: correct it
+    │       └── StateExpired  state was read past its time to live, and the operator asked to be told
     ├── Fenced                a newer driver owns the pipeline: stop
     ├── InDoubt               decided, but a branch cannot be finished now: restart to go on
     ├── PromiseBroken         a system went against the decision, and repair is not allowed
@@ -104,11 +104,11 @@ class ProducerFenced(Rejected):
     """Another producer took over the transactional id of a branch."""
 
 
-class OperatorFailed(PoundlockError):
-    """A function of the user's raised an error, which is this one's cause. The batch is given up."""
+class OperatorFailed(Rejected):
+    """An operator of a flow raised an error, as it will again: its function must be corrected."""
 
 
-class StateExpired(PoundlockError):
+class StateExpired(OperatorFailed):
     """State was read past its time to live by an operator that asked to be told."""
 
 

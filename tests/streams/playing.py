@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import poundlock as lock
 from poundlock.spark.flow import Flow
 
 START = 1_767_225_600  # 2026-01-01, in seconds: times in these tests are seconds after it
@@ -21,7 +19,9 @@ SCHEMA = "id string, at double, v long"
 Row = tuple[Any, ...]
 
 
-def source(spark: SparkSession, directory: Path, batches: Sequence[Sequence[Row]], schema: str = SCHEMA) -> DataFrame:
+def source(
+    spark: SparkSession, directory: Path, batches: Sequence[Sequence[Row]], schema: str = SCHEMA
+) -> DataFrame:
     """Return a streaming frame whose batches are these. `at` becomes the column `ts`."""
     directory.mkdir(parents=True, exist_ok=True)
     names = [part.split()[0] for part in schema.split(", ")]
@@ -31,7 +31,9 @@ def source(spark: SparkSession, directory: Path, batches: Sequence[Sequence[Row]
         path.write_text("\n".join(lines))
         os.utime(path, (START + number, START + number))
     frame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(directory))
-    return frame.withColumn("ts", F.timestamp_millis((F.col("at") * 1000 + START * 1000).cast("long")))
+    return frame.withColumn(
+        "ts", F.timestamp_millis((F.col("at") * 1000 + START * 1000).cast("long"))
+    )
 
 
 def play(flow: Flow | DataFrame, checkpoint: Path, output: str | None = None) -> list[list[Row]]:

@@ -1,16 +1,24 @@
-"""Every operator inside Spark: its results, the road it takes, and what it refuses."""
+"""Every operator inside Spark: its results, the road it takes, and what it refuses.
+
+What an operator does is tested in tests/unit/stream without Spark; here it is seen that Spark's rows,
+state, timers and watermark reach it, and that its outputs come back.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from playing import play, source, together
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import poundlock as lock
-from poundlock.errors import UsageError
+from poundlock.spark.internals import analyzed_plan
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
 # The watermark is ten seconds behind the newest row of the batches before.
 READINGS = [
@@ -32,10 +40,14 @@ def keyed(readings):
     return lock.flow(readings, time="ts", watermark="10 seconds").key_by("id")
 
 
-NATIVE = [
+WINDOWS = [
     ("a", 0.0, 15.0, 5, 2), ("a", 15.0, 30.0, 1, 1), ("a", 30.0, 45.0, 3, 1),
     ("b", 0.0, 15.0, 1, 2), ("b", 15.0, 30.0, 2, 1),
 ]  # fmt: skip
+
+
+def plan(flow: lock.Flow) -> str:
+    return analyzed_plan(flow.df).treeString()
 
 
 def test_plain_windows_take_sparks_own_road(keyed, tmp_path):
@@ -43,20 +55,168 @@ def test_plain_windows_take_sparks_own_road(keyed, tmp_path):
         F.min("v").alias("low"), F.count("*").alias("n")
     )
     assert flow.explain().endswith("window: Spark's own window operator")
-    assert "TransformWithState" not in lock_plan(flow)
-    assert together(play(flow, tmp_path / "c")) == NATIVE
+    assert "TransformWithState" not in plan(flow)
+    assert together(play(flow, tmp_path / "c")) == WINDOWS
 
 
 def test_lateness_takes_the_other_road_and_late_rows_have_their_output(keyed, tmp_path):
     flow = keyed.window(
         lock.tumbling("15 seconds"), allowed_lateness="5 seconds", late_output="late"
-    ).aggregate(F.min("v").alias("low"), "count(*) as n")
+    ).aggregate(F.min("v").alias("low"), "count(*) as n", "sum(v * 2) filter (where v > 4) as s")
     assert "on keyed state" in flow.explain() and "late rows are still taken" in flow.explain()
-    assert "TransformWithState" in lock_plan(flow)
-    assert together(play(flow, tmp_path / "c")) == NATIVE
+    assert "TransformWithState" in plan(flow)
+    main = play(flow, tmp_path / "c")
+    assert [row[:5] for row in together(main)] == WINDOWS
+    assert [row[5] for row in together(main)] == [30, None, None, 14, None]
     late = play(flow, tmp_path / "d", "late")
     assert together(late) == [("a", 3.0, 99, 3.0)]
 
 
-def lock_plan(flow) -> str:
-    return flow.df._jdf.queryExecution().analyzed().treeString()
+def test_windows_of_windows(keyed, tmp_path):
+    """The results of one operator are the rows of the next, and are not late for it."""
+    small = keyed.window(lock.tumbling("5 seconds"), late_output="late").aggregate("sum(v) as v")
+    whole = small.key_by("id").window(lock.tumbling("15 seconds"), late_output="late")
+    native = small.key_by("id").window(lock.tumbling("15 seconds"))
+    expected = [("a", 0.0, 15.0, 15), ("a", 15.0, 30.0, 1), ("a", 30.0, 45.0, 3), ("b", 0.0, 15.0, 8),
+                ("b", 15.0, 30.0, 2)]  # fmt: skip
+    assert together(play(whole.aggregate("sum(v) as v"), tmp_path / "c")) == expected
+    assert together(play(native.aggregate("sum(v) as v"), tmp_path / "d")) == expected
+
+
+class Rise(lock.ProcessFunction):
+    """Tells of a value above ten, and again five seconds after it."""
+
+    outputs = {"main": "id string, message string, at double", "high": "id string, v long"}  # noqa: RUF012
+    seen = lock.ValueState(default=0)
+
+    def process(self, row, ctx):
+        self.seen.value += 1
+        if row.v >= 10:
+            ctx.emit((row.id, row.v), "high")
+            ctx.set_event_timer(ctx.timestamp + 5000)
+        return row.id, f"row {self.seen.value}", ctx.timestamp / 1000
+
+    def on_timer(self, time, ctx):
+        yield ctx.key.id, f"timer after {self.seen.value}", time / 1000
+
+
+def test_process_functions_with_state_timers_and_outputs(keyed, tmp_path):
+    flow = keyed.process(Rise())
+    assert flow.outputs == ("main", "high")
+    told = [(row[0], row[1]) for row in together(play(flow, tmp_path / "c"))]
+    assert told == [
+        ("a", "row 1"), ("a", "row 2"), ("a", "row 3"), ("a", "row 4"), ("a", "row 5"),
+        ("a", "timer after 3"), ("a", "timer after 5"),
+        ("b", "row 1"), ("b", "row 2"), ("b", "row 3"), ("b", "row 4"), ("c", "row 1"),
+    ]  # fmt: skip
+    assert together(play(flow, tmp_path / "d", "high")) == [("a", 10), ("a", 99)]
+
+
+def test_count_windows_in_the_order_of_arrival(spark, tmp_path):
+    rows = [[("a", 0, 3), ("a", 0, 1), ("b", 0, 9), ("a", 0, 2)], [("a", 0, 7), ("b", 0, 1)]]
+    keyed = lock.flow(source(spark, tmp_path / "in", rows)).key_by("id")
+    flow = keyed.window(lock.count(2)).aggregate(F.collect_list("v").alias("vs"))
+    assert play(flow, tmp_path / "c") == [[("a", [3, 1])], [("a", [2, 7]), ("b", [9, 1])]]
+
+
+def test_patterns_with_conditions_in_sql_and_python(keyed, tmp_path):
+    pattern = (
+        lock.begin("low").where("v < 6")
+        .followed_by("high").where(lambda row, earlier: row.v > earlier["low"][0].v)
+        .within("25 seconds")
+    )  # fmt: skip
+    flow = keyed.match(
+        pattern, lambda match, ctx: (match["low"][0].v, match["high"][0].v), "low long, high long"
+    )
+    assert together(play(flow, tmp_path / "c")) == [(1, 2), (1, 3)]
+    whole = keyed.match(pattern)
+    assert whole.df.columns == ["id", "match_start", "match_end", "low", "high"]
+    assert whole.df.schema["low"].dataType.simpleString() == (
+        "array<struct<id:string,at:double,v:bigint,ts:timestamp>>"
+    )
+
+
+class Switch(lock.CoProcessFunction):
+    """Lets rows through while the other input has said so."""
+
+    schema = "id string, v long"
+    on = lock.ValueState(default=False)
+
+    def process_1(self, row, ctx):
+        return (row.id, row.v) if self.on.value else None
+
+    def process_2(self, row, ctx):
+        self.on.value = row.on
+
+
+def test_two_inputs_share_a_keys_state(keyed, spark, tmp_path):
+    switches = source(spark, tmp_path / "on", [[("a", 2, True)], [("b", 20, True)]],
+                      "id string, at double, on boolean")  # fmt: skip
+    other = lock.flow(switches, time="ts", watermark="10 seconds").key_by("id")
+    flow = keyed.connect(other).process(Switch())
+    assert together(play(flow, tmp_path / "c")) == [
+        ("a", 1), ("a", 3), ("a", 5), ("a", 99), ("b", 1), ("b", 2), ("b", 4)
+    ]  # fmt: skip
+
+
+class Limits(lock.BroadcastProcessFunction):
+    """Keeps rows above a limit that can change."""
+
+    schema = "id string, v long, limit long"
+    limits = lock.BroadcastState()
+
+    def process(self, row, ctx):
+        limit = ctx.broadcast["limits"].get("v", 0)
+        return (row.id, row.v, limit) if row.v > limit else None
+
+    def process_broadcast(self, row, ctx):
+        ctx.broadcast["limits"]["v"] = row.v
+
+
+def test_rules_reach_every_key(keyed, spark, tmp_path):
+    rules = source(spark, tmp_path / "rules", [[("x", 0, 4)], [("x", 30, 1)]])
+    flow = keyed.with_pages(8).broadcast(lock.flow(rules, time="ts", watermark="1 second"))
+    assert together(play(flow.process(Limits()), tmp_path / "c")) == [
+        ("a", 10, 4), ("a", 3, 1), ("a", 5, 4), ("a", 99, 1), ("b", 2, 1), ("b", 4, 1), ("b", 7, 4),
+    ]  # fmt: skip
+
+
+def test_interval_joins_by_both_roads(keyed, spark, tmp_path):
+    other = source(spark, tmp_path / "other", [[("a", 3, 100)], [("b", 21, 200)], [("z", 60, 0)]])
+    other = other.select("id", F.col("v").alias("w"), F.col("ts").alias("then"))
+    right = lock.flow(other, time="then", watermark="10 seconds").key_by("id")
+    native = keyed.interval_join(right, lower="-2 seconds", upper="2 seconds")
+    assert "Spark's own join" in native.explain()
+    expected = [
+        ("a", 1.0, 10, 1.0, 100, 3.0),
+        ("a", 4.0, 5, 4.0, 100, 3.0),
+        ("b", 22.0, 2, 22.0, 200, 21.0),
+    ]
+    assert together(play(native, tmp_path / "c")) == expected
+    ours = keyed.interval_join(
+        right, lower="-2 seconds", upper="2 seconds", left_late_output="late"
+    )
+    assert "on keyed state" in ours.explain()
+    assert together(play(ours, tmp_path / "d")) == expected
+
+
+def test_rolling_aggregates(keyed, tmp_path):
+    flow = keyed.max_by("v")
+    assert [row[2] for row in together(play(flow, tmp_path / "c")) if row[0] == "b"] == [7, 7, 7, 7]
+
+
+async def double(row):
+    return row.id, row.v * 2
+
+
+def test_steps_without_state(readings, tmp_path):
+    flow = lock.flow(readings, time="ts", watermark="10 seconds")
+    doubled = (
+        flow.filter("v > 3")
+        .filter(lambda row: row.id != "b")
+        .flat_map(lambda row: [(row.id, row.v), (row.id, -row.v)], "id string, v long")
+        .map(lambda row: {"v": row.v + 1, "id": row.id}, "id string, v long")
+        .enrich(double, "id string, v long", concurrency=4)
+    )
+    values = sorted(row[1] for row in together(play(doubled, tmp_path / "c")))
+    assert values == [-196, -18, -8, 12, 22, 200]

@@ -51,6 +51,7 @@ from poundlock.errors import (
     BadRow,
     Fenced,
     InDoubt,
+    OperatorFailed,
     OutOfTime,
     Parted,
     PoundlockError,
@@ -247,7 +248,9 @@ class Coordinator:
             except (Rejected, Unavailable, UsageError) as error:
                 self._step(Step.ABORTED, batch=batch, attempt=attempt, reason=str(error))
                 self._abort_attempt(transaction)
-                hopeless = isinstance(error, BadRow | UsageError) or self._stopping()
+                hopeless = (
+                    isinstance(error, BadRow | OperatorFailed | UsageError) or self._stopping()
+                )
                 if hopeless or attempt >= self.settings.tries:
                     raise
                 logger.warning("%s: aborted, and run again: %s", transaction, error)

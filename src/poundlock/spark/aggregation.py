@@ -71,10 +71,11 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
                 f"operator {name!r}: {called}(DISTINCT ...) is not among what it can do"
             )
         called = _DISTINCT[called]
+    if called in ("first", "last") and bool(function.ignoreNulls()):
+        called = f"{called}_ignore_nulls"
     takes_nulls = aggregates.function(called).nulls
     condition = inner.filter()
-    skips = called in ("first", "last", "any_value") and bool(function.ignoreNulls())
-    if skips or (condition.isDefined() and takes_nulls):
+    if condition.isDefined() and takes_nulls:
         raise UsageError(
             f"operator {name!r}: {called} that passes over rows is not among what it can do: leave "
             "such rows out before the flow"
@@ -82,6 +83,6 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
     if condition.isDefined():
         chosen = str(condition.get().sql())
         of = [f"CASE WHEN {chosen} THEN {each} END" for each in of]
-    if called in ("first", "last", "any_value"):
-        of = of[:1]
+    if called.startswith(("first", "last", "any_value")):
+        of = of[:1]  # what follows is whether nulls are passed over
     return Part(called, tuple(of), field)

@@ -8,14 +8,46 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NoReturn
 
+from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 
 def analyzed_plan(frame: DataFrame) -> Any:
     """Return the analysed logical plan of a frame."""
     java: Any = frame._jdf
     return java.queryExecution().analyzed()
+
+
+def parsed_sql(spark: SparkSession, text: str) -> Any:
+    """Return the plan that Spark's parser makes of a statement, before anything is looked up."""
+    java: Any = spark._jsparkSession
+    return java.sessionState().sqlParser().parsePlan(text)
+
+
+def only_reads(spark: SparkSession, plan: Any) -> bool:
+    """Say whether a plan from the parser is a query: Spark runs whatever else as soon as it sees it."""
+    logical = "org.apache.spark.sql.catalyst.plans.logical."
+    gateway: Any = spark.sparkContext._gateway
+    if any(
+        is_instance_of(gateway, plan, logical + kind) for kind in ("Command", "ParsedStatement")
+    ):
+        return False
+    children = plan.children()
+    return all(only_reads(spark, children.apply(index)) for index in range(children.size()))
+
+
+def plan_frame(spark: SparkSession, plan: Any) -> DataFrame:
+    """Return the frame of a plan that came from the parser. Looks up its tables and columns."""
+    datasets = jvm(spark).org.apache.spark.sql.classic.Dataset
+    return DataFrame(datasets.ofRows(spark._jsparkSession, plan), spark)
+
+
+def expression_column(spark: SparkSession, expression: Any, name: str | None = None) -> Column:
+    """Return a column of an expression that came from the parser, under a name if one is given."""
+    column: Any = jvm(spark).org.apache.spark.sql.classic.ExpressionUtils.column(expression)
+    made = Column(column)
+    return made if name is None else made.alias(name)
 
 
 def jvm(spark: SparkSession) -> Any:

@@ -17,6 +17,7 @@ from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
 from poundlock.errors import Rejected
+from poundlock.spark.failures import operator_error
 from poundlock.spark.task import VOTE_SCHEMA, WriteTask, read_votes
 
 logger = logging.getLogger("poundlock")
@@ -95,6 +96,8 @@ class SparkJob:
                     f"not every task had voted after {self._prepare_timeout_s:g} s "
                     "(prepare_timeout): silence is a no. Make batches smaller or the limit longer"
                 ) from error
+            if failed := operator_error(error):
+                raise failed from error
             raise Rejected(f"the tasks failed: {_first_line(error)}") from error
         receipts, totals, bad = read_votes([row.vote for row in rows])
         for name, count in bad.items():

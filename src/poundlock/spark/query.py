@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from poundlock.errors import Fenced, PoundlockError
+from poundlock.spark.failures import operator_error
 from poundlock.spark.internals import sleep_in_stream_thread
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Query:
         """Return the error of ours that ended the query, or Spark's where there is none."""
         if isinstance(self.error, PoundlockError):
             return self.error
+        if failed := operator_error(wrapped):  # before our batch began, as when a task opens it
+            return failed
         try:
             # Between two batches Spark stumbles over a second driver's files before we do.
             if self._batches is not None:

@@ -15,7 +15,7 @@ So the result depends on the rows and the clock alone, and a replayed batch give
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -45,6 +45,16 @@ class Timer(NamedTuple):
 
     time: int
     tag: Any = None  # the operator's own word on what it is for: plain data
+
+
+def _found(timers: list[Timer], timer: Timer) -> int | None:
+    """Return the place of a timer among some that are sorted by time."""
+    at = bisect_left(timers, timer.time, key=_time_of)
+    while at < len(timers) and timers[at].time == timer.time:
+        if timers[at] == timer:
+            return at
+        at += 1
+    return None
 
 
 class Operator(ABC):
@@ -122,14 +132,14 @@ class Key:
         timer, timers = Timer(time, tag), self._timers[domain is Domain.PROCESSING]
         if not timers or timers[-1].time < time:
             timers.append(timer)
-        elif timer not in timers:
+        elif _found(timers, timer) is None:
             insort(timers, timer, key=_time_of)
 
     def delete_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
         """Forget a timer, if it is set."""
         timers = self._timers[domain is Domain.PROCESSING]
-        if (timer := Timer(time, tag)) in timers:
-            timers.remove(timer)
+        if (at := _found(timers, Timer(time, tag))) is not None:
+            del timers[at]
 
     def timers(self, domain: Domain = Domain.EVENT) -> list[Timer]:
         """Return the timers that are set, the earliest first."""

@@ -1,0 +1,133 @@
+"""Makes `docs/flink.md`, the table of Flink's operators beside ours and Spark's: `python docs/flink_table.py`.
+
+A name in the second column is that of something real: a test looks each of them up.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HEADER = """# For users of Flink
+
+Each operator of Flink's DataStream API, what it is called here, and what Spark has for it by itself. The last column
+says who does the work: **Spark** where its own operator gives the same result, **pages** where ours runs on Spark's
+keyed state (`flow.explain()` says so for each flow), or why it is refused. This page is made by `docs/flink_table.py`.
+"""
+
+# Topic: rows of (Flink, ours, Spark's own, who does it and what differs).
+TABLE: dict[str, list[tuple[str, str, str, str]]] = {
+    "Environment and sources": [
+        ("StreamExecutionEnvironment, parallelism", "session", "SparkSession", "Spark"),
+        ("execution graph", "Pipeline.explain, Flow.explain", "explain()", "plan, routes, roads"),
+        ("fromCollection", "from_collection", "none", "Spark, files of a fixed content; replayable"),
+        ("readTextFile, FileSource", "read_files", "readStream", "Spark; replayable"),
+        ("KafkaSource", "read_kafka", "format('kafka')", "Spark; replayable, offsets handed back"),
+        ("socketTextStream", "read_socket", "format('socket')", "Spark; cannot be replayed"),
+        ("custom Source", "custom", "data source in Python", "Spark; says whether it can be replayed"),
+    ],
+    "Transformations": [
+        ("map", "Flow.map, Flow.select", "select", "Python over Arrow batches; Spark for expressions"),
+        ("flatMap", "Flow.flat_map", "explode", "Python over Arrow batches"),
+        ("filter", "Flow.filter", "where", "Spark for expressions, else Python over Arrow batches"),
+        ("keyBy", "Flow.key_by", "groupBy", "Spark's shuffle, by pages of keys"),
+        ("reduce", "KeyedFlow.reduce", "none that gives each step", "pages"),
+        ("sum, min, max", "KeyedFlow.sum, KeyedFlow.min, KeyedFlow.max", "groupBy().agg in update mode", "pages; a result for every row"),
+        ("minBy, maxBy", "KeyedFlow.min_by, KeyedFlow.max_by", "min_by, max_by", "pages; a result for every row"),
+        ("union", "Flow.union", "unionByName", "Spark"),
+        ("connect, CoMap, CoFlatMap", "KeyedFlow.connect, ConnectedFlow.process", "none", "pages"),
+        ("split and select, side outputs", "Flow.side_output, Pipeline.to", "none", "one pass, one decision"),
+        ("intervalJoin", "KeyedFlow.interval_join", "join with a time range", "Spark; pages for a function or late rows"),
+        ("AsyncDataStream", "Flow.enrich", "none", "asyncio or threads, bounded; ordered or not"),
+        ("rich functions: open, close", "ProcessFunction.open, ProcessFunction.close", "none", "called once in a task of a batch"),
+        ("iterate", "", "none", "refused: a batch has no way back"),
+    ],
+    "Windows": [
+        ("tumbling time windows", "tumbling", "window()", "Spark in event time; pages otherwise"),
+        ("sliding time windows", "sliding", "window()", "Spark in event time; pages otherwise"),
+        ("session windows", "sessions", "session_window()", "Spark in event time; pages otherwise"),
+        ("session windows with a dynamic gap", "sessions", "session_window() by a column", "pages"),
+        ("countWindow(5)", "count", "none", "pages"),
+        ("countWindow(10, 2)", "count", "none", "pages"),
+        ("GlobalWindows", "global_windows", "none", "pages; needs a trigger"),
+        ("window offset", "tumbling, sliding", "startTime", "as the windows"),
+        ("window reduce", "WindowedFlow.reduce", "none", "pages"),
+        ("window aggregate", "WindowedFlow.aggregate, Aggregate", "agg", "Spark's expressions on either road; Python ones on pages"),
+        ("ProcessWindowFunction", "WindowedFlow.process", "none", "pages"),
+        ("aggregate with ProcessWindowFunction", "WindowedFlow.aggregate", "none", "pages"),
+        ("allowedLateness", "KeyedFlow.window", "none", "pages; results are given again"),
+        ("sideOutputLateData, getSideOutput", "KeyedFlow.window, Flow.side_output", "none: late rows are dropped", "pages; to its own sink in the same decision"),
+        ("EventTimeTrigger", "triggers.event_time", "the only one", "pages"),
+        ("ProcessingTimeTrigger", "triggers.processing_time", "none", "pages; by the time of a batch"),
+        ("CountTrigger", "triggers.on_count", "none", "pages"),
+        ("count or time-out", "triggers.count_or_timeout", "none", "pages"),
+        ("ContinuousEventTimeTrigger, ContinuousProcessingTimeTrigger", "triggers.continuous", "update mode", "pages"),
+        ("early and late firings", "triggers.early_and_late", "none", "pages"),
+        ("DeltaTrigger", "triggers.delta", "none", "pages"),
+        ("PurgingTrigger", "triggers.purging", "none", "pages"),
+        ("custom Trigger", "Trigger", "none", "pages"),
+        ("CountEvictor, TimeEvictor, DeltaEvictor", "evictors.by_count, evictors.by_time, evictors.by_delta", "none", "pages"),
+        ("custom Evictor", "Evictor", "none", "pages"),
+    ],
+    "Time": [
+        ("event time", "flow", "withWatermark", "Spark's watermark, one for the query"),
+        ("processing time", "flow", "current_timestamp()", "the time of the batch, the same when it is replayed"),
+        ("ingestion time", "ingestion", "current_timestamp()", "the time of the batch"),
+        ("forBoundedOutOfOrderness", "bounded", "withWatermark", "Spark; moves between batches"),
+        ("forMonotonousTimestamps", "monotone", "withWatermark of 0 s", "Spark"),
+        ("punctuated watermarks", "punctuated", "none", "Spark, by a column of marks"),
+        ("withIdleness", "", "none needed", "the watermark follows the newest row of all partitions: an idle one does not hold it"),
+    ],
+    "Process functions and state": [
+        ("KeyedProcessFunction", "KeyedFlow.process, ProcessFunction", "transformWithState", "pages"),
+        ("CoProcessFunction", "CoProcessFunction", "none", "pages"),
+        ("KeyedBroadcastProcessFunction", "KeyedFlow.broadcast, BroadcastProcessFunction", "none", "pages; a batch's rules come before its rows"),
+        ("event and processing timers, both in one function", "ProcessFunction", "one kind per operator", "pages; with both, Spark runs a batch at every trigger"),
+        ("deleteEventTimeTimer", "ProcessFunction", "deleteTimer", "pages"),
+        ("OutputTag", "ProcessFunction", "none", "pages"),
+        ("ValueState", "ValueState", "ValueState", "pages"),
+        ("ListState", "ListState", "ListState", "pages"),
+        ("MapState", "MapState", "MapState", "pages"),
+        ("ReducingState", "ReducingState", "none", "pages"),
+        ("AggregatingState", "AggregatingState", "none", "pages"),
+        ("StateTtlConfig", "ValueState", "in processing time", "pages; in event time too"),
+        ("broadcast state", "BroadcastState", "none", "pages; a copy in each"),
+        ("operator list state", "OperatorListState", "none", "pages; belongs to a page, as Flink's to a subtask"),
+        ("union list state", "", "none", "refused: no task sees the state of the others. Use broadcast state"),
+        ("state backends: RocksDB, file system, memory", "session", "two providers", "state_backend=; keyed operators need rocksdb"),
+        ("queryable state, State Processor API", "cli.state.state", "statestore reader", "poundlock state show"),
+    ],
+    "CEP": [
+        ("begin, next, followedBy, followedByAny", "begin, Pattern.next, Pattern.followed_by, Pattern.followed_by_any", "none", "pages"),
+        ("notNext, notFollowedBy", "Pattern.not_next, Pattern.not_followed_by", "none", "pages"),
+        ("where, or, IterativeCondition", "Pattern.where, Pattern.or_where", "none", "pages; conditions in SQL are Spark's work"),
+        ("times, oneOrMore, timesOrMore", "Pattern.times, Pattern.one_or_more, Pattern.times_or_more", "none", "pages"),
+        ("optional, greedy, consecutive, allowCombinations", "Pattern.optional, Pattern.greedy, Pattern.consecutive, Pattern.allow_combinations", "none", "pages"),
+        ("until", "Pattern.until", "none", "pages"),
+        ("within", "Pattern.within", "none", "pages"),
+        ("noSkip, skipToNext, skipPastLastEvent, skipToFirst, skipToLast", "no_skip, skip_to_next, skip_past_last_event, skip_to_first, skip_to_last", "none", "pages"),
+        ("PatternProcessFunction, select, flatSelect", "KeyedFlow.match", "none", "pages"),
+        ("timed-out partial matches, late data", "KeyedFlow.match", "none", "pages; outputs of their own"),
+    ],
+    "Table API and SQL": [
+        ("Table API", "Flow.df", "DataFrame", "Spark, before and after any operator"),
+        ("SQL pipelines", "sqljob.build.pipelines", "spark.sql", "a TOML file with INSERT INTO; `poundlock sql`"),
+        ("SQL client", "cli.sql.sql", "spark-sql", "`poundlock sql`"),
+    ],
+}  # fmt: skip
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    parts = [HEADER]
+    for topic, rows in TABLE.items():
+        parts.append(
+            f"\n## {topic}\n\n| Flink | Poundlock | Spark alone | how |\n|---|---|---|---|\n"
+        )
+        for flink, ours, spark, how in rows:
+            names = ", ".join(f"`{name.strip()}`" for name in ours.split(",")) if ours else "none"
+            parts.append(f"| {flink} | {names} | {spark} | {how} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("flink.md").write_text(page())

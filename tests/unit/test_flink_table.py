@@ -1,0 +1,74 @@
+"""The table for users of Flink is the one that is made, and everything it names is there."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import poundlock
+from poundlock.spark import flow, keyedflow, pipeline, windowed
+from poundlock.stream import pattern
+
+DOCS = Path(__file__).parents[2] / "docs"
+SPEC = importlib.util.spec_from_file_location("flink_table", DOCS / "flink_table.py")
+assert SPEC is not None and SPEC.loader is not None
+flink_table = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(flink_table)
+
+CLASSES = {
+    "Flow": flow.Flow,
+    "KeyedFlow": keyedflow.KeyedFlow,
+    "ConnectedFlow": keyedflow.ConnectedFlow,
+    "WindowedFlow": windowed.WindowedFlow,
+    "Pattern": pattern.Pattern,
+    "Pipeline": pipeline.Pipeline,
+}
+NAMES = sorted(
+    {
+        name.strip()
+        for rows in flink_table.TABLE.values()
+        for _, ours, _, _ in rows
+        for name in ours.split(",")
+        if ours
+    }
+)
+
+
+def test_the_page_is_the_one_that_is_made():
+    assert (DOCS / "flink.md").read_text() == flink_table.page(), "run docs/flink_table.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_names_is_there(name: str):
+    first, _, rest = name.partition(".")
+    if first in ("cli", "sqljob"):
+        module, _, attribute = name.rpartition(".")
+        assert getattr(importlib.import_module(f"poundlock.{module}"), attribute)
+        return
+    found = CLASSES.get(first) or getattr(poundlock, first)
+    for part in filter(None, rest.split(".")):
+        found = getattr(found, part)
+    assert found
+
+
+def test_every_public_operator_is_in_it():
+    """Whatever a flow can do, a user of Flink finds here by Flink's name for it."""
+    mentioned = {name.split(".")[-1] for name in NAMES}
+    plumbing = {
+        "df", "tagged", "outputs", "explain", "domain", "input", "after", "watermarked", "require_time",
+        "with_time", "with_pages", "run", "key_fields",
+    }  # fmt: skip
+    inner = {"expressions", "columns", "bind", "names", "gaps", "check"}  # of patterns
+    for kind in (flow.Flow, keyedflow.KeyedFlow, windowed.WindowedFlow, pattern.Pattern):
+        fields = getattr(kind, "__dataclass_fields__", {})
+        public = {name for name in vars(kind) if not name.startswith("_") and name not in fields}
+        rest = (
+            public
+            - mentioned
+            - plumbing
+            - inner
+        )
+        assert not rest, kind
