@@ -111,6 +111,7 @@ LAYERS = (
     SYSTEMS,
     ("sinks", "sources"),
     ("spark", "inspectors"),
+    ("sqljob",),
     ("cli", "demo", "run", "verify", "dashboard", "txn.py", "jobfile.py"),
 )
 

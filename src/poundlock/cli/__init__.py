@@ -23,6 +23,7 @@ _COMMANDS = {
         "servers",
         "Real servers on this machine, without Docker.",
     ),
+    "sql": ("poundlock.cli.sql", "sql", "Pipelines as SQL, from a file or in a shell."),
     "state": ("poundlock.cli.state", "state", "What the operators of a query have kept."),
     "txn": ("poundlock.cli.txn", "txn", "Transactions in doubt: list, show, commit, abort."),
 }

@@ -1,0 +1,125 @@
+"""`poundlock sql`: the pipelines of a TOML file with SQL, or a shell."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from poundlock.spark.pipeline import Pipeline
+    from poundlock.sqljob.file import JobFile
+
+
+@click.command()
+@click.argument("path", metavar="[FILE]", required=False,
+                type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
+@click.option("--once", is_flag=True, help="Take what there is now, and end.")
+@click.option(
+    "--explain", is_flag=True, help="Say what would run and what is promised; start nothing."
+)
+@click.option("--shell", is_flag=True, help="Open the file's tables and sinks in a shell.")
+@click.option("--master", default=None, help="Spark's master; this machine by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def sql(
+    path: Path | None, once: bool, explain: bool, shell: bool, master: str | None, as_json: bool
+) -> None:
+    """Run the pipelines of a FILE: named sources and sinks in TOML, and INSERT INTO sink SELECT ...
+
+    Runs until it is stopped: Ctrl-C lets the batches in hand finish. Without FILE: a shell.
+    """
+    chosen = [
+        name for name, on in (("--once", once), ("--explain", explain), ("--shell", shell)) if on
+    ]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} do not go together")
+    if path is None and (once or explain):
+        raise click.UsageError(f"{chosen[0]} needs a FILE")
+    shell = shell or path is None
+    if shell and as_json:
+        raise click.UsageError("--json is not for the shell")
+    from poundlock.sqljob import file
+
+    job = file.JobFile() if path is None else file.read(path)
+    spark = _session(job, master)
+    if shell:
+        _shell(spark, job)
+        return
+    from poundlock.sqljob import run
+    from poundlock.sqljob.build import Catalog
+
+    catalog = Catalog(spark, job)
+    made = catalog.pipelines()
+    if explain:
+        texts = {name: str(insert.statement) for name, insert in catalog.inserts.items()}
+        _explain(made, texts, as_json)
+        return
+    for each in made:
+        click.echo(f"pipeline {each.name}\n{each.guarantee()}", err=as_json)
+    with run.stopped_by_signals() as stopping:
+        if once:
+            run.once(made, stopping)
+        else:
+            run.wait(run.start(made, job.trigger), stopping)
+    word = "stopped" if stopping.is_set() else "done"
+    told = [{"pipeline": each.name, "state": word} for each in made]
+    click.echo(json.dumps(told, indent=2) if as_json else word)
+
+
+def _session(job: JobFile, master: str | None) -> Any:
+    from poundlock.spark.session import session
+
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # each error is told once
+    spark = session(
+        master,
+        kafka="source.kafka" in job.kinds,
+        delta="sink.delta" in job.kinds,
+        conf={"spark.ui.enabled": "false"},
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _shell(spark: Any, job: JobFile) -> None:
+    from poundlock.sqljob.shell import Shell, typed_lines
+
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    click.echo("Statements end with a semicolon. HELP; says what there is, EXIT; leaves.")
+    Shell(spark, job).run(typed_lines(Path(state) / "poundlock" / "sql_history"))
+
+
+def _explain(made: list[Pipeline], texts: dict[str, str], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([_to_json(each, texts) for each in made], indent=2))
+        return
+    for each in made:
+        click.echo(f"pipeline {each.name}, checkpoint {each.checkpoint_location}")
+        for route in each.routes:
+            click.echo(f"  {texts[route.sink.name]}")
+        click.echo(f"{each.guarantee()}\n")
+
+
+def _to_json(pipeline: Pipeline, texts: dict[str, str]) -> dict[str, object]:
+    statement = pipeline.guarantee()
+    return {
+        "pipeline": pipeline.name,
+        "checkpoint_location": pipeline.checkpoint_location,
+        "source": statement.source,
+        "replayable": statement.replayable,
+        "guarantee": statement.guarantee.value,
+        "sinks": [
+            {
+                "sink": route.sink,
+                "statement": texts.get(route.sink),  # none, if it only takes bad rows
+                "kind": route.kind,
+                "guarantee": route.cell.guarantee.value,
+                "reason": route.cell.reason,
+                "reader": route.reader,
+            }
+            for route in statement.routes
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Pipelines as SQL text: named sources and sinks in TOML, and `INSERT INTO sink SELECT ...`."""

@@ -1,0 +1,79 @@
+"""Pipelines started together and watched: if one ends with an error, the others are stopped too."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from poundlock.core.guarantee import require
+from poundlock.spark.pipeline import Pipeline
+from poundlock.spark.query import Query
+
+_POLL_S = 0.2
+
+
+def start(pipelines: Sequence[Pipeline], trigger: str | None) -> list[Query]:
+    """Start all pipelines. Nothing runs on if one of them cannot start."""
+    for each in pipelines:
+        require(each.guarantee())
+    chosen: dict[str, Any] = {} if trigger is None else {"processingTime": trigger}
+    running: list[Query] = []
+    try:
+        for each in pipelines:
+            running.append(each.start(**chosen))  # noqa: PERF401 (what has started must be known)
+    except BaseException:
+        stop(running)
+        raise
+    return running
+
+
+def once(pipelines: Sequence[Pipeline], stopping: threading.Event) -> None:
+    """Take what there is now, one pipeline after the other: each sees what those before wrote."""
+    for each in pipelines:
+        require(each.guarantee())
+    for each in pipelines:
+        if stopping.is_set():
+            return
+        wait([each.start(availableNow=True)], stopping)
+
+
+def wait(running: Sequence[Query], stopping: threading.Event) -> None:
+    """Wait until all have ended. Once `stopping` is set, each finishes the batch in hand and ends."""
+    waiting = list(running)
+    try:
+        while waiting and not stopping.is_set():
+            waiting = [query for query in waiting if not query.awaitTermination(_POLL_S)]
+    finally:
+        stop(waiting)
+
+
+def stop(running: Sequence[Query]) -> None:
+    """Stop all, each after its batch in hand."""
+    for query in running:
+        query.stop()
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Give an event that Ctrl-C or SIGTERM sets. A second one interrupts.
+
+    Spark's own handler would cancel the jobs of the batch in hand: this is to be entered after the
+    session is open.
+    """
+    stopping = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,240 @@
+"""The shell of `poundlock sql`: statements that end with a semicolon, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+from rich.text import Text
+
+from poundlock.errors import PoundlockError, UsageError
+from poundlock.kafka.producer_settings import SECRET
+from poundlock.spark import internals
+from poundlock.spark.pipeline import Pipeline
+from poundlock.spark.query import Query
+from poundlock.sqljob import file, run
+from poundlock.sqljob.build import VIEWS, Catalog
+from poundlock.sqljob.file import JobFile
+from poundlock.sqljob.preview import first_rows
+from poundlock.sqljob.statements import Statement, split, split_all
+
+PROMPT, MORE = "sql> ", "...> "
+_KEPT = 1000
+
+HELP = """\
+SHOW TABLES;                    what can be selected from, and inserted into
+DESCRIBE table;                 its columns
+SELECT ...;                     the first rows of a query
+INSERT INTO sink SELECT ...;    start a pipeline
+EXPLAIN INSERT ... | SELECT ... what it would do
+CREATE TEMPORARY VIEW v AS ...; a name for a query
+START;                          start the pipelines of the file
+SHOW PIPELINES;                 what is running
+STOP name;                      stop a pipeline, after its batch in hand
+LOAD file.toml;                 open another file
+HELP;  EXIT;"""
+
+
+class Shell:
+    """Runs statements against the tables and sinks of a file. What it starts, it stops at its end."""
+
+    def __init__(
+        self,
+        spark: Any,
+        job: JobFile | None = None,
+        *,
+        console: Console | None = None,
+        rows: int = 20,
+        patience: float = 60.0,
+        quiet: float = 3.0,
+    ):
+        self.spark = spark
+        self.console = console or Console(highlight=False)
+        self.catalog = Catalog(spark, job or JobFile())
+        self.running: dict[str, Query] = {}
+        self._shown = (rows, patience, quiet)
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Run statements from lines, until these end or one of them says EXIT."""
+        pending, reader = "", iter(lines)
+        try:
+            while True:
+                try:
+                    line = next(reader, None)
+                    if line is None:
+                        break
+                    found, pending = split(f"{pending}\n{line}" if pending else line)
+                    for statement in found:
+                        if statement.text.lower() in ("exit", "quit"):
+                            return
+                        self.execute(statement)
+                except KeyboardInterrupt:
+                    pending = ""
+                    self.console.print("(interrupted)")
+            for statement in split_all(pending):
+                self.execute(statement)
+        finally:
+            run.stop(list(self.running.values()))
+
+    def execute(self, statement: Statement) -> None:
+        """Run one statement. What is wrong with it is printed."""
+        try:
+            words = statement.text.split()
+            command = _COMMANDS.get(" ".join(words[:2]).lower()) or _COMMANDS.get(words[0].lower())
+            if command is not None:
+                command(self, statement, words)
+            else:
+                self._sql(statement)
+        except PoundlockError as error:
+            self.console.print(Text(str(error), style="red"))
+        except Exception as error:  # noqa: BLE001 (a shell goes on, whatever Spark says)
+            problem = next((line for line in str(error).splitlines() if line.strip()), "")
+            self.console.print(Text(problem or type(error).__name__, style="red"))
+
+    def _sql(self, statement: Statement) -> None:
+        plan = self.catalog.parsed(statement)
+        if plan.nodeName() == "InsertIntoStatement":
+            insert = self.catalog.insert(statement)
+            self._start(self.catalog.pipeline([insert], insert.sink))
+        elif plan.nodeName() in VIEWS:
+            self.console.print(f"view {self.catalog.create_view(statement)}")
+        elif internals.only_reads(self.spark, plan):
+            frame = self.catalog.frame(statement)
+            self._print(frame.columns, first_rows(frame, *self._shown))
+        else:
+            raise UsageError("that is nothing for this shell: HELP; says what is")
+
+    def _start(self, pipeline: Pipeline) -> None:
+        query = self.running.get(pipeline.name)
+        if query is not None and query.isActive:
+            raise UsageError(f"{pipeline.name} is running: STOP {pipeline.name}; first")
+        trigger = self.catalog.job.trigger
+        [self.running[pipeline.name]] = run.start([pipeline], trigger)
+        self.console.print(Text(f"started {pipeline.name}\n{pipeline.guarantee()}"))
+
+    def _print(self, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+        grid = Grid(*[escape(str(name)) for name in columns])
+        for row in rows:
+            grid.add_row(*[Text("NULL" if value is None else str(value)) for value in row])
+        self.console.print(grid)
+        self.console.print(f"{grid.row_count} rows")
+
+    # Commands that are not SQL.
+
+    def _tables(self, statement: Statement, words: list[str]) -> None:
+        catalog = self.catalog
+        rows = [(table.name, table.kind) for table in catalog.tables.values()]
+        known = {name.lower() for name, _ in rows}
+        listed = [view.name for view in self.spark.catalog.listTables() if view.isTemporary]
+        rows += [(name, "view") for name in listed if name.lower() not in known]
+        rows += [(name, f"sink, {each['kind']}") for name, each in catalog.job.sink.items()]
+        self._print(("name", "kind"), rows)
+
+    def _describe(self, statement: Statement, words: list[str]) -> None:
+        name = words[-1].strip("`") if len(words) == 2 or words[1].lower() == "table" else None
+        if name is None:
+            raise UsageError("write DESCRIBE table;")
+        frame = self.catalog.frame(Statement(f"SELECT * FROM `{name}`"))
+        self._print(
+            ("column", "type"), [(f.name, f.dataType.simpleString()) for f in frame.schema.fields]
+        )
+
+    def _explain(self, statement: Statement, words: list[str]) -> None:
+        inner = Statement(statement.text[len(words[0]) :].strip(), statement.line)
+        plan = self.catalog.parsed(inner)
+        if plan.nodeName() == "InsertIntoStatement":
+            insert = self.catalog.insert(inner)
+            made = self.catalog.pipeline([insert], insert.sink)
+            self.console.print(Text(f"{made.explain()}\n{made.guarantee()}"))
+        elif internals.only_reads(self.spark, plan):
+            self.catalog.frame(inner).explain()
+        else:
+            raise UsageError("EXPLAIN takes an INSERT or a SELECT")
+
+    def _pipelines(self, statement: Statement, words: list[str]) -> None:
+        rows = []
+        for name, query in self.running.items():
+            last = query.lastProgress
+            batch = last["batchId"] if last else None
+            failed = query.error is not None or query.exception() is not None
+            state = "running" if query.isActive else "failed" if failed else "ended"
+            rows.append((name, state, batch))
+        self._print(("pipeline", "state", "last batch"), rows)
+
+    def _start_file(self, statement: Statement, words: list[str]) -> None:
+        for pipeline in self.catalog.pipelines():
+            self._start(pipeline)
+
+    def _stop(self, statement: Statement, words: list[str]) -> None:
+        name = words[-1].strip("`")
+        if len(words) != 2 or name not in self.running:
+            names = ", ".join(self.running) or "none is running"
+            raise UsageError(f"write STOP and the name of a pipeline: {names}")
+        self.running.pop(name).stop()
+        self.console.print(f"stopped {name}")
+
+    def _load(self, statement: Statement, words: list[str]) -> None:
+        if any(query.isActive for query in self.running.values()):
+            raise UsageError("pipelines are running: STOP them before another file is opened")
+        path = statement.text[len(words[0]) :].strip().strip("'\"")
+        self.catalog = Catalog(self.spark, file.read(path))
+        self._tables(statement, words)
+
+    def _help(self, statement: Statement, words: list[str]) -> None:
+        self.console.print(Text(HELP))
+
+
+_COMMANDS: dict[str, Callable[[Shell, Statement, list[str]], None]] = {
+    "show tables": Shell._tables,
+    "show pipelines": Shell._pipelines,
+    "describe": Shell._describe,
+    "desc": Shell._describe,
+    "explain": Shell._explain,
+    "start": Shell._start_file,
+    "stop": Shell._stop,
+    "load": Shell._load,
+    "help": Shell._help,
+}
+
+
+def typed_lines(history: Path) -> Iterator[str]:
+    """Yield what a user types, until Ctrl-D. The history has no line that could hold a secret."""
+    with _remembering(history) as remember:
+        pending = ""
+        while True:
+            try:
+                line = input(MORE if pending else PROMPT)
+            except EOFError:
+                return
+            except KeyboardInterrupt:  # the line is given up, not the shell
+                pending = ""
+                print()
+                continue
+            _, pending = split(f"{pending}\n{line}" if pending else line)
+            if line.strip() and not SECRET.search(line.lower()):
+                remember(line)
+            yield line
+
+
+@contextlib.contextmanager
+def _remembering(history: Path) -> Iterator[Callable[[str], None]]:
+    try:
+        import readline
+    except ImportError:  # not in every build of Python
+        yield lambda line: None
+        return
+    readline.set_auto_history(False)
+    readline.set_history_length(_KEPT)
+    with contextlib.suppress(OSError):
+        readline.read_history_file(history)
+    try:
+        yield readline.add_history
+    finally:
+        with contextlib.suppress(OSError):
+            history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            readline.write_history_file(history)
