@@ -46,6 +46,7 @@ PARENT: Final = 6
 Node = tuple[int, int, int, int, int, Any, Any]
 
 _by_start = itemgetter(START)
+_parent = itemgetter(PARENT)
 _column = tuple.__getitem__
 
 _TRUE = All()
@@ -886,9 +887,7 @@ class Matcher:
             if any(runs)
         ]
         complete = _placed(self._complete, order, places)
-        events: dict[int, Node] = {}
-        for node in order:
-            events.setdefault(node[ID], node)
+        events = {node[ID]: node for node in order}
         event_of = {number: at for at, number in enumerate(events)}
         # By column: far fewer values to write than a list for each row and node.
         return {
@@ -926,18 +925,26 @@ class Matcher:
             self._add(at, [nodes[each] for each in waiting])
 
 
-def _placed(nodes: Iterable[Node], order: list[Node], places: dict[int, int]) -> list[int]:
+def _placed(nodes: list[Node], order: list[Node], places: dict[int, int]) -> list[int]:
     """Return the places of nodes in `order`, where each comes once and after the one before it."""
-    found: list[int] = []
+    if not any(map(_parent, nodes)) and places.keys().isdisjoint(map(id, nodes)):
+        # Most wait with their first row alone.
+        found = list(range(len(order), len(order) + len(nodes)))
+        places.update(zip(map(id, nodes), found, strict=True))
+        order.extend(nodes)
+        return found
+    found = []
     for node in nodes:
         if id(node) not in places:
             path: list[Node] = []
-            each: Any = node
+            each: Node | None = node[PARENT]
             while each is not None and id(each) not in places:
                 path.append(each)
                 each = each[PARENT]
-            for each in reversed(path):
-                places[id(each)] = len(order)
-                order.append(each)
+            while path:
+                places[id(path[-1])] = len(order)
+                order.append(path.pop())
+            places[id(node)] = len(order)
+            order.append(node)
         found.append(places[id(node)])
     return found
