@@ -65,6 +65,7 @@ class Catalog:
         self.tables: dict[str, Table] = {}
         self.inserts: dict[str, Insert] = {}  # of the file, by sink
         self._sinks: dict[str, Participant] = {}
+        self._views: dict[str, Statement] = {}
         for name, options in job.sink.items():
             check_sink(name, options)
         for name, options in job.source.items():
@@ -95,10 +96,12 @@ class Catalog:
         name = str(identifier.table())
         if not local:
             raise _wrong(statement, "a view lasts no longer than its job: write TEMPORARY VIEW")
-        if self.table(name) or any(name.lower() == sink.lower() for sink in self.job.sink):
-            raise _wrong(statement, f"{name} is in the file already: give the view another name")
+        if _found(name, {**self.tables, **self.job.sink, **self._views}):
+            raise _wrong(statement, f"there is {name} already: give the view another name")
+        self.spark.catalog.dropTempView(name)  # one of another file, as with our tables
         with _explained(statement):
             self.spark.sql(statement.padded)
+        self._views[name] = statement
         return name
 
     def insert(self, statement: Statement) -> Insert:
