@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from poundlock.errors import UsageError
 from poundlock.spark import keyed, rowwise
-from poundlock.spark.internals import analyzed_plan
+from poundlock.spark.internals import analyzed_plan, watermark_delay
 from poundlock.spark.plan import keeps_order, walk
 from poundlock.stream.enrich import check as check_enrich
 from poundlock.stream.operator import MAIN, Operator
@@ -363,8 +363,7 @@ def _existing_watermark(frame: DataFrame) -> Watermark | None:
     """Return the watermark that the frame's plan defines, if it does."""
     for node in walk(analyzed_plan(frame)):
         if node.nodeName() == "EventTimeWatermark":
-            interval: Any = node.delay()
-            return Watermark(interval.microseconds() // 1000 + interval.days() * 86_400_000)
+            return Watermark(watermark_delay(node))
     return None
 
 

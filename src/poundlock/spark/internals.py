@@ -9,6 +9,7 @@ import contextlib
 from typing import Any, NoReturn
 
 from py4j.java_gateway import is_instance_of
+from py4j.java_gateway import get_field
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -48,6 +49,13 @@ def expression_column(spark: SparkSession, expression: Any, name: str | None = N
     column: Any = jvm(spark).org.apache.spark.sql.classic.ExpressionUtils.column(expression)
     made = Column(column)
     return made if name is None else made.alias(name)
+
+
+def watermark_delay(node: Any) -> int:
+    """Return the delay of a plan's watermark in milliseconds."""
+    interval = node.delay()
+    days = get_field(interval, "days") + 31 * get_field(interval, "months")  # as Spark counts them
+    return days * 86_400_000 + get_field(interval, "microseconds") // 1000
 
 
 def jvm(spark: SparkSession) -> Any:

@@ -11,6 +11,7 @@ there too: Spark is asked for one timer per page, the earliest.
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class Input:
             F.unix_micros(self.time).alias(_TIME),
             content_hash(self.frame).alias(_HASH),
         )
-        packed = frame.mapInArrow(_Pack(number, self.arrival), _PACKED)
+        packed = frame.mapInArrow(_Pack(number, self.arrival, uuid.uuid4().hex), _PACKED)
         if number == EVERY_PAGE:
             every = F.explode(F.sequence(F.lit(0), F.lit(pages - 1)))
             packed = packed.select(every.alias("page"), "input", "rows")
@@ -99,6 +100,10 @@ class _Pack:
 
     number: int
     arrival: bool
+    owner: (
+        str  # makes every operator's shuffle its own: Spark would share equal ones, and an operator
+    )
+    # that reads from a shared one is given no watermark
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
