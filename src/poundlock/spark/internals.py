@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NoReturn
 
-from py4j.java_gateway import is_instance_of
-from py4j.java_gateway import get_field
+from py4j.java_gateway import get_field, is_instance_of
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -53,9 +52,11 @@ def expression_column(spark: SparkSession, expression: Any, name: str | None = N
 
 def watermark_delay(node: Any) -> int:
     """Return the delay of a plan's watermark in milliseconds."""
-    interval = node.delay()
-    days = get_field(interval, "days") + 31 * get_field(interval, "months")  # as Spark counts them
-    return days * 86_400_000 + get_field(interval, "microseconds") // 1000
+    parts: dict[str, Any] = {
+        name: get_field(node.delay(), name) for name in ("months", "days", "microseconds")
+    }
+    days = parts["days"] + 31 * parts["months"]  # as Spark counts them
+    return days * 86_400_000 + parts["microseconds"] // 1000
 
 
 def jvm(spark: SparkSession) -> Any:
