@@ -327,6 +327,7 @@ def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> N
     assert "a" in typed("SELECT id, count(*) AS n FROM readings GROUP BY id;")  # no watermark
     said = typed("EXPLAIN INSERT INTO out1 SELECT id FROM readings;")
     assert "pipeline job-out1" in said and "exactly once" in said
+    assert "EventTimeWatermark" in typed("EXPLAIN SELECT id FROM readings;")
     for wrong, words in {
         "SELECT nope FROM readings;": "`nope` cannot be resolved",
         "SELEC;": "Syntax error",
@@ -347,14 +348,15 @@ def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_pa
         yield "FROM readings WHERE id = 'a';"
         typed.shell.running["job-out1"].processAllAvailable()
         yield "INSERT INTO out1 SELECT id FROM readings; SHOW PIPELINES; LOAD x.toml;"
-        yield "STOP job-out1; START;"
+        yield "STOP job-out1; START; INSERT INTO out2 SELECT id FROM readings;"
         typed.shell.running["job-readings"].processAllAvailable()
         yield "EXIT; SELECT 1;"
 
     typed.shell.run(lines())
     said = typed.out.getvalue()
     assert "sink out1 (staged): exactly once" in said
-    assert "job-out1 is running: STOP job-out1; first" in said
+    assert "job-out1 is running and fills the sink: STOP job-out1; first" in said
+    assert "job-readings is running and fills the sink" in said
     assert "STOP them before another file is opened" in said
     assert re.search(r"job-out1 +│ running", said) and "stopped job-out1" in said
     assert "started job-readings" in said

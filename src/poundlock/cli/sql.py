@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,8 @@ def _session(job: JobFile, master: str | None) -> Any:
 def _shell(spark: Any, job: JobFile) -> None:
     from poundlock.sqljob.shell import Shell, typed_lines
 
+    # Spark's own handler would cancel the jobs of every pipeline that runs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     click.echo("Statements end with a semicolon. HELP; says what there is, EXIT; leaves.")
     Shell(spark, job).run(typed_lines(Path(state) / "poundlock" / "sql_history"))

@@ -64,7 +64,6 @@ class Catalog:
         self.spark, self.job = spark, job
         self.tables: dict[str, Table] = {}
         self.inserts: dict[str, Insert] = {}  # of the file, by sink
-        self._sinks: dict[str, Participant] = {}
         self._views: dict[str, Statement] = {}
         for name, options in job.sink.items():
             check_sink(name, options)
@@ -220,29 +219,30 @@ class Catalog:
             checkpoint_location=f"{self.job.checkpoint_location}/{name}",
             output_mode=self._output_mode(inserts),
         )
+        sinks: dict[str, Participant] = {}  # its own: no two pipelines share one that runs
         for insert in inserts:
             output = self.table(insert.table) if insert.table else None
             with _placed(insert.statement):
                 made = made.to(
-                    self.sink(insert.sink),
+                    self._sink(insert.sink, sinks),
                     output=output.output if output else None,
                     where=insert.where,
                     select=insert.select,
-                    on_bad_row=self._on_bad_row(insert.sink),
+                    on_bad_row=self._on_bad_row(insert.sink, sinks),
                 )
         with _placed(first.statement):
             made.explain()  # makes every route, and so checks all of them
         return made
 
-    def sink(self, name: str) -> Participant:
-        """Return a sink, made when it is first asked for."""
-        if name not in self._sinks:
+    def _sink(self, name: str, made: dict[str, Participant]) -> Participant:
+        """Return a sink, made when a pipeline first asks for it."""
+        if name not in made:
             options = self.job.sink[name]
             given = {key: value for key, value in options.items() if key not in _ON_SINK}
-            self._sinks[name] = make_sink(name, given)
-        return self._sinks[name]
+            made[name] = make_sink(name, given)
+        return made[name]
 
-    def _on_bad_row(self, sink: str) -> str | Participant:
+    def _on_bad_row(self, sink: str, made: dict[str, Participant]) -> str | Participant:
         said = self.job.sink[sink].get("on_bad_row", "fail")
         if said in ("fail", "skip"):
             return said
@@ -250,7 +250,7 @@ class Catalog:
             raise UsageError(
                 f"[sink.{sink}]: on_bad_row={said!r}: give fail, skip or a sink's name"
             )
-        return self.sink(said)
+        return self._sink(said, made)
 
     def _output_mode(self, inserts: list[Insert]) -> str:
         said = {insert.sink: self.job.sink[insert.sink].get("output_mode") for insert in inserts}

@@ -57,6 +57,7 @@ class Shell:
         self.console = console or Console(highlight=False)
         self.catalog = Catalog(spark, job or JobFile())
         self.running: dict[str, Query] = {}
+        self._filled: dict[str, str] = {}  # sinks, and by which pipeline
         self._shown = (rows, patience, quiet)
 
     def run(self, lines: Iterable[str]) -> None:
@@ -110,11 +111,13 @@ class Shell:
             raise UsageError("that is nothing for this shell: HELP; says what is")
 
     def _start(self, pipeline: Pipeline) -> None:
-        query = self.running.get(pipeline.name)
-        if query is not None and query.isActive:
-            raise UsageError(f"{pipeline.name} is running: STOP {pipeline.name}; first")
+        sinks = [route.sink.name for route in pipeline.routes]
+        for name in (pipeline.name, *(self._filled.get(sink) for sink in sinks)):
+            if name in self.running and self.running[name].isActive:
+                raise UsageError(f"{name} is running and fills the sink: STOP {name}; first")
         trigger = self.catalog.job.trigger
         [self.running[pipeline.name]] = run.start([pipeline], trigger)
+        self._filled |= dict.fromkeys(sinks, pipeline.name)
         self.console.print(Text(f"started {pipeline.name}\n{pipeline.guarantee()}"))
 
     def _print(self, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -152,7 +155,8 @@ class Shell:
             made = self.catalog.pipeline([insert], insert.sink)
             self.console.print(Text(f"{made.explain()}\n{made.guarantee()}"))
         elif internals.only_reads(self.spark, plan):
-            self.catalog.frame(inner).explain()
+            tree = internals.analyzed_plan(self.catalog.frame(inner)).treeString()
+            self.console.print(Text(str(tree)))
         else:
             raise UsageError("EXPLAIN takes an INSERT or a SELECT")
 
@@ -216,7 +220,8 @@ def typed_lines(history: Path) -> Iterator[str]:
                 print()
                 continue
             _, pending = split(f"{pending}\n{line}" if pending else line)
-            if line.strip() and not SECRET.search(line.lower()):
+            address = "://" in line and "@" in line
+            if line.strip() and not address and not SECRET.search(line.lower()):
                 remember(line)
             yield line
 
