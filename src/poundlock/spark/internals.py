@@ -6,11 +6,14 @@ Everything returned from the JVM is `Any`: py4j has no types to offer.
 from __future__ import annotations
 
 import contextlib
+from types import ModuleType
 from typing import Any, NoReturn
 
 from py4j.java_gateway import get_field, is_instance_of
 from py4j.protocol import Py4JJavaError
+from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 
 def analyzed_plan(frame: DataFrame) -> Any:
@@ -43,11 +46,18 @@ def plan_frame(spark: SparkSession, plan: Any) -> DataFrame:
     return DataFrame(datasets.ofRows(spark._jsparkSession, plan), spark)
 
 
-def expression_column(spark: SparkSession, expression: Any, name: str | None = None) -> Column:
-    """Return a column of an expression that came from the parser, under a name if one is given."""
-    column: Any = jvm(spark).org.apache.spark.sql.classic.ExpressionUtils.column(expression)
-    made = Column(column)
-    return made if name is None else made.alias(name)
+def expression_column(
+    spark: SparkSession, expression: Any, only_where: Column | None = None
+) -> Column:
+    """Return a column of an expression that came from the parser, null where a condition fails."""
+    java: Any = jvm(spark).org.apache.spark.sql.classic.ExpressionUtils.column(expression)
+    column = Column(java)
+    return column if only_where is None else F.when(only_where, column)
+
+
+def send_whole(module: ModuleType) -> None:
+    """Have what a module defines travel to the tasks itself, and not by its name."""
+    cloudpickle.register_pickle_by_value(module)
 
 
 def watermark_delay(node: Any) -> int:

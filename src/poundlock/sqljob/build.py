@@ -132,6 +132,8 @@ class Catalog:
         while query.nodeName() in ("Project", "Filter"):
             if query.nodeName() != analyzed.nodeName() or not analyzed.subqueries().isEmpty():
                 return insert
+            if query.nodeName() == "Filter" and not analyzed.condition().deterministic():
+                return insert  # a route asks its condition more than once
             nodes.append(query)
             query, analyzed = query.child(), analyzed.child()
         shape = [str(node.nodeName()) for node in nodes]
@@ -140,21 +142,23 @@ class Catalog:
         if (query.nodeName(), analyzed.nodeName()) != ("UnresolvedRelation", "SubqueryAlias"):
             return insert
         table = str(query.multipartIdentifier().mkString("."))
-        select = None
+        select = where = None
+        if len(nodes) > 1:
+            where = internals.expression_column(self.spark, nodes[1].condition())
         if nodes:
             listed = nodes[0].projectList()
             items = [listed.apply(index) for index in range(listed.size())]
-            chosen = self._items(items, insert.frame.columns)
+            chosen = self._items(items, insert.frame.columns, where)
             if chosen is None:
                 return insert
             select = chosen or None
-        where = None
-        if len(nodes) > 1:
-            where = internals.expression_column(self.spark, nodes[1].condition())
         return replace(insert, table=table, select=select, where=where)
 
-    def _items(self, items: list[Any], names: list[str]) -> tuple[Any, ...] | None:
-        """Return the items of a SELECT as columns, none for a mere `*`. None: they are not plain."""
+    def _items(self, items: list[Any], names: list[str], where: Any) -> tuple[Any, ...] | None:
+        """Return the items of a SELECT as columns, none for a mere `*`. None: they are not plain.
+
+        What is computed is so only for rows that WHERE keeps: others may not bear it, as by a division.
+        """
         chosen: list[Any] = []
         stars = [str(item.nodeName()) for item in items if "UnresolvedStar" in item.nodeName()]
         if len(items) == 1 and stars == ["UnresolvedStar"] and items[0].target().isEmpty():
@@ -170,8 +174,9 @@ class Catalog:
                 chosen += [_quoted(name) for name in names[len(chosen) : len(chosen) + width]]
                 continue
             inner = item.child() if item.nodeName() in ("Alias", "UnresolvedAlias") else item
-            name = names[len(chosen)]
-            chosen.append(internals.expression_column(self.spark, inner, name))
+            condition = None if inner.nodeName() == "UnresolvedAttribute" else where
+            column = internals.expression_column(self.spark, inner, condition)
+            chosen.append(column.alias(names[len(chosen)]))
         return tuple(chosen)
 
     # Pipelines.
