@@ -13,6 +13,7 @@ demo: setup
 test: check
 	$(BIN)/python -m pytest tests/compliance
 	$(BIN)/python -m pytest tests/sinks tests/integration tests/chaos
+	$(BIN)/python -m pytest tests/streams
 
 check: lint types unit model
 
@@ -33,6 +34,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.kafka
 	$(BIN)/python -m benchmarks.postgres
 	$(BIN)/python -m benchmarks.mysql
+	$(BIN)/python -m benchmarks.streams
+	$(BIN)/python -m benchmarks.cep
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -20,8 +20,9 @@ from typing import Any
 
 from benchmarks import plot
 from benchmarks.rounds import alternate, commit
+from poundlock.stream.machine import Machine
 from poundlock.stream.matching import MatchOperator
-from poundlock.stream.nfa import Machine, Matcher
+from poundlock.stream.nfa import Matcher
 from poundlock.stream.operator import Event, Page, read_key, read_page
 from poundlock.stream.pattern import Pattern, begin
 from poundlock.stream.rows import row_type

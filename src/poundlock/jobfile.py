@@ -6,7 +6,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from poundlock.errors import UsageError
@@ -26,18 +25,13 @@ def load(path: Path) -> Callable[[Any, Sequence[str]], Pipeline]:
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.absolute()))
     spec.loader.exec_module(module)
-    _travel(module)
+    from poundlock.spark.internals import send_whole
+
+    send_whole(module)  # tasks could not import it
     function: Any = getattr(module, "pipeline", None)
     if function is None:
         raise UsageError(f"{path} does not define pipeline(spark, args)")
     return function
-
-
-def _travel(module: ModuleType) -> None:
-    """Have what the file defines sent to the tasks whole: they could not import it."""
-    from pyspark import cloudpickle
-
-    cloudpickle.register_pickle_by_value(module)
 
 
 def open_pipeline(path: Path, arguments: Sequence[str] = ()) -> Pipeline:

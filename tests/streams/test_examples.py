@@ -28,14 +28,19 @@ EXPECTED = {
     ("minimum", "count"): {"count": [("a", 33.3)]},
     ("temperature_rise",): {
         "warnings": [("a", "the temperature has been rising for 10 seconds"),
-                     ("c", "the temperature has been rising for 10 seconds")],
+                     ("b", "the temperature has been rising for 10 seconds")],
         "cold": [("c", -1.0)],
     },
     ("sessions",): {"visits": [("ann", 35.0, 3, "/cart"), ("ann", 5.0, 2, "/shoes"),
                                ("bob", 0.0, 1, "/"), ("bob", 0.0, 1, "/help")]},
     ("fraud",): {"alerts": [("x", 0.5, 900.0), ("z", 0.1, 700.0)], "unused": [("y",)]},
-    ("rules",): {"hot": []},
-    ("late_data",): {"lowest": [("a", 34.0, 2), ("a", 20.0, 3), ("a", 32.0, 2)], "late": [("a", 10.0)]},
+    ("rules",): {
+        "hot": [("a1", 35.0, 30.0), ("b2", 50.0, 40.0), ("a1", 35.0, 15.0), ("a2", 20.0, 15.0)]
+    },
+    ("late_data",): {
+        "lowest": [("a", 34.0, 2), ("a", 20.0, 3), ("a", 32.0, 2), ("a", 31.0, 1)],
+        "late": [("a", 10.0)],
+    },
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from poundlock.errors import UsageError
-from poundlock.stream.nfa import BEGAN, TIME, Found, Machine, Matcher, by_row, rows_of
+from poundlock.stream.machine import Machine
+from poundlock.stream.nfa import BEGAN, TIME, Found, Matcher, by_row, rows_of
 from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
 from poundlock.stream.pattern import Pattern
 from poundlock.stream.rows import Row, row_type

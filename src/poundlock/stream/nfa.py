@@ -13,26 +13,15 @@ kept:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import chain, count
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from poundlock.errors import UsageError
-from poundlock.stream.pattern import (
-    All,
-    Column,
-    Contiguity,
-    Either,
-    Function,
-    Not,
-    Pattern,
-    Repeat,
-    Stage,
-    Test,
-)
-from poundlock.stream.rows import row_type
+from poundlock.stream.graph import IGNORE, STOP, TAKE
+from poundlock.stream.machine import Machine, Plan
 from poundlock.stream.times import END
 
 # A node: a row that a partial match has taken. The first two are those of the match's first row.
@@ -47,497 +36,6 @@ Node = tuple[int, int, int, int, int, Any, Any]
 
 _by_start = itemgetter(START)
 _parent = itemgetter(PARENT)
-_column = tuple.__getitem__
-
-_TRUE = All()
-_FALSE = Not(_TRUE)
-
-# What an arrow does with the row.
-_TAKE, _IGNORE, _PROCEED = "take", "ignore", "proceed"
-# What a state is.
-_NORMAL, _FINAL, _PENDING, _STOP = "normal", "final", "pending", "stop"
-
-
-class _State:
-    """A state while the graph is built."""
-
-    def __init__(self, stage: str, kind: str = _NORMAL, gap: int | None = None) -> None:
-        self.stage = stage
-        self.kind = kind
-        self.gap = gap
-        self.arrows: list[_Arrow] = []
-
-    def arrow(self, action: str, target: _State, guard: Test) -> None:
-        self.arrows.append(_Arrow(action, target, guard))
-
-    def copy(self, arrows: Sequence[_Arrow]) -> _State:
-        made = _State(self.stage, self.kind, self.gap)
-        for arrow in arrows:
-            made.arrow(arrow.action, made if arrow.target is self else arrow.target, arrow.guard)
-        return made
-
-
-class _Arrow:
-    def __init__(self, action: str, target: _State, guard: Test) -> None:
-        self.action = action
-        self.target = target
-        self.guard = guard
-
-
-class _Place:
-    """A stage with its surroundings."""
-
-    def __init__(
-        self, stage: Stage, before: Sequence[Stage], following: Stage | None, group: _Place | None
-    ) -> None:
-        self.stage = stage
-        self.before = before
-        self.following = following
-        self.group = group
-        self.first = True  # of a group: whether its first round is being built
-
-    @property
-    def condition(self) -> Test:
-        return self.stage.condition or _TRUE
-
-    @property
-    def heads(self) -> _Place | None:
-        """The group that this is the first stage of."""
-        return self.group if not self.before else None
-
-    def take(self) -> Test:
-        return self._unless_stopped(self.condition)
-
-    def always(self) -> Test:
-        return self._unless_stopped(_TRUE)
-
-    def ignore(self) -> Test | None:
-        """Return when a row may be passed over before the stage; None: never."""
-        group, contiguity = self.heads, self.stage.contiguity
-        if group:
-            contiguity = group.stage.contiguity if group.first else group.stage.inner
-        return self._ignore(contiguity)
-
-    def inner_ignore(self) -> Test | None:
-        """Return when a row may be passed over between two of the stage."""
-        group = self.heads
-        return self._ignore(group.stage.inner if group else self.stage.inner)
-
-    def nots(self) -> Iterator[Stage]:
-        """Give the negative stages that hold up to this one."""
-        for stage in reversed(self.before):
-            if stage.contiguity is Contiguity.NOT_FOLLOWED:
-                yield stage
-            elif not stage.optional:
-                return
-
-    def _ignore(self, contiguity: Contiguity) -> Test | None:
-        if contiguity is Contiguity.STRICT:
-            return None
-        return self._unless_stopped(_TRUE if contiguity is Contiguity.ANY else Not(self.condition))
-
-    def _unless_stopped(self, test: Test) -> Test:
-        stop = self.group and self.group.stage.stop
-        return _unless(stop, test)
-
-
-def _unless(stop: Test | None, test: Test) -> Test:
-    return All((Not(stop), test)) if stop else test
-
-
-class _Graph:
-    """Builds the states of a pattern from its end: each points to those after it."""
-
-    def __init__(self, pattern: Pattern) -> None:
-        self._timed = pattern.length is not None
-        self._stops: dict[str, _State] = {}
-        self._before_greedy: dict[_State, _State] = {}
-        self.start = self._chain(pattern.stages, _State("", _FINAL), None, None)
-
-    def _chain(
-        self, stages: Sequence[Stage], sink: _State, following: Stage | None, group: _Place | None
-    ) -> _State:
-        for at in range(len(stages) - 1, -1, -1):
-            stage = stages[at]
-            place = _Place(stage, stages[:at], following, group)
-            if stage.contiguity is Contiguity.NOT_FOLLOWED:
-                # Elsewhere it is a condition of the edges after it.
-                if (self._timed or stage.gap) and sink.kind == _FINAL:
-                    sink = self._waiting(place)
-            elif stage.contiguity is Contiguity.NOT_NEXT:
-                sink = self._refusing(place, sink)
-            else:
-                sink = self._positive(place, sink)
-            following = stage
-        return sink
-
-    def _waiting(self, place: _Place) -> _State:
-        """A match that is complete if nothing comes until its time is over."""
-        state = _State(place.stage.name, _PENDING, place.stage.gap)
-        state.arrow(_PROCEED, self._stop(place.stage, place.take()), place.take())
-        state.arrow(_IGNORE, state, Not(place.take()))
-        return state
-
-    def _refusing(self, place: _Place, sink: _State) -> _State:
-        state = _State(place.stage.name, gap=place.stage.gap)
-        # At the end of a pattern the row itself decides: it is passed over, and the match is complete.
-        action = _IGNORE if sink.kind == _FINAL else _PROCEED
-        state.arrow(action, sink, Not(place.take()))
-        state.arrow(_PROCEED, self._stop(place.stage, place.take()), place.take())
-        return state
-
-    def _positive(self, place: _Place, sink: _State) -> _State:
-        stage = place.stage
-        if stage.repeat is Repeat.LOOP:
-            place.first = False
-            loop = self._loop(place, self._without_nots(place, sink))
-            state = self._times(place, loop, sink)
-        elif stage.repeat is Repeat.TIMES:
-            state = self._times(place, sink, sink)
-        else:
-            state = self._single(
-                place, sink, sink, place.take(), place.ignore(), optional=stage.optional
-            )
-        self._add_stops(place, state)
-        return state
-
-    def _stop(self, stage: Stage, take: Test) -> _State:
-        if stage.name not in self._stops:
-            self._stops[stage.name] = state = _State(stage.name, _STOP)
-            state.arrow(_TAKE, state, take)
-        return self._stops[stage.name]
-
-    def _add_stops(self, place: _Place, state: _State) -> None:
-        for stage in place.nots():
-            take = _Place(stage, (), None, place.group).take()
-            state.arrow(_PROCEED, self._stop(stage, take), take)
-
-    def _add_following_stop(self, place: _Place, state: _State) -> None:
-        stage = place.following
-        if stage and stage.contiguity is Contiguity.NOT_FOLLOWED:
-            take = _Place(stage, (), None, place.group).take()
-            state.arrow(_PROCEED, self._stop(stage, take), take)
-
-    def _without_nots(self, place: _Place, sink: _State) -> _State:
-        """Return a state without the stops of negative stages before an optional one.
-
-        Once the optional stage has a row, what must not come before it may come after it.
-        """
-        nots = {stage.name for stage in place.nots()}
-        if not nots or not place.stage.optional:
-            return sink
-        arrows: list[_Arrow] = []
-        for arrow in sink.arrows:
-            target = arrow.target
-            if arrow.action == _PROCEED:
-                if target.kind == _STOP and target.stage in nots:
-                    continue
-                if target.kind != _STOP:
-                    target = self._without_nots(place, target)
-            arrows.append(_Arrow(arrow.action, target, arrow.guard))
-        return sink.copy(arrows)
-
-    def _times(self, place: _Place, sink: _State, proceed: _State) -> _State:
-        stage = place.stage
-        place.first = False
-        inner = place.inner_ignore()
-        inner = _unless(stage.stop, inner) if inner else None
-        take = _unless(stage.stop, place.take())
-        if stage.greedy and stage.low != stage.high:
-            _not_while(sink, take)
-        state = sink
-        for _ in range(stage.low, stage.high):
-            state = self._single(place, state, proceed, take, inner, optional=True)
-            self._add_following_stop(place, state)
-        for _ in range(stage.low - 1):
-            state = self._single(place, state, None, take, inner, optional=False)
-            self._add_following_stop(place, state)
-        place.first = True
-        return self._single(place, state, proceed, take, place.ignore(), optional=stage.optional)
-
-    def _single(
-        self,
-        place: _Place,
-        sink: _State,
-        proceed: _State | None,
-        take: Test,
-        ignore: Test | None,
-        *,
-        optional: bool,
-    ) -> _State:
-        if place.stage.group:
-            head = self._chain(place.stage.group, sink, place.following, place)
-            if optional and proceed:
-                head.arrow(_PROCEED, proceed, place.always())
-            return head
-        state = _State(place.stage.name, gap=place.stage.gap)
-        sink = self._without_nots(place, sink)
-        state.arrow(_TAKE, sink, take)
-        if optional and proceed:
-            self._proceed(place, state, proceed)
-        if ignore:
-            group, passed = place.heads, state
-            if optional or (group and group.first and group.stage.optional):
-                # A state of its own, without the way on: so that each way is gone once.
-                passed = _State(place.stage.name, gap=place.stage.gap)
-                passed.arrow(_TAKE, sink, take)
-                passed.arrow(_IGNORE, passed, ignore)
-                self._add_stops(place, passed)
-            state.arrow(_IGNORE, passed, ignore)
-        return state
-
-    def _loop(self, place: _Place, sink: _State) -> _State:
-        if place.stage.group:
-            round_over = _State("")
-            head = self._chain(place.stage.group, round_over, place.following, place)
-            head.arrow(_PROCEED, sink, place.always())
-            round_over.arrow(_PROCEED, head, place.always())
-            return head
-        stop = place.stage.stop
-        ignore = place.inner_ignore()
-        ignore = _unless(stop, ignore) if ignore else None
-        take = _unless(stop, place.take())
-        state = _State(place.stage.name)
-        if place.stage.greedy:
-            if stop:
-                self._before_greedy[sink] = sink.copy(sink.arrows)
-            self._proceed(place, state, sink)
-            _not_while(sink, place.take())
-        else:
-            state.arrow(_PROCEED, sink, place.always())
-        state.arrow(_TAKE, state, take)
-        self._add_following_stop(place, state)
-        if ignore:
-            passed = _State(place.stage.name)
-            passed.arrow(_TAKE, state, take)
-            passed.arrow(_IGNORE, passed, ignore)
-            state.arrow(_IGNORE, passed, ignore)
-            self._add_following_stop(place, passed)
-        return state
-
-    def _proceed(self, place: _Place, state: _State, target: _State) -> None:
-        """Add the way on from a stage. A greedy one that was stopped need not wait for more."""
-        stop = place.stage.stop
-        if place.stage.greedy and stop:
-            free = self._before_greedy.get(target, target)
-            state.arrow(_PROCEED, free, All((place.always(), stop)))
-            state.arrow(_PROCEED, target, All((place.always(), Not(stop))))
-        else:
-            state.arrow(_PROCEED, target, place.always())
-
-
-def _not_while(state: _State, take: Test) -> None:
-    """Let no edge of a state be gone by a row that a greedy stage before it would take."""
-    for arrow in state.arrows:
-        arrow.guard = All((arrow.guard, Not(take)))
-
-
-class _Edge(NamedTuple):
-    """What a row can do to a partial match in a state, proceeding as far as it may."""
-
-    action: str
-    stage: int
-    target: int
-    guard: Test
-    final: Test  # whether a row that is taken can also complete the match
-
-
-class _Plan:
-    """What one row does to every partial match in a state."""
-
-    def __init__(self, edges: Sequence[tuple[_Edge, Any, Any]], state: int, compiled: Any) -> None:
-        self.asks = any(
-            guard is not True or final not in (True, False) for _, guard, final in edges
-        )
-        self.edges = [
-            (edge.action, edge.stage, edge.target, compiled(guard), compiled(final))
-            for edge, guard, final in edges
-        ]
-        self.stops = any(edge.action == _STOP for edge, *_ in edges)
-        self.stays = any(e.action == _IGNORE and e.target == state for e, *_ in edges)
-        # Nothing happens: the partial matches in the state wait on, or none is started.
-        self.idle = not self.asks and ((self.stays and len(edges) == 1) or not (edges or state))
-
-
-class _Branch:
-    """A node of a state's decision tree: a condition to ask, or at the end a plan."""
-
-    __slots__ = ("known", "leaf", "no", "plan", "yes")
-
-    def __init__(self, known: dict[Test, bool], leaf: int, plan: _Plan | None) -> None:
-        self.known = known
-        self.leaf = leaf
-        self.plan = plan
-        self.yes: _Branch | None = None
-        self.no: _Branch | None = None
-
-
-class Machine:
-    """A pattern made ready to run over rows with these columns."""
-
-    def __init__(
-        self, pattern: Pattern, columns: Sequence[str], *, timed_out: bool = False
-    ) -> None:
-        pattern.check()
-        if unbound := pattern.expressions():
-            raise UsageError(f"the condition {unbound[0]!r} is in SQL: bind it to a column first")
-        self.names = pattern.names()
-        self.length = pattern.length or 0
-        self.skip = pattern.skip
-        self.timed_out = timed_out
-        self._columns = {name: place for place, name in enumerate(columns)}
-        missing = [name for name in pattern.columns() if name not in self._columns]
-        if missing:
-            raise UsageError(f"there is no column {missing[0]!r}, only {', '.join(columns)}")
-        # Rows are kept without the columns that only hold conditions.
-        helpers = set(pattern.columns())
-        self.visible = tuple(name for name in columns if name not in helpers)
-        self._places = [self._columns[name] for name in self.visible] if helpers else None
-        self.row = row_type(tuple(columns))
-        self.kept = row_type(self.visible)
-        self.leaves: list[Callable[[Any], Any]] = []
-        self._leaf_of: dict[Test, int] = {}
-        self._flatten(_Graph(pattern).start)
-
-    def keep(self, row: Any) -> Any:
-        """Return a row as it is kept in a match."""
-        return row if self._places is None else self.kept([row[at] for at in self._places])
-
-    def _flatten(self, start: _State) -> None:
-        """Number the states that a partial match can wait in, and give each its edges."""
-        order: dict[_State, int] = {start: 0}
-        queue = [start]
-        self.edges: list[list[_Edge]] = []
-        while queue:
-            state = queue.pop(0)
-            edges: list[_Edge] = []
-            for source, arrow, guard in _reached(state):
-                target = arrow.target
-                if arrow.action == _IGNORE and state is start:
-                    continue
-                if target not in order and target.kind not in (_FINAL, _STOP):
-                    order[target] = len(order)
-                    queue.append(target)
-                action = _STOP if target.kind == _STOP else arrow.action
-                final = _final(target) if action == _TAKE else _FALSE
-                stage = self.names.index(source.stage) if action == _TAKE else 0
-                edges.append(_Edge(action, stage, order.get(target, -1), guard, final))
-            self.edges.append(edges)
-        self.pending = [state.kind == _PENDING for state in order]
-        self.gaps = [state.gap or 0 for state in order]
-        self.trees: list[_Branch] = [self._grow(state, {}) for state in range(len(order))]
-
-    def _grow(self, state: int, known: dict[Test, bool]) -> _Branch:
-        """Return the next condition to ask of a row in a state, given what is known of it."""
-        edges: list[tuple[_Edge, Any, Any]] = []
-        for edge in self.edges[state]:
-            guard = _resolved(edge.guard, known)
-            if guard is False:
-                continue
-            final = _resolved(edge.final, known)
-            for test in (guard, final):
-                if leaf := _first_simple(test):
-                    return _Branch(known, self._leaf(leaf), None)
-            edges.append((edge, guard, final))
-        return _Branch(known, -1, _Plan(edges, state, self._compiled))
-
-    def branch(self, state: int, branch: _Branch, *, answer: bool) -> _Branch:
-        """Return where an answer leads, which is worked out when it is first given."""
-        leaf = next(test for test, at in self._leaf_of.items() if at == branch.leaf)
-        grown = self._grow(state, {**branch.known, leaf: answer})
-        if answer:
-            branch.yes = grown
-        else:
-            branch.no = grown
-        return grown
-
-    def _leaf(self, test: Function | Column) -> int:
-        if test not in self._leaf_of:
-            self._leaf_of[test] = len(self.leaves)
-            if isinstance(test, Column):
-                self.leaves.append(lambda row, at=self._columns[test.name]: _column(row, at))
-            else:
-                self.leaves.append(test.call)
-        return self._leaf_of[test]
-
-    def _compiled(self, test: Any) -> Any:
-        """Return a test that depends on earlier rows as a function of the row and those."""
-        if test is True or test is False:
-            return test
-        match test:
-            case Function(call, _):
-                return call
-            case Not(part):
-                inner = self._compiled(part)
-                return lambda row, earlier: not inner(row, earlier)
-            case All(parts):
-                every = [self._compiled(part) for part in parts]
-                return lambda row, earlier: all(part(row, earlier) for part in every)
-            case Either(parts):
-                some = [self._compiled(part) for part in parts]
-                return lambda row, earlier: any(part(row, earlier) for part in some)
-        raise AssertionError(test)
-
-
-def _reached(state: _State) -> Iterator[tuple[_State, _Arrow, Test]]:
-    """Give the arrows that take or ignore a row, with all that must hold on the way to them."""
-    stack: list[tuple[_State, tuple[_State, ...], Test]] = [(state, (), _TRUE)]
-    while stack:
-        current, path, guard = stack.pop()
-        for arrow in current.arrows:
-            both = All((guard, arrow.guard))
-            if arrow.action != _PROCEED:
-                yield current, arrow, both
-            elif arrow.target not in path:  # a group of optional stages proceeds to itself
-                stack.append((arrow.target, (*path, current), both))
-
-
-def _final(state: _State, path: tuple[_State, ...] = ()) -> Test:
-    """Return when a match in a state is complete without a further row."""
-    ways: list[Test] = []
-    for arrow in state.arrows:
-        if arrow.action == _PROCEED and arrow.target not in path:
-            target = arrow.target
-            rest = _TRUE if target.kind == _FINAL else _final(target, (*path, state))
-            ways.append(All((arrow.guard, rest)))
-    return Either(tuple(ways)) if ways else _FALSE
-
-
-def _resolved(test: Test, known: dict[Test, bool]) -> Any:
-    """Return True or False if it is known, else what remains to be asked."""
-    match test:
-        case Not(part):
-            inner = _resolved(part, known)
-            return not inner if isinstance(inner, bool) else Not(inner)
-        case All(parts) | Either(parts):
-            decides = isinstance(test, Either)  # the value of a part that settles the whole
-            rest: list[Test] = []
-            for part in parts:
-                value = _resolved(part, known)
-                if value is decides:
-                    return decides
-                if not isinstance(value, bool):
-                    rest.append(value)
-            if not rest:
-                return not decides
-            return rest[0] if len(rest) == 1 else type(test)(tuple(rest))
-        case _:
-            return known.get(test, test)
-
-
-def _first_simple(test: Any) -> Function | Column | None:
-    """Return the first condition in a test that looks at the row alone."""
-    match test:
-        case Function(_, earlier):
-            return None if earlier else test
-        case Column():
-            return test
-        case Not(part):
-            return _first_simple(part)
-        case All(parts) | Either(parts):
-            return next(filter(None, map(_first_simple, parts)), None)
-        case _:
-            return None
 
 
 class Earlier:
@@ -685,7 +183,7 @@ class Matcher:
         self._next_id = number + 1
 
     def _all(
-        self, state: int, plan: _Plan, event: tuple[int, int, Any], added: Any, complete: list[Node]
+        self, state: int, plan: Plan, event: tuple[int, int, Any], added: Any, complete: list[Node]
     ) -> None:
         """Do the same to every partial match in a state."""
         number, time, kept = event
@@ -693,9 +191,9 @@ class Matcher:
         if not plan.stays or plan.stops:
             self._clear(state)
         for action, stage, target, _, final in plan.edges:
-            if action == _TAKE:
+            if action == TAKE:
                 made = [(n[0], n[1], number, time, stage, kept, n) for n in nodes]
-            elif action == _IGNORE and target != state:
+            elif action == IGNORE and target != state:
                 made = nodes
             else:
                 continue
@@ -707,7 +205,7 @@ class Matcher:
     def _each(
         self,
         state: int,
-        plan: _Plan,
+        plan: Plan,
         event: tuple[int, int, Any],
         added: Any,
         complete: list[Node],
@@ -725,10 +223,10 @@ class Matcher:
             for action, stage, target, guard, final in plan.edges:
                 if guard is not True and not guard(row, earlier):
                     continue
-                if action == _STOP:
+                if action == STOP:
                     stopped = True
                     continue
-                if action == _TAKE:
+                if action == TAKE:
                     start, began = (node[0], node[1]) if node else (number, time)
                     made = (start, began, number, time, stage, kept, node)
                 else:

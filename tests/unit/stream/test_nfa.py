@@ -10,8 +10,9 @@ import pytest
 
 from poundlock.errors import OperatorFailed, UsageError
 from poundlock.stream.codec import decode, encode
+from poundlock.stream.machine import Machine
 from poundlock.stream.matching import MatchOperator, TimedOut
-from poundlock.stream.nfa import PARENT, ROW, Found, Machine, Matcher
+from poundlock.stream.nfa import PARENT, ROW, Found, Matcher
 from poundlock.stream.operator import Event, Page
 from poundlock.stream.pattern import (
     Pattern,
