@@ -26,6 +26,7 @@ def topic(kafka_server: kafka.Cluster) -> Callable[..., str]:
 
     def make(partitions: int = 1, *, name: str = "topic", **config: str) -> str:
         unique = f"{name}-{uuid.uuid4().hex[:8]}"
+        config = {"retention.ms": "-1"} | config  # some rows say that they are from 1970
         new = NewTopic(unique, num_partitions=partitions, replication_factor=1, config=config)
         admin.create_topics([new])[unique].result(timeout=30)
         return unique
