@@ -53,6 +53,8 @@ def configure(
         builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "50000")
         .config(f"{_STATE}.providerClass", provider)
         .config(f"{_STATE}.rocksdb.changelogCheckpointing.enabled", "true")
+        # Spark gives a Python worker 15 s to call back, and fails the query: too few on a busy machine.
+        .config("spark.python.authenticate.socketTimeout", "120s")
     )
 
 
