@@ -65,7 +65,7 @@ def sql(
         if once:
             run.once(made, stopping)
         else:
-            run.wait(run.start(made, job.trigger), stopping)
+            run.wait(run.start(made, job.trigger, stopping), stopping)
     word = "stopped" if stopping.is_set() else "done"
     told = [{"pipeline": each.name, "state": word} for each in made]
     click.echo(json.dumps(told, indent=2) if as_json else word)

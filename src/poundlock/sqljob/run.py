@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -14,21 +15,40 @@ from poundlock.spark.pipeline import Pipeline
 from poundlock.spark.query import Query
 
 _POLL_S = 0.2
+_FIRST_BATCH_S = 60.0
 
 
-def start(pipelines: Sequence[Pipeline], trigger: str | None) -> list[Query]:
-    """Start all pipelines. Nothing runs on if one of them cannot start."""
+def start(
+    pipelines: Sequence[Pipeline], trigger: str | None, stopping: threading.Event
+) -> list[Query]:
+    """Start pipelines, one after the other. Nothing runs on if one of them cannot start."""
     for each in pipelines:
         require(each.guarantee())
     chosen: dict[str, Any] = {} if trigger is None else {"processingTime": trigger}
     running: list[Query] = []
     try:
         for each in pipelines:
-            running.append(each.start(**chosen))  # noqa: PERF401 (what has started must be known)
+            if running:
+                _await_first_batch(running[-1], stopping)
+            if stopping.is_set():
+                break
+            running.append(each.start(**chosen))
     except BaseException:
         stop(running)
         raise
     return running
+
+
+def _await_first_batch(query: Query, stopping: threading.Event) -> None:
+    """Wait until a query has had a batch, or long enough.
+
+    Spark gives a Python worker ten seconds to start. The first batches of many queries at once need
+    many, on a machine that may be small.
+    """
+    end = time.monotonic() + _FIRST_BATCH_S
+    while query.isActive and not query.lastProgress and time.monotonic() < end:
+        if stopping.wait(_POLL_S):
+            return
 
 
 def once(pipelines: Sequence[Pipeline], stopping: threading.Event) -> None:

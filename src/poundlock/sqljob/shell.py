@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,15 +111,17 @@ class Shell:
         else:
             raise UsageError("that is nothing for this shell: HELP; says what is")
 
-    def _start(self, pipeline: Pipeline) -> None:
-        sinks = [route.sink.name for route in pipeline.routes]
-        for name in (pipeline.name, *(self._filled.get(sink) for sink in sinks)):
+    def _start(self, *pipelines: Pipeline) -> None:
+        filled = {route.sink.name: each.name for each in pipelines for route in each.routes}
+        names = [*filled.values(), *(self._filled.get(sink, "") for sink in filled)]
+        for name in names:
             if name in self.running and self.running[name].isActive:
                 raise UsageError(f"{name} is running and fills the sink: STOP {name}; first")
-        trigger = self.catalog.job.trigger
-        [self.running[pipeline.name]] = run.start([pipeline], trigger)
-        self._filled |= dict.fromkeys(sinks, pipeline.name)
-        self.console.print(Text(f"started {pipeline.name}\n{pipeline.guarantee()}"))
+        started = run.start(pipelines, self.catalog.job.trigger, threading.Event())
+        for pipeline, query in zip(pipelines, started, strict=True):
+            self.running[pipeline.name] = query
+            self.console.print(Text(f"started {pipeline.name}\n{pipeline.guarantee()}"))
+        self._filled |= filled
 
     def _print(self, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
         grid = Grid(*[escape(str(name)) for name in columns])
@@ -171,8 +174,7 @@ class Shell:
         self._print(("pipeline", "state", "last batch"), rows)
 
     def _start_file(self, statement: Statement, words: list[str]) -> None:
-        for pipeline in self.catalog.pipelines():
-            self._start(pipeline)
+        self._start(*self.catalog.pipelines())
 
     def _stop(self, statement: Statement, words: list[str]) -> None:
         name = words[-1].strip("`")
