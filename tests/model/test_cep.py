@@ -268,7 +268,7 @@ def run(
         )
         done = Page(operator, data, clock).run({("k",): rows} if rows else {})
         data = done.data if done.data != b"" else data
-        assert operator.dropped == 0
+        assert operator.late_dropped == 0
         for name, emitted in done.outputs.items():
             outputs.setdefault(name, []).extend(emitted)
     return outputs

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from playing import play, source, together
 from pyspark import cloudpickle
@@ -17,6 +19,7 @@ from pyspark.sql import functions as F
 
 import poundlock as lock
 from poundlock.spark.internals import analyzed_plan
+from poundlock.spark.keyed import read_packets, to_bytes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
@@ -220,3 +223,29 @@ def test_steps_without_state(readings, tmp_path):
     )
     values = sorted(row[1] for row in together(play(doubled, tmp_path / "c")))
     assert values == [-196, -18, -8, 12, 22, 200]
+
+
+def test_keys_are_equal_where_spark_takes_them_for_equal():
+    """What is one key to Spark is one key here: no row of it is lost to another spelling."""
+    zero, nan = pa.array([0.0, -0.0, float("nan"), np.float64("nan")]), pa.array(range(4))
+    table = pa.table({"k": zero, "n": nan, "__time": nan, "__hash": nan})
+    events, _, _ = read_packets([(0, to_bytes(table))], [["k"]])
+    assert [[event.row.n for event in each] for each in events.values()] == [[0, 1], [2, 3]]
+    nested = pa.array([{"a": 1, "b": [1, None]}, {"a": 1, "b": [1, None]}])
+    table = pa.table({"k": nested, "__time": pa.array([1, 2]), "__hash": pa.array([1, 2])})
+    events, _, _ = read_packets([(0, to_bytes(table))], [["k"]])
+    assert list(events) == [((1, (1, None)),)]
+
+
+def test_rows_are_in_the_order_of_time_place_and_content():
+    columns = {
+        "n": [1, 2, 3, 4, 5],
+        "__time": [-1_500, 5_000, 5_000, 5_000, 1_000],
+        "__place0": [0, 2, 1, 1, 0],
+        "__hash": [0, 0, 9, 3, 0],
+    }
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    parts = [(0, to_bytes(table.slice(at, 1))) for at in (3, 1, 0, 4, 2)]
+    events, _, _ = read_packets(parts, [["n"]])
+    assert [each[0].row.n for each in events.values()] == [1, 5, 4, 3, 2]
+    assert events[(1,)][0].time == -2  # before 1970 milliseconds are rounded down, too

@@ -222,7 +222,7 @@ class Flow:
             )
         place = [F.col(keyed.quoted(name)) for name in self.position]
         arrival = self.time is None and not place and keeps_order(self.frame)
-        return keyed.Input(self.frame, key, self._time(), place, arrival)
+        return keyed.Input(self.frame, key, self._micros(), place, arrival)
 
     def watermarked(self) -> tuple[DataFrame, str]:
         """Return the frame and its time column with Spark's tag on it, for Spark's own operators."""
@@ -232,6 +232,14 @@ class Flow:
         if not self.shift and WATERMARK_TAG in self.frame.schema[self.time].metadata:
             return self.frame, self.time
         return self.frame.withColumn(_TIME, self._time().alias(_TIME, metadata=tag)), _TIME
+
+    def _micros(self) -> Column:
+        if self.time and isinstance(self.frame.schema[self.time].dataType, TimestampNTZType):
+            # Spark's watermark takes a time without a zone for UTC, whatever the session's zone.
+            zero = "TIMESTAMP_NTZ'1970-01-01 00:00:00'"
+            time = F.expr(f"timestampdiff(MICROSECOND, {zero}, {keyed.quoted(self.time)})")
+            return time - F.lit(self.shift * 1000)
+        return F.unix_micros(self._time())
 
     def _time(self) -> Column:
         if self.time is None:

@@ -11,12 +11,12 @@ there too: Spark is asked for one timer per page, the earliest.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ from poundlock.stream.operator import Event, Operator, Page
 from poundlock.stream.rows import Row, row_type
 from poundlock.stream.times import BEGINNING, Clock, Domain
 
+logger = logging.getLogger("poundlock")
+
 PAGES = 1024  # fixed for the life of a checkpoint, as the number of Flink's key groups is
 EVERY_PAGE = -1  # the input number of rows that are meant for every page
 
@@ -44,6 +46,8 @@ _PACKED = "page int, input int, rows binary"
 _RAW = "output string, rows binary"
 _ROWS = 1 << 18  # how many rows are packed at a time: bounds a task's memory
 
+_NAN = float("nan")  # one object: it is found by being the same, for it equals nothing
+
 _PAGE, _TIME, _HASH, _PLACE = "__page", "__time", "__hash", "__place"
 
 
@@ -53,7 +57,7 @@ class Input:
 
     frame: DataFrame
     key: Sequence[str]
-    time: Column  # a timestamp: event time, or the batch's own
+    time: Column  # microseconds since 1970: event time, or the batch's own
     place: Sequence[Column] = ()  # where a row stood in its source; content decides between equals
     arrival: bool = (
         False  # the place is where a row stood in its task, before anything was shuffled
@@ -71,7 +75,7 @@ class Input:
             *[F.col(quoted(name)) for name in columns],
             *[column.alias(name) for name, column in order.items()],
             page.alias(_PAGE),
-            F.unix_micros(self.time).alias(_TIME),
+            self.time.alias(_TIME),
             content_hash(self.frame).alias(_HASH),
         )
         packed = frame.mapInArrow(_Pack(number, self.arrival, uuid.uuid4().hex), _PACKED)
@@ -205,6 +209,12 @@ class Processor(StatefulProcessor):
 
     def close(self) -> None:
         self._operator.close()
+        if dropped := self._operator.late_dropped:
+            logger.warning(
+                "operator %s left out %d late rows: an output for them would take them",
+                self._operator.name,
+                dropped,
+            )
 
     # Spark calls these by their names, and by those of their arguments.
 
@@ -303,11 +313,9 @@ def read_packets(
         if number == EVERY_PAGE:
             broadcast += [Event(time, row, 1) for time, row in zip(times, rows, strict=True)]
             continue
-        key = itemgetter(*[table.column_names.index(name) for name in keys[number]])
-        single = len(keys[number]) == 1
-        for time, row in zip(times, rows, strict=True):
-            value = key(row)
-            events[(value,) if single else value].append(Event(time, row, number))
+        values = zip(*[_key_values(table[name]) for name in keys[number]], strict=True)
+        for value, time, row in zip(values, times, rows, strict=True):
+            events[value].append(Event(time, row, number))
     if len([number for number in tables if number != EVERY_PAGE]) > 1:
         for several in events.values():
             several.sort(
@@ -320,6 +328,23 @@ def python_rows(table: pa.Table) -> Iterator[Row]:
     """Return a table's rows as user code sees them."""
     columns = [_python(column) for column in table.columns]
     return map(row_type(tuple(table.column_names)), zip(*columns, strict=True))
+
+
+def _key_values(column: pa.ChunkedArray) -> list[Any]:
+    """Return a key's column as values that are equal where Spark takes them for equal."""
+    values = _python(column)
+    if pa.types.is_floating(column.type):
+        return [None if v is None else _NAN if v != v else v + 0.0 for v in values]  # -0.0 is 0.0
+    if pa.types.is_nested(column.type):
+        return [_frozen(value) for value in values]
+    return values
+
+
+def _frozen(value: Any) -> Any:
+    """Return a struct or array as what can be looked up: a tuple."""
+    if isinstance(value, dict | list):
+        return tuple(map(_frozen, value.values() if isinstance(value, dict) else value))
+    return (_NAN if value != value else value + 0.0) if isinstance(value, float) else value
 
 
 def _python(column: pa.ChunkedArray) -> list[Any]:

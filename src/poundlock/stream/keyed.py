@@ -134,7 +134,7 @@ class IntervalJoinOperator(Operator):
     The left input is 0, the right one 1. A pair is the columns of the left row, then of the right one;
     or what `function(left, right, ctx)` returns, yields or emits, and then `outputs` says its columns.
     Rows before the watermark go to the outputs `left_late` and `right_late`, or are dropped and counted
-    in `dropped`. A row is kept until the watermark says that nothing can join it any more.
+    in `late_dropped`. A row is kept until the watermark says that nothing can join it any more.
     """
 
     domains = frozenset({Domain.EVENT})
@@ -166,7 +166,7 @@ class IntervalJoinOperator(Operator):
         self._late = left_late, right_late
         self._function = function
         self.outputs = self._declared(outputs)
-        self.dropped = 0
+        self.late_dropped = 0
         # What may still come for a row is at most this much later than it.
         self._waits = max(self._upper, 0), max(-self._lower, 0)
 
@@ -264,7 +264,7 @@ class IntervalJoinOperator(Operator):
     def _too_late(self, key: Key, row: Row, side: int) -> None:
         late = self._late[side]
         if late is None:
-            self.dropped += 1
+            self.late_dropped += 1
         else:
             key.emit(row, late)
 

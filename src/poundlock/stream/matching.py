@@ -54,7 +54,7 @@ class MatchOperator(Operator):
 
     `columns`: of the rows that come in, with those that hold conditions (`Pattern.bind`).
     `late_output`: where rows go that the watermark has passed; else they are dropped and counted in
-    `dropped`.
+    `late_dropped`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MatchOperator(Operator):
             raise UsageError("late_output: no row is late in processing time")
         self.name = name
         self.domains = frozenset({domain})
-        self.dropped = 0
+        self.late_dropped = 0
         self._domain = domain
         self._select = select
         self._key = row_type(tuple(key_fields))
@@ -153,7 +153,7 @@ class MatchOperator(Operator):
 
     def _drop(self, key: Key, row: Row) -> None:
         if self._late is None:
-            self.dropped += 1
+            self.late_dropped += 1
         else:
             key.emit(self._machine.keep(row), self._late)
 

@@ -68,6 +68,7 @@ class Operator(ABC):
     name: str = "operator"
     outputs: Mapping[str, Sequence[str]] = {}  # the columns of each output; MAIN comes first
     domains: frozenset[Domain] = frozenset()  # which timers it sets
+    late_dropped: int = 0  # rows of this task that came too late, and have no output to go to
 
     def open(self) -> None:  # noqa: B027
         """Called once in a task, before anything else."""

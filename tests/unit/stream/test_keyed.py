@@ -198,11 +198,11 @@ def test_rows_before_the_watermark_are_late():
     flow(right(100), watermark=95)
     # One at the very watermark is not, as in Flink.
     assert flow(left(99), left(100), right(98), watermark=100) == [(100, 100)]
-    assert flow.operator.dropped == 2
+    assert flow.operator.late_dropped == 2
     told = Join(-10, 10, left_late="late_l", right_late="late_r")
     assert told(left(99), right(98), watermark=100) == []
     assert told.out == {"late_l": [("k", 99)], "late_r": [("k", 98)]}
-    assert told.operator.dropped == 0 and told.data is None
+    assert told.operator.late_dropped == 0 and told.data is None
 
 
 def test_a_row_at_the_very_watermark_is_kept_until_it_moves():

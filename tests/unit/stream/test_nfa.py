@@ -938,7 +938,7 @@ def test_late_rows_have_an_output_of_their_own_or_are_counted():
     assert done.outputs == {"late": [("a", 0.0, "a1")]}
     op = operator()
     done = page(op, None, "a1@4 a2@5", watermark=5)
-    assert done.outputs == {} and done.data is None and op.dropped == 2
+    assert done.outputs == {} and done.data is None and op.late_dropped == 2
 
 
 def test_timed_out_matches_have_an_output_of_their_own():
