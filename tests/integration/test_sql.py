@@ -19,8 +19,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from poundlock.cli import poundlock
+from poundlock.core.protocol import Step
 from poundlock.errors import UsageError
-from poundlock.sqljob import file
+from poundlock.sqljob import file, run
 from poundlock.sqljob.build import pipelines
 from poundlock.sqljob.shell import Shell
 
@@ -258,6 +259,22 @@ directory = "rows"
     assert [n for (n,) in rows(spark, tmp_path / "out1")] == list(range(12))
 
 
+def test_a_stop_waits_for_the_batch_in_hand(
+    spark: Any, job: Callable[..., Path], tmp_path: Path
+) -> None:
+    stopping = threading.Event()
+
+    def observe(step: Step, facts: Any) -> None:
+        if step is Step.PREPARED:
+            stopping.set()
+            time.sleep(2)  # time enough for a stop that would not wait
+
+    [made] = pipelines(spark, job("INSERT INTO out1 SELECT id FROM readings"))
+    run.wait(run.start([made.observe(observe)], None, stopping), stopping)
+    assert rows(spark, tmp_path / "out1") == [("a",)]
+    assert (tmp_path / "checkpoint" / "readings" / "commits" / "0").exists()
+
+
 def test_the_example(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "examples" / "sensors.toml"
     path.parent.mkdir()
@@ -342,10 +359,19 @@ def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> N
 
 
 def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_path: Path) -> None:
-    typed = Typing(spark, job("INSERT INTO out2 SELECT id FROM readings"))
+    typed = Typing(
+        spark,
+        job(
+            """
+            INSERT INTO out2 SELECT id FROM readings;
+            INSERT INTO out3 SELECT 42 / (temperature - 41) AS q, 1 / (temperature - 41) AS r
+              FROM readings WHERE id = 'a'; -- the row of b could not be divided
+            """
+        ),
+    )
 
     def lines() -> Any:
-        yield "INSERT INTO out1 SELECT id, 42 / (temperature - 41) AS q"  # no row of b is divided
+        yield "INSERT INTO out1 SELECT id, temperature"
         yield "FROM readings WHERE id = 'a';"
         typed.shell.running["job-out1"].processAllAvailable()
         yield "INSERT INTO out1 SELECT id FROM readings; SHOW PIPELINES; LOAD x.toml;"
@@ -361,7 +387,8 @@ def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_pa
     assert "STOP them before another file is opened" in said
     assert re.search(r"job-out1 +│ running", said) and "stopped job-out1" in said
     assert "started job-readings" in said
-    assert rows(spark, tmp_path / "out1") == [("a", -2.0), ("a", 42.0)]
+    assert rows(spark, tmp_path / "out1") == [("a", 20.0), ("a", 42.0)]
+    assert [q for q, _ in rows(spark, tmp_path / "out3")] == [-2.0, 42.0]
     assert rows(spark, tmp_path / "out2") == [("a",), ("a",), ("b",)]
     assert not typed.shell.running["job-readings"].isActive, "what a shell starts ends with it"
 
