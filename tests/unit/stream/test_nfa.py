@@ -24,7 +24,7 @@ from poundlock.stream.pattern import (
     skip_to_next,
 )
 from poundlock.stream.rows import row_type
-from poundlock.stream.times import Clock, Domain
+from poundlock.stream.times import END, Clock, Domain
 
 Item = row_type(("name", "price", "label"))
 
@@ -1030,6 +1030,21 @@ def test_keys_do_not_see_each_other():
     }
     first = Page(op, None, Clock(0)).run(rows)
     assert Page(op, first.data, Clock(5)).run({}).outputs["main"] == [("z", "a3 b2", 2)]
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("pattern", [begin("s").where(a), begin("s").where(a).within("5 ms")])
+def test_the_last_watermark_of_all_ends_a_stream(pattern):
+    pattern = pattern.followed_by("e").where(b)
+    op = operator(pattern)
+    first = page(op, None, "a1@1 b1@2 a2@3")
+    last = page(op, first.data, "", watermark=END)
+    assert last.outputs["main"] == [("k", "a1 b1", 2)]
+    machine = Machine(pattern, Item._fields, timed_out=True)
+    matcher = Matcher(machine)
+    matcher.feed([3], [items("a2@3")[0].row])
+    matcher.advance(END)
+    assert len(matcher.timed_out) == (1 if pattern.length else 0)
 
 
 def test_a_condition_that_fails_names_the_operator():
