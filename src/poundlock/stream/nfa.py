@@ -128,7 +128,9 @@ class Matcher:
 
     def advance(self, time: int) -> None:
         """Give up what cannot be completed any more at this time, or complete what waited for it."""
-        time = min(time, END - 1)  # the very last watermark is END, and so is a time that never comes
+        time = min(
+            time, END - 1
+        )  # the very last watermark is END, and so is a time that never comes
         if self._silent and self._due <= time:
             self._forget(time)
         while self._due <= time:
