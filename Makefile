@@ -37,6 +37,17 @@ bench: setup
 	$(BIN)/python -m benchmarks.streams
 	$(BIN)/python -m benchmarks.cep
 
+# Has Flink itself answer the scenarios again: 400 MB to download, and a JDK. Not part of test.
+.PHONY: flink
+flink: setup .venv-flink/.ready
+	.venv-flink/bin/python tests/flink/flink_run.py build/flink
+	FLINK_ANSWERS=build/flink $(BIN)/python -m pytest -q tests/flink
+
+.venv-flink/.ready: tests/flink/requirements.txt
+	$(PYTHON) -m venv .venv-flink
+	.venv-flink/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
