@@ -18,11 +18,12 @@ def load(path: Path) -> Callable[[Any, Sequence[str]], Pipeline]:
     """Return the function of a job file that makes its pipeline. Runs the file, as an import does."""
     if not path.is_file():
         raise UsageError(f"there is no job file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"poundlock_job_{path.stem}"  # a job called json.py must not hide another module
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     sys.path.insert(0, str(path.parent.absolute()))
     spec.loader.exec_module(module)
     from poundlock.spark.internals import send_whole

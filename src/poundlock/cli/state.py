@@ -50,10 +50,19 @@ def show(
     if as_json:
         told = [_told(each) for each in found]
         number = None if chosen is None else chosen.number
-        document = {"operators": told, "operator": number, "keys": kept}
+        document = {"operators": told, "operator": number, "keys": _texts(kept)}
         click.echo(json.dumps(document, indent=2, default=str))
         return
     _print(found, chosen, kept)
+
+
+def _texts(value: Any) -> Any:
+    """Return a value as JSON can have it: keys of dictionaries are texts there."""
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else str(k): _texts(each) for k, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_texts(each) for each in value]
+    return value
 
 
 def _chosen(found: list[OperatorState], number: int | None) -> OperatorState | None:
@@ -94,6 +103,6 @@ def _print(
         return
     table = Table("key", "state", "timers", title=f"operator {chosen.number}")
     for each in kept:
-        texts = [json.dumps(each[part], default=str) for part in ("state", "timers")]
+        texts = [json.dumps(_texts(each[part]), default=str) for part in ("state", "timers")]
         table.add_row(", ".join(map(str, each["key"])), *texts)
     console.print(table)

@@ -15,6 +15,7 @@ from poundlock.errors import UsageError
 from poundlock.spark.internals import analyzed_plan
 from poundlock.stream import aggregates
 
+_COMPARES = {"min", "max", "min_by", "max_by"}
 _DISTINCT = {"count": "count_distinct", "sum": "sum_distinct", "min": "min", "max": "max"}
 
 
@@ -71,8 +72,14 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
                 f"operator {name!r}: {called}(DISTINCT ...) is not among what it can do"
             )
         called = _DISTINCT[called]
-    if called in ("first", "last") and bool(function.ignoreNulls()):
-        called = f"{called}_ignore_nulls"
+    if called in ("first", "last", "any_value") and bool(function.ignoreNulls()):
+        called = f"{'first' if called == 'any_value' else called}_ignore_nulls"
+    compared = function.children().apply(function.children().size() - 1)
+    if called in _COMPARES and str(compared.dataType().typeName()) in ("struct", "array", "map"):
+        raise UsageError(
+            f"operator {name!r}: {called} of a {compared.dataType().typeName()} is not among what it can "
+            "do: use plain columns"
+        )
     takes_nulls = aggregates.function(called).nulls
     condition = inner.filter()
     if condition.isDefined() and takes_nulls:

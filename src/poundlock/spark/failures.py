@@ -7,7 +7,7 @@ import re
 from poundlock.errors import OperatorFailed, PoundlockError, StateExpired, UsageError
 
 _KINDS = {kind.__name__: kind for kind in (OperatorFailed, StateExpired, UsageError)}
-_RAISED = re.compile(rf"^poundlock\.errors\.({'|'.join(_KINDS)}): (.*)$", re.MULTILINE)
+_RAISED = re.compile(rf"(?:^|\] )poundlock\.errors\.({'|'.join(_KINDS)}): (.*)$", re.MULTILINE)
 
 
 def operator_error(error: BaseException) -> PoundlockError | None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import StructType, TimestampType
 
 from poundlock.errors import UsageError
 from poundlock.spark import keyed, rowwise
-from poundlock.spark.internals import analyzed_plan, watermark_delay
-from poundlock.spark.plan import keeps_order, walk
+from poundlock.spark.internals import analyzed_plan, is_column, watermark_delay
+from poundlock.spark.plan import keeps_order, read_plan, walk
 from poundlock.stream.enrich import check as check_enrich
 from poundlock.stream.operator import MAIN, Operator
 from poundlock.stream.times import Domain, Duration
@@ -48,6 +48,8 @@ class Flow:
     watermark: Watermark | None = None
     position: tuple[str, ...] = ()
     shift: int = 0  # milliseconds that event time is before that column, as of a window's end
+    lost: str = ""  # the operator after which there is no event time any more
+    ordered: bool = True  # rows come as their source gave them, but for what the plan says
     made: bool = False  # by an operator: its rows come before the batch's watermark
     result: Result | None = None
     steps: tuple[str, ...] = ()
@@ -143,7 +145,8 @@ class Flow:
         }
         check_enrich(function, name, **options, retries=retries)
         options |= {"retries": retries, "ordered": ordered}
-        return self._python(rowwise.Enrich(name, function, options), parsed(schema, name), name)
+        made = self._python(rowwise.Enrich(name, function, options), parsed(schema, name), name)
+        return replace(made, ordered=self.ordered and ordered)
 
     def union(self, *others: Flow) -> Flow:
         """Put flows with the same columns and the same time together."""
@@ -170,11 +173,18 @@ class Flow:
             name = _analysed("key_by", lambda e=expression, f=frame: f.select(e).columns[0])
             if name not in frame.columns:
                 frame = frame.withColumn(name, expression)
+            elif not isinstance(column, str) and not is_column(column, name):
+                raise UsageError(
+                    f"key_by(): there is a column {name!r} already, which is not this expression: give "
+                    "it another alias"
+                )
             names.append(name)
         for name in names:
-            if "map<" in frame.schema[name].dataType.simpleString():
+            kind = frame.schema[name].dataType.simpleString()
+            if "map<" in kind or "variant" in kind or "collate" in kind:
                 raise UsageError(
-                    f"column {name!r} is a map, which cannot be a key: use a field of it"
+                    f"column {name!r} is of type {kind}, which cannot be a key: use a field or a form "
+                    "of it that can be compared"
                 )
         return KeyedFlow(replace(self, frame=frame, result=None), tuple(names))
 
@@ -185,7 +195,7 @@ class Flow:
                 "with_time() is for a flow in event time: give flow() a time and watermark"
             )
         _check_time(self.frame, column)
-        return replace(self, time=column, shift=0)
+        return replace(self, time=column, shift=0, lost="")
 
     def _stepped(self, frame: DataFrame, step: str) -> Flow:
         return replace(self, frame=frame, result=None, steps=(*self.steps, step))
@@ -198,6 +208,7 @@ class Flow:
 
     def require_time(self, operator: str) -> None:
         """Raise `UsageError` if the flow has no event time that an operator could go by."""
+        self.check_clock(operator)
         if self.time is None:
             raise UsageError(
                 f"operator {operator!r} needs event time and the flow has none: give flow() time= and "
@@ -210,8 +221,19 @@ class Flow:
                 f"{', '.join(self.frame.columns)}"
             )
 
+    def check_clock(self, operator: str) -> None:
+        """Raise `UsageError` if the flow had event time, and an operator has passed none on."""
+        if self.lost:
+            cure = (
+                "name it with with_time()" if self.watermark else "start from its .df with flow()"
+            )
+            raise UsageError(
+                f"operator {operator!r} comes after {self.lost!r}, which passes no event time on: {cure}"
+            )
+
     def input(self, key: Sequence[str], operator: str) -> keyed.Input:
         """Return the rows as an operator takes them."""
+        self.check_clock(operator)
         if self.time is not None:
             self.require_time(operator)
         missing = [name for name in self.position if name not in self.frame.columns]
@@ -221,25 +243,18 @@ class Flow:
                 "has left out: keep it, or give the flow no position="
             )
         place = [F.col(keyed.quoted(name)) for name in self.position]
-        arrival = self.time is None and not place and keeps_order(self.frame)
-        return keyed.Input(self.frame, key, self._micros(), place, arrival)
+        arrival = self.time is None and not place and self.ordered and keeps_order(self.frame)
+        return keyed.Input(self.frame, key, F.unix_micros(self._time()), place, arrival)
 
     def watermarked(self) -> tuple[DataFrame, str]:
         """Return the frame and its time column with Spark's tag on it, for Spark's own operators."""
         assert self.time is not None
         assert self.watermark is not None
-        tag = {WATERMARK_TAG: self.watermark.delay}
-        if not self.shift and WATERMARK_TAG in self.frame.schema[self.time].metadata:
-            return self.frame, self.time
-        return self.frame.withColumn(_TIME, self._time().alias(_TIME, metadata=tag)), _TIME
-
-    def _micros(self) -> Column:
-        if self.time and isinstance(self.frame.schema[self.time].dataType, TimestampNTZType):
-            # Spark's watermark takes a time without a zone for UTC, whatever the session's zone.
-            zero = "TIMESTAMP_NTZ'1970-01-01 00:00:00'"
-            time = F.expr(f"timestampdiff(MICROSECOND, {zero}, {keyed.quoted(self.time)})")
-            return time - F.lit(self.shift * 1000)
-        return F.unix_micros(self._time())
+        time, tag = self._time(), {WATERMARK_TAG: self.watermark.delay}
+        # Spark's own operators leave out rows without a time, and say nothing.
+        missing = F.raise_error(F.lit(f"{keyed.FAILED}{keyed.NO_TIME}")).cast("timestamp")
+        time = F.when(time.isNull(), missing).otherwise(time)
+        return self.frame.withColumn(_TIME, time.alias(_TIME, metadata=tag)), _TIME
 
     def _time(self) -> Column:
         if self.time is None:
@@ -261,11 +276,13 @@ class Flow:
             time, shift = self.time, self.shift
         # Spark's operators in processing time pass no watermark on.
         passes = Domain.PROCESSING not in operator.domains and self.watermark is not None
+        lost = "" if passes or self.time is None else operator.name
         return Flow(
             frame=keyed.output(raw, MAIN, outputs),
             time=time if passes else None,
             watermark=self.watermark if passes else None,
             shift=shift,
+            lost=lost,
             made=True,
             result=Result(raw, outputs),
             steps=(*self.steps, step),
@@ -309,7 +326,8 @@ def flow(
             "watermark='10 seconds'"
         )
     if watermark is None:
-        made = any("TransformWithState" in node.nodeName() for node in walk(analyzed_plan(frame)))
+        # Rows that an operator with state has made come before the watermark that made it give them.
+        made = read_plan(frame).stateful
         return Flow(frame, time, existing, _positions(frame, position), made=made)
     if existing is not None:
         raise UsageError("the frame has a watermark already: leave watermark= out")
@@ -360,7 +378,7 @@ def _check_time(frame: DataFrame, time: Any) -> None:
     if not isinstance(time, str) or time not in frame.columns:
         raise UsageError(f"time={time!r} is no column: there are {', '.join(frame.columns)}")
     kind = frame.schema[time].dataType
-    if not isinstance(kind, TimestampType | TimestampNTZType):
+    if not isinstance(kind, TimestampType):
         raise UsageError(
             f"time={time!r} is of type {kind.simpleString()}: make it a timestamp first, for example "
             f"with timestamp_seconds({time})"

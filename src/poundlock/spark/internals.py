@@ -60,6 +60,11 @@ def send_whole(module: ModuleType) -> None:
     cloudpickle.register_pickle_by_value(module)
 
 
+def is_column(column: Column, name: str) -> bool:
+    """Say whether an expression is nothing but a column of this name."""
+    return str(column) in (f"Column<'{name}'>", f"Column<'`{name}`'>")
+
+
 def watermark_delay(node: Any) -> int:
     """Return the delay of a plan's watermark in milliseconds."""
     parts: dict[str, Any] = {

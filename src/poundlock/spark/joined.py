@@ -82,7 +82,9 @@ class IntervalJoin:
         )
         inputs = {0: self.left, 1: self.right}
         why = "a function is given" if function else "late rows have an output"
-        return self.left.run(operator, outputs, inputs, f"an interval join, because {why}")
+        made = self.left.run(operator, outputs, inputs, f"an interval join, because {why}")
+        # A pair's time is the later of the two, and no column of it has that.
+        return replace(made, lost=self.name)
 
 
 class _Both:

@@ -16,7 +16,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row as SparkRow
 from pyspark.sql.types import StructType
 
-from poundlock.errors import OperatorFailed
+from poundlock.errors import OperatorFailed, UsageError
+from poundlock.spark.hashing import parts
 from poundlock.stream.operator import Event, Operator, Page
 from poundlock.stream.rows import Row, row_type
 from poundlock.stream.times import BEGINNING, Clock, Domain
@@ -37,15 +38,20 @@ from poundlock.stream.times import BEGINNING, Clock, Domain
 logger = logging.getLogger("poundlock")
 
 PAGES = 1024  # fixed for the life of a checkpoint, as the number of Flink's key groups is
+FAILED = "poundlock.errors.OperatorFailed: "  # what begins the text of such an error, in Spark's
+NO_TIME = (
+    "a row has no event time (it is null): leave such rows out before the flow, or give them a time"
+)
 EVERY_PAGE = -1  # the input number of rows that are meant for every page
 
 STATE = "page"  # the name of the state variable, and its columns
-STATE_SCHEMA = "data binary, timer long, seen long"
+STATE_SCHEMA = "data binary, timer long, seen long, pages int"
 
 _PACKED = "page int, input int, rows binary"
 _RAW = "output string, rows binary"
-_ROWS = 1 << 18  # how many rows are packed at a time: bounds a task's memory
+_ROWS, _BYTES = 1 << 18, 1 << 26  # how much is packed at a time: bounds a task's memory
 
+_EXACT = Context(prec=76, rounding=ROUND_HALF_UP)  # twice the digits of Spark's longest decimal
 _NAN = float("nan")  # one object: it is found by being the same, for it equals nothing
 
 _PAGE, _TIME, _HASH, _PLACE = "__page", "__time", "__hash", "__place"
@@ -87,14 +93,11 @@ class Input:
 
 def content_hash(frame: DataFrame) -> Column:
     """Return a hash of all columns, for an order between rows that nothing else tells apart."""
-    columns: list[Column] = []
-    for field in frame.schema.fields:
-        column = F.col(quoted(field.name))
-        # Spark hashes no maps, and passes over nulls: (null, x) and (x, null) must differ.
-        columns.append(
-            F.to_json(F.struct(column)) if "map<" in field.dataType.simpleString() else column
-        )
-        columns += [column.isNull()] if field.nullable else []
+    columns = [
+        part
+        for field in frame.schema.fields
+        for part in parts(F.col(quoted(field.name)), field.dataType, nullable=field.nullable)
+    ]
     return F.xxhash64(*columns)
 
 
@@ -113,7 +116,8 @@ class _Pack:
         waiting: list[pa.RecordBatch] = []
         for batch in self._placed(batches) if self.arrival else batches:
             waiting.append(batch)
-            if sum(each.num_rows for each in waiting) >= _ROWS:
+            rows, size = sum(b.num_rows for b in waiting), sum(b.nbytes for b in waiting)
+            if rows >= _ROWS or size >= _BYTES:
                 yield from self._packets(waiting)
                 waiting = []
         if waiting:
@@ -170,7 +174,9 @@ class Outputs:
         for field, values in zip(schema, zip(*rows, strict=True), strict=True):
             try:
                 arrays.append(pa.array(_fitted(values, field.type), field.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                if not field.nullable and arrays[-1].null_count:
+                    raise ValueError("null")
+            except (pa.ArrowException, TypeError, ValueError, ArithmeticError) as error:
                 raise OperatorFailed(
                     f"operator {operator!r} emitted a value for column {field.name!r} of output "
                     f"{name!r} that is no {field.type}: {type(error).__name__}. Emit another value, or "
@@ -180,25 +186,37 @@ class Outputs:
 
 
 def _fitted(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
-    """Round decimals to the column's scale, as Spark does; Arrow would refuse them."""
-    if not pa.types.is_decimal(kind):
-        return values
-    step = Decimal(1).scaleb(-kind.scale)
-    return [
-        value.quantize(step, ROUND_HALF_UP) if isinstance(value, Decimal) else value
-        for value in values
-    ]
+    """Return values as Arrow takes them: decimals rounded as Spark does it, times as ours are."""
+    if pa.types.is_decimal(kind):
+        step = Decimal(1).scaleb(-kind.scale)
+        return [_EXACT.quantize(v, step) if isinstance(v, Decimal) else v for v in values]
+    if pa.types.is_timestamp(
+        kind
+    ):  # whole numbers are milliseconds, as all that a function is given
+        return [v * 1000 if type(v) is int else v for v in values]
+    if pa.types.is_date(kind) and any(type(v) is int for v in values):
+        raise TypeError("a number is no date")
+    if pa.types.is_map(kind):
+        return [list(v.items()) if isinstance(v, dict) else v for v in values]
+    return values
 
 
 class Processor(StatefulProcessor):
     """Gives pages to an operator. Spark makes one for each task."""
 
     def __init__(
-        self, operator: Operator, outputs: Outputs, keys: Sequence[Sequence[str]], *, chained: bool
+        self,
+        operator: Operator,
+        outputs: Outputs,
+        keys: Sequence[Sequence[str]],
+        *,
+        pages: int,
+        chained: bool,
     ) -> None:
         self._operator = operator
         self._outputs = outputs
         self._keys = keys
+        self._pages = pages
         self._chained = chained
         self._mode = time_mode(operator)
 
@@ -239,7 +257,12 @@ class Processor(StatefulProcessor):
         self, packets: Sequence[tuple[int, bytes]], timer_values: Any, firing: int | None
     ) -> Iterator[Any]:
         stored = self._state.get()
-        data, timer, seen = (None, None, None) if stored is None else stored
+        data, timer, seen, pages = stored or (None, None, None, self._pages)
+        if pages != self._pages:
+            raise UsageError(
+                f"operator {self._operator.name!r} has state in {pages} pages and is now to have "
+                f"{self._pages}: keep with_pages({pages}), or start with a new checkpoint"
+            )
         if firing is not None and firing != timer:
             return  # the page was woken by its rows before, and has asked for another time since
         events, broadcast, latest = read_packets(packets, self._keys)
@@ -253,7 +276,7 @@ class Processor(StatefulProcessor):
             if stored is not None:
                 self._state.clear()
         elif done.data is not kept or due != timer or self._chained:
-            self._state.update((done.data, due, clock.watermark))
+            self._state.update((done.data, due, clock.watermark, self._pages))
         for name, rows in done.outputs.items():
             table = self._outputs.table(self._operator.name, name, rows)
             yield SparkRow(output=name, rows=to_bytes(table))
@@ -297,13 +320,10 @@ def read_packets(
     events: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
     broadcast: list[Event] = []
     latest = 0
-    for number, parts in sorted(tables.items()):
-        table = pa.concat_tables(parts)
+    for number, packed in sorted(tables.items()):
+        table = pa.concat_tables(packed)
         if table[_TIME].null_count:
-            raise OperatorFailed(
-                "a row has no event time (it is null): leave such rows out before the flow, or give "
-                "them a time"
-            )
+            raise OperatorFailed(NO_TIME)
         places = [name for name in table.column_names if name.startswith(_PLACE)]
         table = table.sort_by([(name, "ascending") for name in (_TIME, *places, _HASH)])
         times = np.floor_divide(table[_TIME].to_numpy(), 1000).tolist()
@@ -351,6 +371,8 @@ def _python(column: pa.ChunkedArray) -> list[Any]:
     if pa.types.is_timestamp(column.type) and column.type.tz:
         # All zones are one instant, and UTC is the quickest to make.
         column = column.cast(pa.timestamp("us", "UTC"))
+    if pa.types.is_map(column.type):
+        return [None if value is None else dict(value) for value in column.to_pylist()]
     return column.to_pylist()
 
 
@@ -375,7 +397,7 @@ def run(
     for frame in packed[1:]:
         union = union.unionByName(frame)
     keys = [inputs[number].key for number in sorted(inputs) if number != EVERY_PAGE]
-    processor = Processor(operator, outputs, keys, chained=chained)
+    processor = Processor(operator, outputs, keys, pages=pages, chained=chained)
     return union.groupBy("page").transformWithState(processor, _RAW, "append", time_mode(operator))
 
 

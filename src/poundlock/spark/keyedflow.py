@@ -77,6 +77,7 @@ class KeyedFlow:
             raise UsageError(
                 f"operator {name!r}: {windows!r} are no windows, use tumbling('1 minute') and the like"
             )
+        self.flow.check_clock(name)
         if windows.timed and self.flow.time is not None:
             self.flow.require_time(name)
         lateness = milliseconds(allowed_lateness, "allowed_lateness")

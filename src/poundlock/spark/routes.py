@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import UsageError
+from poundlock.spark.hashing import parts
 from poundlock.spark.keyed import TAG, struct_column
 from poundlock.spark.task import hash_column, rows_column
 
@@ -98,7 +99,10 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
         for item in route.select:
             items += [F.col(name) for name in names] if isinstance(item, str) and item == "*" else [
                 F.expr(item) if isinstance(item, str) else item]  # fmt: skip
-        base = base.withColumn(_SELECTED, F.struct(*items))
+        selected = F.struct(*items)
+        for condition in reversed(conditions):  # what is left out need not bear the expressions
+            selected = F.when(condition, selected)
+        base = base.withColumn(_SELECTED, selected)
         fields = base.schema[_SELECTED].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
         prefix = f"`{_SELECTED}`."
     columns = {
@@ -117,13 +121,12 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
 def _hash(structs: DataFrame, index: int) -> SparkColumn:
     name = rows_column(index)
     fields = structs.schema[name].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
-    # Spark's hash passes over nulls: without a mark for them (null, x) and (x, null) would be equal.
-    nulls = [F.col(name)[field.name].isNull() for field in fields if field.nullable]
-    rows = [F.col(name)]
-    if "map<" in structs.schema[name].dataType.simpleString():
-        # Spark does not hash maps, for equal ones may differ in their order. A replay's does not.
-        rows = [F.to_json(F.struct(F.col(name)[field.name])) for field in fields]
-    return F.when(F.col(name).isNotNull(), F.xxhash64(*rows, *nulls))
+    rows = [
+        part
+        for field in fields
+        for part in parts(F.col(name)[field.name], field.dataType, nullable=field.nullable)
+    ]
+    return F.when(F.col(name).isNotNull(), F.xxhash64(*rows))
 
 
 def _checked(route: Route, build):

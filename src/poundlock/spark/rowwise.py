@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from poundlock.errors import OperatorFailed, PoundlockError, UsageError
+from poundlock.errors import PoundlockError, UsageError
 from poundlock.spark.keyed import Outputs, python_rows
 from poundlock.stream.enrich import enrich
-from poundlock.stream.operator import MAIN
+from poundlock.stream.operator import MAIN, failed
 from poundlock.stream.rows import Row, shaped
 
 
@@ -94,7 +94,4 @@ class _Apply:
         except PoundlockError as error:
             raise type(error)(f"operator {name!r}: {error}") from error
         except Exception as error:
-            raise OperatorFailed(
-                f"operator {name!r} failed: {type(error).__name__}: {error}. The batch is given up and "
-                "nothing of it is written; correct the function and start again"
-            ) from error
+            raise failed(f"operator {name!r}", error) from error

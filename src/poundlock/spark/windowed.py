@@ -1,4 +1,7 @@
-"""Windows over a flow with a key: Spark's own where they give the same result, else on keyed state."""
+"""Windows over a flow with a key: Spark's own where they do, else on keyed state.
+
+The two differ for rows that are late by less than a batch: Spark's still takes them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType, TimestampType
@@ -161,7 +165,7 @@ class WindowedFlow:
                 plain = sql.strip("`")
                 if plain not in frame.columns:
                     plain = f"__value{extra}"
-                    frame, extra = frame.withColumn(plain, F.expr(sql)), extra + 1
+                    frame, extra = self._with(frame, plain, sql), extra + 1
                 places.append(plain)
             used.append((part.function, places))
         needed = dict.fromkeys(
@@ -179,6 +183,14 @@ class WindowedFlow:
         )
         what = f"windows, because {reason}"
         return self._run(frame, results, Aggregates(used), process, sides, what, extra)
+
+    def _with(self, frame: DataFrame, column: str, sql: str) -> DataFrame:
+        try:
+            return frame.withColumn(column, F.expr(sql))
+        except AnalysisException as error:
+            raise UsageError(
+                f"operator {self.name!r}: {sql} cannot be computed here: make it a column before the flow"
+            ) from error
 
     def _by_aggregate(self, aggregate: Any, schema: StructType, process: Any, sides: Any) -> Flow:
         what = "windows, because the aggregate is a Python one"

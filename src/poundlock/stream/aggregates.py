@@ -207,7 +207,7 @@ class Variance(Function):
     def add(self, slot: list[Any], *columns: Sequence[Any]) -> list[Any]:
         values = [float(value) for value in columns[0]]
         mean = sum(values) / len(values)
-        return self.merge(slot, [len(values), mean, sum((value - mean) ** 2 for value in values)])
+        return self.merge(slot, [len(values), mean, sum((v - mean) * (v - mean) for v in values)])
 
     def merge(self, one: list[Any], other: list[Any]) -> list[Any]:
         if not one[0] or not other[0]:

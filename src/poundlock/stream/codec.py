@@ -7,10 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 import msgpack
+import numpy as np
 
 from poundlock.errors import UsageError
 
-_TUPLE, _DECIMAL, _DATETIME, _DATE, _TIME, _DELTA, _SET, _INT, _MAP = range(1, 10)
+_TUPLE, _DECIMAL, _DATETIME, _DATE, _TIME, _DELTA, _SET, _INT, _MAP, _FROZEN = range(1, 11)
 
 
 def encode(value: Any) -> bytes:
@@ -42,12 +43,13 @@ def _pack_ext(value: Any) -> Any:
         whole = (value.days, value.seconds, value.microseconds)
         return msgpack.ExtType(_DELTA, encode(list(whole)))
     if kind in (set, frozenset):
-        return msgpack.ExtType(_SET, encode(sorted(map(encode, value))))
+        code = _SET if kind is set else _FROZEN
+        return msgpack.ExtType(code, encode(sorted(map(encode, value))))
     if kind is int:  # beyond 64 bits
         return msgpack.ExtType(_INT, str(value).encode())
     if isinstance(value, dict):
         return msgpack.ExtType(_MAP, encode([[key, item] for key, item in value.items()]))
-    if hasattr(value, "item") and type(value).__module__ == "numpy":
+    if isinstance(value, np.number | np.bool_):
         return value.item()
     raise UsageError(
         f"a value of type {kind.__module__}.{kind.__qualname__} cannot be kept as state: keep numbers, "
@@ -77,6 +79,8 @@ def _unpack_ext(code: int, data: bytes) -> Any:
             return int(text)
         case 9:
             return dict(decode(data))
+        case 10:
+            return frozenset(decode(item) for item in decode(data))
         case _:
             raise UsageError(
                 f"state holds a value of an unknown kind ({code}): a newer version wrote it"

@@ -159,7 +159,7 @@ class _Asker:
                 if not left:
                     times = f" {self._retries + 1} times" if self._retries else ""
                     raise OperatorFailed(
-                        f"operator {self._name!r} failed{times}: {type(error).__name__}: {error}. The "
+                        f"operator {self._name!r} failed{times}: {type(error).__name__}. The "
                         "batch is given up; correct the function or see whether the system that is "
                         "asked is well, and start again"
                     ) from error

@@ -14,19 +14,42 @@ So the result depends on the rows and the clock alone, and a replayed batch give
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from poundlock.errors import OperatorFailed, PoundlockError, UsageError
 from poundlock.stream.codec import decode, encode
-from poundlock.stream.rows import Row, shaped
+from poundlock.stream.rows import NoColumn, Row, shaped
 from poundlock.stream.times import Clock, Domain
 
 MAIN = "main"
+_HERE = str(Path(__file__).parent)
 _DOMAINS = (Domain.EVENT, Domain.PROCESSING)  # in the order of a clock's fields
+
+
+def failed(who: str, error: Exception) -> OperatorFailed:
+    """Return the error for one that a user's function raised: what kind, and where.
+
+    Without its text, which may hold what was in a row; the whole is this one's cause.
+    """
+    what = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(_HERE)] or frames
+    if isinstance(error, PoundlockError | NoColumn):  # ours hold nothing of a row
+        what = f"{what}: {error}"
+    elif outside:
+        at = outside[-1]
+        what = f"{what} in {at.name} ({Path(at.filename).name}, line {at.lineno})"
+    return OperatorFailed(
+        f"{who} failed: {what}. The batch is given up and nothing of it is "
+        "written; correct the function and start again"
+    )
 
 
 class Event(NamedTuple):
@@ -38,6 +61,7 @@ class Event(NamedTuple):
 
 
 _time_of = itemgetter(0)
+_CHANGING = frozenset({list, dict, set, bytearray})
 
 
 class Timer(NamedTuple):
@@ -90,7 +114,7 @@ class Operator(ABC):
 class Key:
     """One key while it is worked on: its state, its timers, the clock and the way out."""
 
-    __slots__ = ("_out", "_timers", "clock", "outputs", "shared", "state", "value")
+    __slots__ = ("_domains", "_out", "_timers", "clock", "outputs", "shared", "state", "value")
 
     def __init__(
         self,
@@ -101,12 +125,14 @@ class Key:
         outputs: Mapping[str, Sequence[str]],
         out: dict[str, list[tuple[Any, ...]]],
         shared: dict[str, Any],
+        domains: frozenset[Domain],
     ) -> None:
         self.value = value
         self.state = state
         self.clock = clock
         self.outputs = outputs
         self.shared = shared  # the page's own state: what all its keys see
+        self._domains = domains
         self._timers = timers  # of event time, of processing time
         self._out = out
 
@@ -126,10 +152,20 @@ class Key:
             raise UsageError(
                 f"there is no output {output!r}: declare it, or use {', '.join(self.outputs)}"
             ) from None
-        self._out.setdefault(output, []).append(shaped(value, fields))
+        row = shaped(value, fields)
+        for cell in row:
+            if type(cell) in _CHANGING:  # it may be state, too, and go on changing
+                row = deepcopy(row)
+                break
+        self._out.setdefault(output, []).append(row)
 
     def set_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
         """Have `on_timer` called when the domain's clock reaches `time`; once, if set twice."""
+        if domain not in self._domains:
+            raise UsageError(
+                f"a timer of {domain.value} time was set, which the operator has not declared: name it "
+                "in its `domains`"
+            )
         timer, timers = Timer(time, tag), self._timers[domain is Domain.PROCESSING]
         if not timers or timers[-1].time < time:
             timers.append(timer)
@@ -215,7 +251,10 @@ class Page:
         self._fire()
         for event in broadcast:
             self._call("on_broadcast", self._shared, event)
-        keyed = {encode(value): rows for value, rows in events.items()}
+        keyed: dict[bytes, Sequence[Event]] = {}
+        for value, rows in events.items():
+            data = encode(value)
+            keyed[data] = [*keyed[data], *rows] if data in keyed else rows
         for data in sorted(keyed):
             self._call("on_rows", self._opened(data), keyed[data])
         self._clock = clock
@@ -269,6 +308,7 @@ class Page:
                 self._operator.outputs,
                 self._out,
                 self._shared,
+                self._operator.domains,
             )
         return key
 
@@ -276,14 +316,20 @@ class Page:
         try:
             getattr(self._operator, method)(*arguments)
         except PoundlockError as error:
-            raise type(error)(f"operator {self._operator.name!r}: {error}") from error
+            raise self._named(error) from error
         except Exception as error:
-            raise OperatorFailed(
-                f"operator {self._operator.name!r} failed: {type(error).__name__}: {error}. The batch "
-                "is given up and nothing of it is written; correct the function and start again"
-            ) from error
+            raise failed(f"operator {self._operator.name!r}", error) from error
+
+    def _named(self, error: PoundlockError) -> PoundlockError:
+        return type(error)(f"operator {self._operator.name!r}: {error}")
 
     def _finish(self) -> Done:
+        try:
+            return self._kept()
+        except UsageError as error:  # what cannot be kept
+            raise self._named(error) from error
+
+    def _kept(self) -> Done:
         entries = self._entries
         for data, key in self._open.items():
             event, processing = key._timers

@@ -26,8 +26,8 @@ from datetime import datetime
 from types import GeneratorType, MappingProxyType
 from typing import Any, NamedTuple
 
-from poundlock.errors import OperatorFailed, PoundlockError, UsageError
-from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
+from poundlock.errors import PoundlockError, UsageError
+from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer, failed
 from poundlock.stream.rows import Row, row_type
 from poundlock.stream.state import TTL, BroadcastState, Scope, attach
 from poundlock.stream.times import Domain, from_datetime
@@ -311,10 +311,7 @@ class ProcessOperator(Operator):
             key.set_timer(min(left), TTL, domain)
 
     def _failed(self, method: str, error: Exception) -> PoundlockError:
-        return OperatorFailed(
-            f"{type(self._function).__name__}.{method} failed: {type(error).__name__}: {error}. The "
-            "batch is given up and nothing of it is written; correct the function and start again"
-        )
+        return failed(f"{type(self._function).__name__}.{method}", error)
 
 
 class CoProcessOperator(ProcessOperator):

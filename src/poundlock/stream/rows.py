@@ -10,6 +10,12 @@ from typing import Any
 from poundlock.errors import UsageError
 
 
+class NoColumn(AttributeError, KeyError):
+    """A row was asked for a column that it does not have."""
+
+    __str__ = AttributeError.__str__  # a KeyError's shows the text in quotes
+
+
 class Row(tuple):
     """A row: `row.celsius`, `row["celsius"]` or `row[2]`. `row.replace(celsius=1)` copies it."""
 
@@ -27,13 +33,13 @@ class Row(tuple):
         try:
             return tuple.__getitem__(self, self._places[name])
         except KeyError:
-            raise AttributeError(self._unknown(name)) from None
+            raise NoColumn(self._unknown(name)) from None
 
     def _place(self, name: str) -> int:
         try:
             return self._places[name]
         except KeyError:
-            raise KeyError(self._unknown(name)) from None
+            raise NoColumn(self._unknown(name)) from None
 
     def _unknown(self, name: str) -> str:
         return f"the row has no column {name!r}, it has {', '.join(self._fields)}"

@@ -370,7 +370,7 @@ class MapState(State, MutableMapping[Any, Any]):
         self._scope._state.setdefault(self.name, {})[key] = self._stamped(value)
 
     def __delitem__(self, key: Any) -> None:
-        entries = self._scope._state.get(self.name, {})
+        entries = dict(self._scope._state.get(self.name, {}))
         del entries[key]
         self._put(entries)
 

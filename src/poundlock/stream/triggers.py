@@ -244,7 +244,10 @@ class Continuous(Trigger):
         if self.domain is Domain.PROCESSING:
             # Intervals that passed since the last batch fire once: no row came in between.
             time = max(time, context.now - context.now % self.interval)
-        due = context.state["due"] = min(time + self.interval, context.window.max_time)
+        due, end = time + self.interval, context.window.max_time
+        if self.domain is Domain.EVENT or end > context.now:  # else the end is of another clock
+            due = min(due, end)
+        context.state["due"] = due
         context.set_timer(due, self.domain)
 
     def can_merge(self) -> bool:

@@ -144,7 +144,7 @@ def test_a_call_that_raises_is_made_again_so_often():
     calls.clear()
     with pytest.raises(
         OperatorFailed,
-        match=r"operator 'price' failed 3 times: ConnectionError: busy\. .*start again",
+        match=r"operator 'price' failed 3 times: ConnectionError\. .*start again",
     ):
         enrich(ROWS[3:4], ask, name="price", retries=2)
     assert calls == [3, 3, 3]
@@ -154,7 +154,7 @@ def test_a_time_out_of_the_functions_own_is_an_error_of_its_own():
     async def ask(row):
         raise TimeoutError("mine")
 
-    with pytest.raises(OperatorFailed, match="TimeoutError: mine"):
+    with pytest.raises(OperatorFailed, match="failed: TimeoutError"):
         enrich(ROWS, ask, timeout=60, on_timeout="null")
 
 
@@ -167,7 +167,7 @@ def test_the_first_error_ends_the_rest():
         await asyncio.sleep(3600)
         done.append(row)
 
-    with pytest.raises(OperatorFailed, match="ValueError: no") as raised:
+    with pytest.raises(OperatorFailed, match="failed: ValueError") as raised:
         enrich(ROWS, ask)
     assert isinstance(raised.value.__cause__, ValueError) and not done
 

@@ -203,9 +203,11 @@ def test_errors_name_the_method():
     ):
         flow((0, "a", 0))
     flow((0, "a", 1))
-    with pytest.raises(OperatorFailed, match=r"Breaks\.on_timer failed: ValueError: late"):
+    with pytest.raises(
+        OperatorFailed, match=r"Breaks\.on_timer failed: ValueError in on_timer \(test_process.py"
+    ):
         flow(watermark=5)
-    with pytest.raises(OperatorFailed, match=r"Breaks\.close failed: OSError: gone"):
+    with pytest.raises(OperatorFailed, match=r"Breaks\.close failed: OSError in close"):
         flow.operator.close()
 
 

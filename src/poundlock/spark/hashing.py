@@ -1,0 +1,36 @@
+"""Hashes of whole rows that differ where the rows do, and are the same in every run."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
+
+
+def parts(column: Column, kind: DataType, *, nullable: bool = True) -> list[Column]:
+    """Return what to give to `xxhash64` for a column.
+
+    Spark's hash passes over nulls, on every level: without marks for them (null, x) and (x, null) would
+    be equal. And it hashes no maps, for equal ones may differ in their order; a replay's does not.
+    """
+    marks = [column.isNull()] if nullable else []
+    return [_plain(column, kind), *marks]
+
+
+def _plain(column: Column, kind: DataType) -> Column:
+    if isinstance(kind, MapType):
+        entry = StructType().add("key", kind.keyType, False).add("value", kind.valueType)
+        return _plain(F.map_entries(column), ArrayType(entry, False))
+    if isinstance(kind, ArrayType):
+        inner = kind.elementType
+        return F.transform(column, lambda each: F.struct(_plain(each, inner), each.isNull()))
+    if isinstance(kind, StructType):
+        fields = [
+            part
+            for field in kind.fields
+            for part in parts(column.getField(field.name), field.dataType, nullable=field.nullable)
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields)) if fields else column.isNull()
+    if isinstance(kind, VariantType):
+        return F.to_json(column)
+    return column
