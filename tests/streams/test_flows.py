@@ -7,6 +7,7 @@ state, timers and watermark reach it, and that its outputs come back.
 from __future__ import annotations
 
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,13 @@ from playing import play, source, together
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 import poundlock as lock
+from poundlock.errors import OperatorFailed
+from poundlock.sinks import Files
 from poundlock.spark.internals import analyzed_plan
-from poundlock.spark.keyed import read_packets, to_bytes
+from poundlock.spark.keyed import Outputs, content_hash, read_packets, to_bytes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
@@ -249,3 +253,61 @@ def test_rows_are_in_the_order_of_time_place_and_content():
     events, _, _ = read_packets(parts, [["n"]])
     assert [each[0].row.n for each in events.values()] == [1, 5, 4, 3, 2]
     assert events[(1,)][0].time == -2  # before 1970 milliseconds are rounded down, too
+
+
+def test_values_fit_the_columns_they_are_emitted_to():
+    kinds = "a decimal(38,18), b timestamp, c map<string,int>, d string not null"
+    outputs = Outputs({"main": StructType.fromDDL(kinds)})
+    big = Decimal("12345678901234567890.1234567890123456789")
+    row = (big, 1_700_000_000_123, {"x": 1}, "y")
+    table = outputs.table("op", "main", [row])
+    assert table["a"].to_pylist() == [Decimal("12345678901234567890.123456789012345679")]
+    assert table["b"].to_pylist()[0].timestamp() == 1_700_000_000.123
+    assert table["c"].to_pylist() == [[("x", 1)]]
+    for column, wrong in (("a", "1,5"), ("b", "noon"), ("d", None)):
+        values = dict(zip("abcd", row, strict=True)) | {column: wrong}
+        with pytest.raises(OperatorFailed, match=f"'op' emitted a value for column '{column}'"):
+            outputs.table("op", "main", [tuple(values.values())])
+
+
+def test_results_of_sparks_own_operators_are_not_late(readings, tmp_path):
+    native = readings.withWatermark("ts", "10 seconds")
+    native = native.groupBy(F.window("ts", "5 seconds"), "id").agg(F.sum("v").alias("v"))
+    native = native.select("id", "v", F.window_time("window").alias("t"))
+    flow = lock.flow(native, time="t").key_by("id")
+    windows = flow.window(lock.tumbling("15 seconds"), late_output="late").aggregate("sum(v) AS v")
+    expected = [("a", 0.0, 15.0, 15), ("a", 15.0, 30.0, 1), ("a", 30.0, 45.0, 3), ("b", 0.0, 15.0, 8),
+                ("b", 15.0, 30.0, 2)]  # fmt: skip
+    assert together(play(windows, tmp_path / "c")) == expected
+
+
+def test_rows_without_a_time_are_told_on_both_roads(spark, tmp_path):
+    rows = [[("a", 1, 1), ("a", None, 2)]]
+    keyed = lock.flow(source(spark, tmp_path / "in", rows), time="ts", watermark="1 second").key_by(
+        "id"
+    )
+    for name, late in (("native", None), ("ours", "late")):
+        flow = keyed.window(lock.tumbling("1 minute"), late_output=late).aggregate("sum(v) AS v")
+        query = (
+            lock.pipeline(flow, name=name, checkpoint_location=str(tmp_path / name))
+            .to(Files(tmp_path / f"{name}-out"))
+            .start(availableNow=True)
+        )
+        with pytest.raises(OperatorFailed, match="a row has no event time"):
+            query.awaitTermination()
+
+
+def test_hashes_tell_nulls_and_maps_apart(spark):
+    """Rows that differ have other hashes on every level, and the same one in every run."""
+    frame = spark.sql(
+        """SELECT * FROM VALUES
+        (array(1, null), named_struct('a', 1, 'b', null), map(X'01', 1)),
+        (array(null, 1), named_struct('a', 1, 'b', null), map(X'01', 1)),
+        (array(1, null), named_struct('a', null, 'b', 1), map(X'01', 1)),
+        (array(1, null), named_struct('a', 1, 'b', null), map(X'02', 1)),
+        (array(), named_struct('a', 1, 'b', null), map(X'01', 1)),
+        (null, null, null) AS t(x, y, z)"""
+    )
+    hashes = [row[0] for row in frame.select(content_hash(frame)).collect()]
+    assert len(set(hashes)) == 6
+    assert hashes == [row[0] for row in frame.select(content_hash(frame)).collect()]

@@ -9,6 +9,7 @@ import pytest
 from playing import source
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import poundlock as lock
 from poundlock.errors import OperatorFailed, StateExpired, UsageError
@@ -33,6 +34,15 @@ class Silent(lock.ProcessFunction):
     schema = "id string"
 
     def process(self, row, ctx): ...
+
+
+class Waits(lock.ProcessFunction):
+    schema = "id string, ts timestamp"
+    timers = "processing"
+
+    def process(self, row, ctx): ...
+
+    def on_timer(self, time, ctx): ...
 
 
 REFUSED = {
@@ -106,6 +116,23 @@ REFUSED = {
     "other keys": (
         lambda frame, flow: flow.key_by("id").connect(flow.key_by("v")),
         r"one key is \(string\) and the other \(bigint\)",
+    ),
+    "a key that hides a column": (
+        lambda frame, flow: flow.key_by(F.upper("id").alias("id")),
+        "there is a column 'id' already",
+    ),
+    "windows after a function in processing time": (
+        lambda frame, flow: flow.key_by("id")
+        .process(Waits())
+        .key_by("id")
+        .window(lock.tumbling("1 minute")),
+        "operator 'window' comes after 'Waits', which passes no event time on",
+    ),
+    "the greatest of structs": (
+        lambda frame, flow: flow.key_by("id")
+        .window(lock.tumbling("1 minute"), late_output="late")
+        .aggregate("max(struct(v, at)) AS m"),
+        "max of a struct is not among what it can do",
     ),
     "no pages": (lambda frame, flow: flow.key_by("id").with_pages(0), "pages=0"),
 }  # fmt: skip

@@ -59,16 +59,11 @@ def test_every_public_operator_is_in_it():
     mentioned = {name.split(".")[-1] for name in NAMES}
     plumbing = {
         "df", "tagged", "outputs", "explain", "domain", "input", "after", "watermarked", "require_time",
-        "with_time", "with_pages", "run", "key_fields",
+        "with_time", "check_clock", "with_pages", "run", "key_fields",
     }  # fmt: skip
     inner = {"expressions", "columns", "bind", "names", "gaps", "check"}  # of patterns
     for kind in (flow.Flow, keyedflow.KeyedFlow, windowed.WindowedFlow, pattern.Pattern):
         fields = getattr(kind, "__dataclass_fields__", {})
         public = {name for name in vars(kind) if not name.startswith("_") and name not in fields}
-        rest = (
-            public
-            - mentioned
-            - plumbing
-            - inner
-        )
+        rest = public - mentioned - plumbing - inner
         assert not rest, kind

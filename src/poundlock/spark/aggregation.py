@@ -75,10 +75,10 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
     if called in ("first", "last", "any_value") and bool(function.ignoreNulls()):
         called = f"{'first' if called == 'any_value' else called}_ignore_nulls"
     compared = function.children().apply(function.children().size() - 1)
-    if called in _COMPARES and str(compared.dataType().typeName()) in ("struct", "array", "map"):
+    kind = str(compared.dataType().typeName())
+    if called in _COMPARES and kind in ("struct", "array", "map"):
         raise UsageError(
-            f"operator {name!r}: {called} of a {compared.dataType().typeName()} is not among what it can "
-            "do: use plain columns"
+            f"operator {name!r}: {called} of a {kind} is not among what it can do: use plain columns"
         )
     takes_nulls = aggregates.function(called).nulls
     condition = inner.filter()

@@ -228,7 +228,8 @@ class Flow:
                 "name it with with_time()" if self.watermark else "start from its .df with flow()"
             )
             raise UsageError(
-                f"operator {operator!r} comes after {self.lost!r}, which passes no event time on: {cure}"
+                f"operator {operator!r} comes after {self.lost!r}, which passes no event time on: "
+                f"{cure}"
             )
 
     def input(self, key: Sequence[str], operator: str) -> keyed.Input:

@@ -189,7 +189,8 @@ class WindowedFlow:
             return frame.withColumn(column, F.expr(sql))
         except AnalysisException as error:
             raise UsageError(
-                f"operator {self.name!r}: {sql} cannot be computed here: make it a column before the flow"
+                f"operator {self.name!r}: {sql} cannot be computed here: make it a column before "
+                "the flow"
             ) from error
 
     def _by_aggregate(self, aggregate: Any, schema: StructType, process: Any, sides: Any) -> Flow:

@@ -7,6 +7,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +81,37 @@ def test_rows_of_another_operator_come_before_the_clock():
     assert done.outputs["main"] == [("row y", 3), ("timer a", 11)]
 
 
+class Shares(Operator):
+    """Emits a list that is its state, too, and sets a timer that it has not declared."""
+
+    name = "shares"
+    outputs = MappingProxyType({"main": ("all",)})
+
+    def on_rows(self, key, events):
+        for event in events:
+            kept = key.state.setdefault("all", [])
+            kept.append(event.row.v)
+            key.emit((kept,))
+            if event.row.v == "timer":
+                key.set_timer(1)
+            if event.row.v == "odd":
+                key.state["odd"] = object()
+
+
+def test_what_was_emitted_does_not_change_with_the_state():
+    events = {("a",): [Event(1, Reading(("a", 1))), Event(2, Reading(("a", 2)))]}
+    assert Page(Shares(), None, Clock()).run(events).outputs["main"] == [([1],), ([1, 2],)]
+
+
+@pytest.mark.parametrize(
+    ("v", "message"),
+    [("timer", "'shares': a timer of event time was set"), ("odd", "'shares': a value of type")],
+)
+def test_what_cannot_be_kept_or_set_names_the_operator(v, message):
+    with pytest.raises(UsageError, match=message):
+        Page(Shares(), None, Clock()).run({("a",): [Event(1, Reading(("a", v)))]})
+
+
 def test_state_can_be_read_from_outside():
     data = run(None, [("a", 1, "x"), ("a", 2, "x")], Clock(0, 0)).data
     _, entries = read_page(data)
@@ -123,6 +155,12 @@ def test_what_is_not_plain_is_refused():
         Decimal("1.0"),
     ):
         assert decode(encode(value)) == value
+    for value in (frozenset({1}), {frozenset({1}): "a"}, {frozenset({1, 2})}):
+        assert decode(encode(value)) == value and type(decode(encode(value))) is type(value)
+    for value in (np.array([1.5]), np.datetime64("2026-01-01")):
+        with pytest.raises(UsageError, match="cannot be kept as state"):
+            encode(value)
+    assert decode(encode([np.int64(1), np.float32(0.5)])) == [1, 0.5]
     assert decode(encode({1, 2})) == {1, 2} and decode(encode(timedelta(1))) == timedelta(1)
 
 
