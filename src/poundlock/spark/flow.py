@@ -255,7 +255,8 @@ class Flow:
         # Spark's own operators leave out rows without a time, and say nothing.
         missing = F.raise_error(F.lit(f"{keyed.FAILED}{keyed.NO_TIME}")).cast("timestamp")
         time = F.when(time.isNull(), missing).otherwise(time)
-        return self.frame.withColumn(_TIME, time.alias(_TIME, metadata=tag)), _TIME
+        name = _TIME if self.shift else self.time  # in its place: Spark allows one tag in a frame
+        return self.frame.withColumn(name, time.alias(name, metadata=tag)), name
 
     def _time(self) -> Column:
         if self.time is None:
