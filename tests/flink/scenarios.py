@@ -5,6 +5,7 @@
 
 Times are in milliseconds. After the last event comes the last watermark of all, on both sides.
 """
+# ruff: noqa: E501 (the scenarios are tables)
 
 from __future__ import annotations
 
@@ -297,6 +298,10 @@ def random_windows(kind: str, number: int) -> Iterator[Scenario]:
             operator["windows"] = rng.choice([tumbling(size), sliding(size, 7), session(6)])
             inner = rng.choice([EVENT, by_count(rng.randrange(1, 5))])
             operator["trigger"] = rng.choice([inner, purging(inner)])
+        elif kind == "continuous":
+            operator["windows"] = rng.choice([tumbling(size), sliding(size, 7), session(9)])
+            inner = continuous(rng.randrange(2, 9))
+            operator["trigger"] = rng.choice([inner, purging(inner)])
         else:
             operator["windows"] = rng.choice([tumbling(size), sliding(size, 7)])
             operator["evictor"] = rng.choice(
@@ -305,7 +310,22 @@ def random_windows(kind: str, number: int) -> Iterator[Scenario]:
         if kind != "count":
             operator["lateness"] = rng.choice([0, 0, rng.randrange(1, 20)])
         rows = list(stream(rng, rng.randrange(10, 26), 12))
+        if kind == "continuous":
+            rows = on_time(rows)  # else its timers are due when they are set: see `already_due`
         yield {"name": f"random {kind} {seed}", "operator": operator, "events": rows}
+
+
+def on_time(given: list[list[Any]]) -> list[list[Any]]:
+    """Move the rows that are late to just after the watermark, and all to after 1970."""
+    made, watermark = [], 0
+    for event in given:
+        if event[0] == "watermark":
+            watermark = event[1] + 1000
+            made.append(["watermark", watermark])
+        else:
+            _, key, time, value = event
+            made.append(["row", key, max(time + 1000, watermark + 1), value])
+    return made
 
 
 def random_processes(number: int) -> Iterator[Scenario]:
@@ -420,7 +440,15 @@ def groups() -> dict[str, list[Scenario]]:
         "matches": matches(),
         "random_windows": [
             scenario
-            for kind in ("tumbling", "sliding", "session", "count", "trigger", "evictor")
+            for kind in (
+                "tumbling",
+                "sliding",
+                "session",
+                "count",
+                "trigger",
+                "evictor",
+                "continuous",
+            )
             for scenario in random_windows(kind, 40)
         ],
         "random_processes": list(random_processes(40)),
