@@ -25,7 +25,7 @@ types: setup
 	$(BIN)/pyright
 
 unit: setup
-	$(BIN)/python -m pytest -q tests/unit
+	$(BIN)/python -m pytest -q tests/unit tests/flink
 
 model: setup
 	$(BIN)/python -m pytest -q tests/model
