@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,13 +56,12 @@ class Watch:
 
 def _family(root: int) -> Iterator[int]:
     yield root
-    for task in Path(f"/proc/{root}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        for child in children:
-            yield from _family(int(child))
+    children: list[str] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for task in Path(f"/proc/{root}/task").iterdir():
+            children += (task / "children").read_text().split()
+    for child in children:
+        yield from _family(int(child))
 
 
 def _resident_mb(pid: int) -> float:
