@@ -278,7 +278,7 @@ def in_order(batches: list[list[Event]]) -> list[Event]:
     return sorted((event for batch in batches for event in batch), key=lambda event: event.time)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(patterns(plain=True), streams())
 def test_a_pattern_finds_what_every_choice_of_rows_allows(pattern, batches):
     main = run(pattern, batches, partial=False).get("main", [])
@@ -286,7 +286,7 @@ def test_a_pattern_finds_what_every_choice_of_rows_allows(pattern, batches):
     assert found == oracle(pattern, in_order(batches))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(patterns(plain=False), streams())
 def test_the_result_does_not_depend_on_how_the_stream_is_cut(pattern, batches):
     events = in_order(batches)

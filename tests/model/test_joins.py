@@ -54,7 +54,7 @@ def fits(one, other, lower, upper):
     return one[0] == other[0] and lower <= other[2] - one[2] <= upper
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(bounds, batches)
 def test_rows_in_time_join_with_all_that_they_should(bounds, batches):
     lower, upper = bounds
@@ -73,7 +73,7 @@ def test_rows_in_time_join_with_all_that_they_should(bounds, batches):
     assert data is None  # nothing is kept for ever
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(bounds, batches)
 def test_rows_out_of_time_fare_as_in_flink(bounds, batches):
     lower, upper = bounds
