@@ -15,6 +15,9 @@ from poundlock.stream.operator import read_key, read_page
 from poundlock.stream.times import Domain
 
 
+_WANTED = "Give the checkpoint_location of a query with state that has finished a batch"
+
+
 @dataclass(frozen=True)
 class OperatorState:
     """One operator of a query, as its checkpoint knows it."""
@@ -45,6 +48,8 @@ def operators(spark: SparkSession, checkpoint: str) -> list[OperatorState]:
     found: dict[int, list[Any]] = {}
     for row in _read(spark.read.format("state-metadata"), checkpoint).collect():
         found.setdefault(row.operatorId, []).append(row)
+    if not found:
+        raise UsageError(f"there is no state in {checkpoint}. {_WANTED}")
     return [
         OperatorState(
             number,
@@ -90,6 +95,5 @@ def _read(reader: Any, checkpoint: str) -> DataFrame:
     except PySparkException as error:
         problem = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"the state in {checkpoint} cannot be read: {problem}. Give the checkpoint_location of a "
-            "query with state that has finished a batch"
+            f"the state in {checkpoint} cannot be read: {problem}. {_WANTED}"
         ) from error
