@@ -14,7 +14,6 @@ from poundlock.spark.keyed import STATE
 from poundlock.stream.operator import read_key, read_page
 from poundlock.stream.times import Domain
 
-
 _WANTED = "Give the checkpoint_location of a query with state that has finished a batch"
 
 
