@@ -79,6 +79,13 @@ def test_lateness_takes_the_other_road_and_late_rows_have_their_output(keyed, tm
     assert together(late) == [("a", 3.0, 99, 3.0)]
 
 
+def test_sessions_whose_gap_a_row_says(keyed, tmp_path):
+    """The function of a gap sees all of a row, also what no aggregate uses."""
+    windows = keyed.window(lock.sessions(lambda row: row.v)).aggregate("count(*) AS n")
+    rows = together(play(windows, tmp_path / "c"))
+    assert [row for row in rows if row[0] == "a"][:2] == [("a", 1.0, 11.0, 2), ("a", 21.0, 22.0, 1)]
+
+
 def test_windows_of_windows(keyed, tmp_path):
     """The results of one operator are the rows of the next, and are not late for it."""
     small = keyed.window(lock.tumbling("5 seconds"), late_output="late").aggregate("sum(v) as v")
@@ -308,6 +315,6 @@ def test_hashes_tell_nulls_and_maps_apart(spark):
         (array(), named_struct('a', 1, 'b', null), map(X'01', 1)),
         (null, null, null) AS t(x, y, z)"""
     )
-    hashes = [row[0] for row in frame.select(content_hash(frame)).collect()]
+    hashes = [row[0] for row in frame.select(content_hash(frame, frame.columns)).collect()]
     assert len(set(hashes)) == 6
-    assert hashes == [row[0] for row in frame.select(content_hash(frame)).collect()]
+    assert hashes == [row[0] for row in frame.select(content_hash(frame, frame.columns)).collect()]

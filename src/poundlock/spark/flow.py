@@ -232,8 +232,10 @@ class Flow:
                 f"{cure}"
             )
 
-    def input(self, key: Sequence[str], operator: str) -> keyed.Input:
-        """Return the rows as an operator takes them."""
+    def input(
+        self, key: Sequence[str], operator: str, columns: Sequence[str] | None = None
+    ) -> keyed.Input:
+        """Return the rows as an operator takes them, with some columns or with all."""
         self.check_clock(operator)
         if self.time is not None:
             self.require_time(operator)
@@ -245,7 +247,8 @@ class Flow:
             )
         place = [F.col(keyed.quoted(name)) for name in self.position]
         arrival = self.time is None and not place and self.ordered and keeps_order(self.frame)
-        return keyed.Input(self.frame, key, F.unix_micros(self._time()), place, arrival)
+        micros = F.unix_micros(self._time())
+        return keyed.Input(self.frame, key, micros, place, arrival, columns)
 
     def watermarked(self) -> tuple[DataFrame, str]:
         """Return the frame and its time column with Spark's tag on it, for Spark's own operators."""

@@ -65,13 +65,12 @@ class Input:
     key: Sequence[str]
     time: Column  # microseconds since 1970: event time, or the batch's own
     place: Sequence[Column] = ()  # where a row stood in its source; content decides between equals
-    arrival: bool = (
-        False  # the place is where a row stood in its task, before anything was shuffled
-    )
+    arrival: bool = False  # the place is where a row stood in its task, before any shuffle
+    columns: Sequence[str] | None = None  # what the operator is given of a row; None: everything
 
     def packed(self, number: int, pages: int) -> DataFrame:
         """Return this input in packets of rows, each of one page."""
-        columns = self.frame.columns
+        columns = self.frame.columns if self.columns is None else self.columns
         order = {f"{_PLACE}{index}": column for index, column in enumerate(self.place)}
         page = F.lit(0)
         if self.key and number != EVERY_PAGE:
@@ -82,7 +81,7 @@ class Input:
             *[column.alias(name) for name, column in order.items()],
             page.alias(_PAGE),
             self.time.alias(_TIME),
-            content_hash(self.frame).alias(_HASH),
+            content_hash(self.frame, columns).alias(_HASH),
         )
         packed = frame.mapInArrow(_Pack(number, self.arrival, uuid.uuid4().hex), _PACKED)
         if number == EVERY_PAGE:
@@ -91,11 +90,12 @@ class Input:
         return packed
 
 
-def content_hash(frame: DataFrame) -> Column:
-    """Return a hash of all columns, for an order between rows that nothing else tells apart."""
+def content_hash(frame: DataFrame, names: Sequence[str]) -> Column:
+    """Return a hash of some columns, for an order between rows that nothing else tells apart."""
     columns = [
         part
         for field in frame.schema.fields
+        if field.name in names
         for part in parts(F.col(quoted(field.name)), field.dataType, nullable=field.nullable)
     ]
     return F.xxhash64(*columns)
@@ -107,10 +107,9 @@ class _Pack:
 
     number: int
     arrival: bool
-    owner: (
-        str  # makes every operator's shuffle its own: Spark would share equal ones, and an operator
-    )
-    # that reads from a shared one is given no watermark
+    # Makes every operator's shuffle its own: Spark would share equal ones, and an operator that reads
+    # from a shared one is given no watermark.
+    owner: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
@@ -138,10 +137,11 @@ class _Pack:
         table = pa.Table.from_batches(batches).combine_chunks()
         if not table.num_rows:
             return
+        if table[_TIME].null_count:
+            raise OperatorFailed(NO_TIME)
+        table = _sorted(table, _PAGE)  # a page that has one packet need not be sorted again
         pages = table[_PAGE].to_numpy()
-        order = np.argsort(pages, kind="stable")
-        pages = pages[order]
-        table = table.drop_columns([_PAGE]).take(pa.array(order))
+        table = table.drop_columns([_PAGE])
         starts = np.flatnonzero(np.diff(pages, prepend=-1))
         ends = [*starts[1:].tolist(), len(pages)]
         packets = [
@@ -156,6 +156,19 @@ class _Pack:
             ],
             names=["page", "input", "rows"],
         )
+
+
+def _places(table: pa.Table) -> list[str]:
+    return [name for name in table.column_names if name.startswith(_PLACE)]
+
+
+def _sorted(table: pa.Table, *first: str) -> pa.Table:
+    """Return rows by these columns, and then by time, place in the source and content."""
+    places = _places(table)
+    if places:  # of any type
+        return table.sort_by([(name, "ascending") for name in (*first, _TIME, *places, _HASH)])
+    by = [table[name].to_numpy() for name in (_HASH, _TIME, *first)]  # the last counts most
+    return table.take(pa.array(np.lexsort(by)))
 
 
 @dataclass(frozen=True)
@@ -322,10 +335,9 @@ def read_packets(
     latest = 0
     for number, packed in sorted(tables.items()):
         table = pa.concat_tables(packed)
-        if table[_TIME].null_count:
-            raise OperatorFailed(NO_TIME)
-        places = [name for name in table.column_names if name.startswith(_PLACE)]
-        table = table.sort_by([(name, "ascending") for name in (_TIME, *places, _HASH)])
+        if len(packed) > 1:
+            table = _sorted(table)
+        places = _places(table)
         times = np.floor_divide(table[_TIME].to_numpy(), 1000).tolist()
         latest = max([latest, *times[-1:]])
         table = table.drop_columns([_TIME, _HASH, *places])

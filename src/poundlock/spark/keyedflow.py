@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -254,6 +254,7 @@ class KeyedFlow:
         what: str,
         time: str | None = None,
         shift: int = 0,
+        columns: Sequence[str] | None = None,
     ) -> Flow:
         """Return the flow of what an operator makes of its inputs."""
         if not keeps_keyed_state(self.df.sparkSession):
@@ -262,7 +263,10 @@ class KeyedFlow:
                 "state in no other: open the session with poundlock.session(), or leave state_backend= "
                 "out"
             )
-        rows = {number: each.flow.input(each.key, operator.name) for number, each in inputs.items()}
+        rows = {
+            number: each.flow.input(each.key, operator.name, columns)
+            for number, each in inputs.items()
+        }
         outputs = keyed.Outputs(schemas)
         made = any(each.flow.made for each in inputs.values())
         raw = keyed.run(

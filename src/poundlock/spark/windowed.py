@@ -168,21 +168,18 @@ class WindowedFlow:
                     frame, extra = self._with(frame, plain, sql), extra + 1
                 places.append(plain)
             used.append((part.function, places))
-        needed = dict.fromkeys(
-            [*self.keyed.key, *[place for _, places in used for place in places]]
-        )
-        if not (self.late_output or self.trigger or self.evictor):
-            time = self.keyed.flow.time
-            wanted = [*needed, *([time] if time else []), *self.keyed.flow.position]
-            frame = frame.select(*[quoted(name) for name in dict.fromkeys(wanted)])
-            extra = 0
+        given: Sequence[str] = frame.columns
+        own_gaps = isinstance(self.windows, SessionWindows) and callable(self.windows.gap)
+        if not (self.late_output or self.trigger or self.evictor or own_gaps):
+            used_by = [place for _, places in used for place in places]
+            given, extra = list(dict.fromkeys([*self.keyed.key, *used_by])), 0
         results = (
             StructType([part.field for part in parts])
             if schema is None
             else parsed(schema, self.name)
         )
         what = f"windows, because {reason}"
-        return self._run(frame, results, Aggregates(used), process, sides, what, extra)
+        return self._run(frame, results, Aggregates(used), process, sides, what, given, extra)
 
     def _with(self, frame: DataFrame, column: str, sql: str) -> DataFrame:
         try:
@@ -205,15 +202,17 @@ class WindowedFlow:
         function: Any,
         sides: Mapping[str, str | StructType] | None,
         what: str,
+        given: Sequence[str] | None = None,
         extra: int = 0,
     ) -> Flow:
+        columns = frame.columns if given is None else given
         mine = replace(self.keyed, flow=replace(self.keyed.flow, frame=frame))
         side_schemas = {name: parsed(each, self.name) for name, each in (sides or {}).items()}
         operator = WindowOperator(
             self.name,
             self.windows,
             domain=mine.flow.domain,
-            columns=frame.columns,
+            columns=columns,
             keys=mine.key,
             fields=schema.names,
             aggregate=aggregate,
@@ -234,7 +233,8 @@ class WindowedFlow:
             outputs[self.late_output] = StructType(self._frame.schema.fields)
         ends = function is None and self.windows.timed
         time = "window_end" if ends and self.keyed.flow.time is not None else None
-        return mine.run(operator, outputs, {0: mine}, what, time, shift=1 if time else 0)
+        shift = 1 if time else 0
+        return mine.run(operator, outputs, {0: mine}, what, time, shift, columns)
 
 
 def _ms(duration: int) -> str:
