@@ -11,9 +11,7 @@ demo: setup
 	$(BIN)/poundlock demo
 
 test: check
-	$(BIN)/python -m pytest tests/compliance
-	$(BIN)/python -m pytest tests/sinks tests/integration tests/chaos
-	$(BIN)/python -m pytest tests/streams
+	scripts/tests
 
 check: lint types unit model
 
@@ -42,6 +40,12 @@ bench: setup
 flink: setup .venv-flink/.ready
 	.venv-flink/bin/python tests/flink/flink_run.py build/flink
 	FLINK_ANSWERS=build/flink $(BIN)/python -m pytest -q tests/flink
+
+# The MySQL sink's tests on MySQL itself, from Debian's unstable packages. Not part of test.
+.PHONY: mysql
+mysql: setup
+	scripts/mysql
+	POUNDLOCK_TEST_MYSQLD=build/mysql/mysqld $(BIN)/python -m pytest tests/sinks/test_mysql.py tests/compliance -k mysql
 
 .venv-flink/.ready: tests/flink/requirements.txt
 	$(PYTHON) -m venv .venv-flink

@@ -1,4 +1,4 @@
-"""What every comparison shares: sides that take turns in one run, and their medians."""
+"""What every comparison shares: sides that take turns in one run, and the medians of their rounds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def alternate(
 ) -> dict[str, Any]:
     """Run every side in each round, each time another first; the first round warms up.
 
-    `run(side)` returns at least `rows_per_second`. The first side is ours, and the ratios are its
-    median to that of each other.
+    `run(side)` returns at least `rows_per_second`. The first side is ours. Its ratio to another is the
+    median of the rounds' ratios: what slows the machine for a while slows both sides of a round.
     """
     history: list[dict[str, Any]] = []
     for number in range(rounds + 1):
@@ -28,7 +28,12 @@ def alternate(
         for side in sides
     }
     ours, *others = sides
-    ratios = {f"ratio_vs_{side}": medians[ours] / medians[side] for side in others}
+    ratios = {
+        f"ratio_vs_{side}": statistics.median(
+            taken[ours]["rows_per_second"] / taken[side]["rows_per_second"] for taken in history[1:]
+        )
+        for side in others
+    }
     return {"rounds": history, "medians": medians, **ratios}
 
 

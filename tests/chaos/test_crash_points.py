@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 from harness import (
     Chaos,
     Fault,
@@ -97,6 +98,7 @@ SCRIPT: list[Points] = [
 ]
 
 
+@pytest.mark.timeout(2400)  # dozens of drivers, one after the other
 def test_driver_killed_at_every_point(kafka_server: Cluster, tmp_path: Path) -> None:
     groups = {kind: f"{kind}-{uuid.uuid4().hex[:8]}" for kind in KINDS}
     sources = {

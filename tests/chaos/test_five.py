@@ -167,6 +167,7 @@ SCRIPT = [
 ]
 
 
+@pytest.mark.timeout(2400)  # dozens of drivers, one after the other
 def test_driver_killed_at_every_point(systems: Systems, tmp_path: Path) -> None:
     five = Five(tmp_path, systems, ROWS)
     for fault in SCRIPT:

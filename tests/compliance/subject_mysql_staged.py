@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import mysqld
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
-from poundlock.servers import mariadb
 from poundlock.sinks import MySQL
 
 from .subject import Subject
@@ -31,5 +31,5 @@ class MySQLStagedSubject(MySQLSubject):
 
 @contextmanager
 def started(directory: Path) -> Iterator[Subject]:
-    with mariadb.running(directory) as server:
+    with mysqld.running(directory) as server:
         yield MySQLStagedSubject(server)

@@ -1,4 +1,4 @@
-"""MariaDB, by XA: a server of its own, which the suite may kill; a database for each sink."""
+"""MariaDB or MySQL, by XA: a server of its own, which the suite may kill; a database for each sink."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
+import mysqld
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
 from poundlock.servers import mariadb
@@ -73,9 +74,11 @@ class MySQLSubject(Subject):
             self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
 
     def _prepared(self) -> list[tuple[str, str, int]]:
+        listed = self.ask("XA RECOVER")  # MySQL's as text, MariaDB's as bytes
         return [
-            (data[:first].decode(), data[first : first + second].decode(), number)
-            for number, first, second, data in self.ask("XA RECOVER")
+            (str(data[:first], "ascii"), str(data[first : first + second], "ascii"), number)
+            for number, first, second, text in listed
+            for data in [text.encode() if isinstance(text, str) else text]
         ]
 
     def ask(self, statements: str) -> Any:
@@ -90,5 +93,5 @@ class MySQLSubject(Subject):
 
 @contextmanager
 def started(directory: Path) -> Iterator[Subject]:
-    with mariadb.running(directory) as server:
+    with mysqld.running(directory) as server:
         yield MySQLSubject(server)

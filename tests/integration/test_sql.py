@@ -21,6 +21,7 @@ from rich.console import Console
 from poundlock.cli import poundlock
 from poundlock.core.protocol import Step
 from poundlock.errors import UsageError
+from poundlock.spark.task import field_of, rows_column
 from poundlock.sqljob import file, run
 from poundlock.sqljob.build import pipelines
 from poundlock.sqljob.shell import Shell
@@ -111,12 +112,13 @@ def test_what_shares_a_decision_and_what_does_not(spark: Any, job: Callable[...,
         "job-warm": ["out12"],
     }
     assert [route.output for route in made[1].routes] == [None, "too_late"]
-    columns = {
-        name: made[0]._routed().schema[name].dataType.names  # what each sink is given
-        for name in made[0]._routed().columns
-        if name.startswith("rows")
-    }
-    assert list(columns.values()) == [
+    given = made[0]._routed().schema  # what each sink is given: its fields, or a struct
+    columns = [
+        [field for name in given.names if (field := field_of(name, n)) is not None]
+        or given[rows_column(n)].dataType.names
+        for n in range(5)
+    ]
+    assert columns == [
         ["id", "ts", "temperature"],
         ["id", "(temperature + 1)", "name"],
         ["id", "ts", "temperature", "again"],

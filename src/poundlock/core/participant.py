@@ -58,7 +58,8 @@ class Writer(ABC):
 
         Raises `BadRow` for data that the sink cannot take, naming the rows where it can, and
         `Rejected` for any other no. In a tolerant branch a `BadRow` leaves nothing of these rows
-        behind, and the good ones are given once more.
+        behind, and the good ones are given once more. In any other branch, which an error ends, it may
+        come later, from the next `write` or from `prepare`.
         """
 
     @abstractmethod

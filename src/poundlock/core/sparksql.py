@@ -1,4 +1,4 @@
-"""Spark SQL that several sinks spell alike."""
+"""Spark SQL that several parts spell alike."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def to_json(sql: str, *, nulls: bool = True) -> str:
     """
     options = TIMES + (", 'ignoreNullFields', 'false'" if nulls else "")
     return f"to_json({sql}, map({options}))"
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"

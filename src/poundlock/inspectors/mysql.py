@@ -28,7 +28,7 @@ class MySQLInspector(Inspector):
             Found(
                 name.namespace,
                 Stray(name.sink, str(name), name.generation, "prepared",
-                      {"mode": "xa", "task": branch.number}),
+                      {"mode": "xa", "task": branch.task}),
             )
             for name, branch in listed
             if namespace in (None, name.namespace)

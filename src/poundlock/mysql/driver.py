@@ -21,7 +21,7 @@ from poundlock.core.participant import Participant, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import InDoubt, NotAuthorised, Parted, PoundlockError, Unavailable, UsageError
 from poundlock.mysql import target as tables
-from poundlock.mysql.branches import Witness, Xid, prepared, xid
+from poundlock.mysql.branches import Witness, Xid, let_go, prepared, xid
 from poundlock.mysql.link import (
     DEADLOCK,
     DUPLICATE,
@@ -61,7 +61,9 @@ class MySQLBranches(Participant):
     delete: str | None
     order_by: str | None
     chosen: str  # "xa" or "staged"
-    loads: bool  # the server takes LOAD DATA LOCAL
+    bulks: bool  # the server takes MariaDB's bulks
+    loads: bool  # it takes LOAD DATA LOCAL
+    packet: int  # bytes of rows that it takes at once
     key_partitioned: bool
     lock_timeout: float
     connections: int | None
@@ -236,14 +238,37 @@ class MySQLBranches(Participant):
         states: dict[str, BranchState] = {}
         if aside:
             states |= self._commit_staged(aside)
+        if by_xa:
+            self._let_go(by_xa)
         done = self._many(self._commit_xa, by_xa)
         states |= {receipt.id: state for receipt, state in zip(by_xa, done, strict=True)}
         return [states[receipt.id] for receipt in receipts]
 
+    def _let_go(self, receipts: Sequence[Receipt]) -> None:
+        """Wait until the connections that prepared the branches are gone; see `let_go`."""
+        ids = [int(str(r.handle["connection"])) for r in receipts if "connection" in r.handle]
+        with contextlib.suppress(Unavailable), self._borrowed() as link:
+            let_go(link, ids)
+
     def _commit_xa(self, receipt: Receipt) -> BranchState:
         name = _name(receipt)
         branch = xid(name, int(str(receipt.handle["task"])))
-        return self._end_xa("COMMIT", name, branch, lambda link: self._proven(link, receipt))
+        return self._end_xa(
+            "COMMIT", name, branch, lambda link: self._proven(link, receipt),
+            lambda link: self._seen(link, receipt),
+        )  # fmt: skip
+
+    def _seen(self, link: Link, receipt: Receipt) -> BranchState:
+        """See the witness of a branch that the server says it has committed; see `let_go`."""
+        witness = self._witness_of(link, receipt)
+        if witness is None or _name(receipt) in witness.states(link, [_name(receipt)]):
+            return BranchState.COMMITTED
+        raise InDoubt(
+            f"the server says that branch {receipt.id} is committed, but its witness is not there: it "
+            "has lost sight of the branch, which InnoDB still holds prepared. Nothing is lost: "
+            "restart the server, which then lists the branch again, and start the pipeline again",
+            sink=self.name,
+        )
 
     def _proven(self, link: Link, receipt: Receipt) -> BranchState:
         """Ask the witness, if it is the one that the branch has testified in."""
@@ -264,12 +289,17 @@ class MySQLBranches(Participant):
         return witness if found else None
 
     def _end_xa(
-        self, verb: str, name: BranchName, branch: Xid, settle: Callable[[Link], BranchState]
+        self,
+        verb: str,
+        name: BranchName,
+        branch: Xid,
+        settle: Callable[[Link], BranchState],
+        see: Callable[[Link], BranchState] = lambda link: BranchState.ABORTED,
     ) -> BranchState:
         """Commit or roll back an XA branch, and say how it ended. Nothing but the witness proves it.
 
-        While the connection that prepared it lives, the server denies a branch to all others, though
-        it lists it: it goes on to exist, and in a moment the connection will be seen to be closed.
+        While the connection that prepared it lives, MariaDB denies a branch to all others, though it
+        lists it: it goes on to exist, and in a moment the connection will be seen to be closed.
         """
         try:
             with self._borrowed() as link:
@@ -280,7 +310,7 @@ class MySQLBranches(Participant):
                         if code_of(error) not in (XA_UNKNOWN, XA_ROLLED_BACK):
                             raise
                     else:
-                        return BranchState.COMMITTED if verb == "COMMIT" else BranchState.ABORTED
+                        return see(link)
                     if name not in prepared(link, name.namespace, name.sink):
                         return settle(link)
                     time.sleep(_DETACH_WAIT_S)
@@ -408,7 +438,7 @@ class MySQLBranches(Participant):
         with self._borrowed() as link:
             strays = [
                 Stray(self.name, str(name), name.generation, "prepared",
-                      {"mode": "xa", "task": branch.number})
+                      {"mode": "xa", "task": branch.task})
                 for name, branch in self._prepared(link, namespace).items()
             ]  # fmt: skip
             aside = stages(link, self.witness.database, namespace, self.name)

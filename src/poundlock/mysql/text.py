@@ -70,9 +70,9 @@ def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
     texts, binary = [], set[str]()
     for name in rows.schema.names:
         values = rows.column(name)
-        if _is_binary(values.type):
+        if is_binary(values.type):
             binary.add(name)
-        texts.append(_text(values))
+        texts.append(_escaped(values.cast(pa.string())) if is_text(values.type) else plain(values))
     return Rows(len(rows), tuple(columns[n].name for n in rows.schema.names), tuple(texts),
                 frozenset(columns[name].name for name in binary))  # fmt: skip
 
@@ -109,16 +109,16 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
             rest = pc.subtract(instants, pc.multiply(pc.divide(instants, step), step))
             reason = f"has a fraction of a second that the column would cut off: {column.full_type}"
             found.append((pc.not_equal(rest, 0), reason))
-    elif _is_text(kind) and column.type in ("enum", "set"):
+    elif is_text(kind) and column.type in ("enum", "set"):
         found.append(
             (_strange(values, column), f"is not among the members of {column.type.upper()}")
         )
-    elif _is_text(kind) and column.length is not None:
+    elif is_text(kind) and column.length is not None:
         # Only where a cheap look at the bytes says that it may be too long.
         if len(values) and (pc.max(pc.binary_length(values)).as_py() or 0) > column.length:
             long = pc.greater(pc.utf8_length(values), column.length)
             found.append((long, f"is longer than {column.length} characters"))
-    elif _is_binary(kind) and column.length is not None:
+    elif is_binary(kind) and column.length is not None:
         long = pc.greater(pc.binary_length(values), column.length)
         found.append((long, f"is longer than {column.length} bytes"))
     return found
@@ -140,7 +140,8 @@ def _strange(values: Any, column: TargetColumn) -> Any:
     return pc.and_(pa.array(mask), pc.not_equal(values, ""))  # the set that is empty has no parts
 
 
-def _text(values: Any) -> Any:
+def plain(values: Any) -> Any:
+    """Spell what is no text itself; nothing of it needs to be escaped."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return values.cast(pa.int8()).cast(pa.string())
@@ -148,10 +149,8 @@ def _text(values: Any) -> Any:
         # The clock of UTC: the number as it is, without the zone that only says how to show it.
         instants = values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
         return instants.cast(pa.timestamp("us")).cast(pa.string())
-    if _is_binary(kind):
+    if is_binary(kind):
         return _hexadecimal(values)
-    if _is_text(kind):
-        return _escaped(values.cast(pa.string()))
     return values.cast(pa.string())
 
 
@@ -191,11 +190,11 @@ def _bytes(texts: Any) -> memoryview:
     return memoryview(data)[int(ends[0]) : int(ends[-1])]
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def _is_binary(kind: Any) -> bool:
+def is_binary(kind: Any) -> bool:
     return (
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)

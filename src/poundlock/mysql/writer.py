@@ -9,9 +9,9 @@ straight through  as xa, but in a plain transaction that the task commits itself
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,8 @@ from poundlock.mysql.branches import prepared, xid
 from poundlock.mysql.link import drop, run, said
 from poundlock.mysql.move import DELETE, ORDER, Move, stage_name
 from poundlock.mysql.names import quoted
-from poundlock.mysql.target import TargetColumn
+from poundlock.mysql.sender import Sender
+from poundlock.mysql.target import Target, TargetColumn
 
 if TYPE_CHECKING:
     from poundlock.mysql.driver import MySQLBranches
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 logger = logging.getLogger("poundlock")
 
-# Bytes of one statement: far below what Arrow's offsets can count, and what servers take by default.
-_LOADED, _INSERTED = 64 << 20, 2 << 20
 _DETACH_S = 20  # how long a prepared branch may hang on the connection of a task that vanished
 # The types of a column that orders rows but is not the target's.
 _ORDERS: tuple[tuple[Any, str], ...] = (
@@ -66,6 +65,7 @@ class RowWriter(Writer):
         self._rows = 0
         self._testifies: list[Json] = []
         self._active = False  # an XA branch is open on the connection
+        self._sender: Sender | None = None
         self._link: links.Link | None = sink.connect()
         try:
             if self._exact:
@@ -109,7 +109,7 @@ class RowWriter(Writer):
                 mine.generation, mine.batch, mine.attempt,
             )  # fmt: skip
             earlier = name.task_attempt < mine.task_attempt
-            if same and other.number == self._branch.task and earlier:
+            if same and other.task == self._branch.task and earlier:
                 with contextlib.suppress(pymysql.err.Error):
                     run(self._open_link, f"XA ROLLBACK {other}")
 
@@ -119,21 +119,24 @@ class RowWriter(Writer):
         rows = self._sink.shaped(rows)
         if self._move is None:
             self._begin(rows)
-        bad = self._faults(rows)
-        if bad:
-            raise BadRow(self._bad(bad), sink=self._sink.name, rows=bad)
+        assert self._sender is not None
+        if bad := self._faults(rows):
+            raise self._sender.bad(bad)
         if self._branch.tolerant:
-            with said(self._sink.name):
-                run(self._open_link, "SAVEPOINT poundlock")
-        try:
-            with said(self._sink.name):  # in here: what the server refuses is a BadRow only now
-                self._send(rows)
-        except BadRow:
-            if self._branch.tolerant:  # pieces before the bad one were taken already
-                with said(self._sink.name):
-                    run(self._open_link, "ROLLBACK TO SAVEPOINT poundlock")
-            raise
+            self._send_or_undo(self._sender, rows)
+        else:
+            self._sender.post(rows)
         self._rows += len(rows)
+
+    def _send_or_undo(self, sender: Sender, rows: pa.RecordBatch) -> None:
+        with said(self._sink.name):
+            run(self._open_link, "SAVEPOINT poundlock")
+        try:
+            sender.send(rows)
+        except BadRow:  # pieces before the bad one were taken already
+            with said(self._sink.name):
+                run(self._open_link, "ROLLBACK TO SAVEPOINT poundlock")
+            raise
 
     def _begin(self, rows: pa.RecordBatch) -> None:
         """Open the branch, now that its columns are known."""
@@ -147,6 +150,12 @@ class RowWriter(Writer):
             if column is None:
                 raise BadRow(f"the table has no column {name!r}", sink=sink.name)
             self._columns[name] = replace(column, nullable=False) if column.name in key else column
+        self._sender = Sender(
+            sink, self._open_link, self._stage if self._aside else sink.into, self._columns,
+            # A trigger that inserts takes the rows of a bulk for its own, before MariaDB 10.11.7.
+            bulks=sink.bulks and (self._aside or "trigger" not in target.strict),
+            turns=self._turns(target),
+        )  # fmt: skip
         with said(sink.name):
             if self._aside:
                 temporary = not self._staged
@@ -163,6 +172,16 @@ class RowWriter(Writer):
             self._active = True
         else:
             run(self._open_link, "START TRANSACTION")
+
+    def _turns(self, target: Target) -> str | None:
+        """Name the lock for turns at the table's end, where rows meet nothing that could block them.
+
+        The server does not see a deadlock between such a lock and those of rows.
+        """
+        if self._aside or target.strict or self._sink.meeting(target):
+            return None
+        place = f"{target.database}.{target.table}"
+        return "poundlock." + hashlib.sha256(place.encode()).hexdigest()[:40]
 
     @property
     def _stage(self) -> str:
@@ -187,42 +206,6 @@ class RowWriter(Writer):
                     found.setdefault(index, reason)
         return found
 
-    def _bad(self, bad: dict[int, str]) -> str:
-        first = min(bad)
-        return (
-            f"{len(bad)} rows do not fit table {self._sink.table}: {bad[first]}. Correct them in the "
-            "query, filter them out with where=, or send them elsewhere with on_bad_row="
-        )
-
-    def _send(self, rows: pa.RecordBatch) -> None:
-        table = self._stage if self._aside else self._sink.into
-        for start, piece in _pieces(rows, _LOADED if self._sink.loads else _INSERTED):
-            spelled, link = text.spell(piece, self._columns), self._open_link
-            if self._sink.loads:
-                statement, link.payload = spelled.load(table)
-                try:
-                    taken = links.changed(link, statement)
-                finally:
-                    link.payload = None
-            else:  # the server takes no LOAD DATA LOCAL
-                head, values = spelled.insert(table)
-                taken = link.query(head.encode() + bytes(values))
-            if link.warnings or taken != len(piece):
-                self._complain(links.wrong_rows(link), start, len(piece) - taken)
-
-    def _complain(self, wrong: dict[int, str], start: int, missing: int) -> None:
-        """The server read on after a bad row, as it does with LOCAL: now all of them are told."""
-        rows = {start + index: reason for index, reason in wrong.items() if index >= 0}
-        if rows:
-            raise BadRow(self._bad(rows), sink=self._sink.name, rows=rows)
-        if wrong or missing:
-            reason = wrong.get(-1, f"{missing} rows were left out by the server without a word")
-            raise BadRow(
-                f"rows do not fit table {self._sink.table}: {reason}. Correct them in the query, or "
-                "send them elsewhere with on_bad_row=",
-                sink=self._sink.name,
-            )
-
     # The end.
 
     def prepare(self) -> PreparedBranch | None:
@@ -230,6 +213,8 @@ class RowWriter(Writer):
             raise Rejected("there is nothing to prepare: the branch has no rows",
                            sink=self._sink.name)  # fmt: skip
         try:
+            assert self._sender is not None
+            self._sender.arrive()
             with said(self._sink.name):
                 self._finish(self._move)
         except PoundlockError as error:
@@ -237,6 +222,7 @@ class RowWriter(Writer):
                 raise
             logger.warning("sink %s: rows were lost, as semantic NONE allows: %s",
                            self._sink.name, error)  # fmt: skip
+        connection = self._open_link.thread_id()
         self._close()
         if not self._exact:
             return None
@@ -247,6 +233,7 @@ class RowWriter(Writer):
             "columns": list(self._move.written),
             "ordered": self._move.order is not None,
             "witness": self._testifies,
+            "connection": connection,
         }
         return PreparedBranch(str(self._name), handle, began_at=self._began_at, expires_at=None)
 
@@ -265,8 +252,8 @@ class RowWriter(Writer):
             run(link, "COMMIT")
             return
         self._sink.witness.testify(link, [self._name])
-        # As long as the connection lasts nobody else can finish the branch. If this machine goes
-        # away before it has closed it, the server is to close it soon.
+        # In MariaDB nobody else can finish the branch as long as the connection lasts. If this machine
+        # goes away before it has closed it, the server is to close it soon.
         run(link, f"SET SESSION wait_timeout = {_DETACH_S}")
         run(link, f"XA END {self._xid}")
         run(link, f"XA PREPARE {self._xid}")
@@ -275,8 +262,12 @@ class RowWriter(Writer):
     def _close(self) -> None:
         drop(self._link)
         self._link = None
+        if self._sender is not None:
+            self._sender.stop()
 
     def abort(self) -> None:
+        if self._sender is not None:
+            self._sender.stop()  # the connection is in use until then
         link = self._link
         if link is None:
             return
@@ -289,16 +280,6 @@ class RowWriter(Writer):
             with contextlib.suppress(Exception):
                 run(link, statement)
         self._close()
-
-
-def _pieces(rows: pa.RecordBatch, most: int, start: int = 0) -> Iterator[tuple[int, Any]]:
-    """Cut rows into pieces of at most so many bytes, each with the number of its first row."""
-    if rows.nbytes <= most or len(rows) < 2:
-        yield start, rows
-        return
-    half = len(rows) // 2
-    yield from _pieces(rows.slice(0, half), most, start)
-    yield from _pieces(rows.slice(half), most, start + half)
 
 
 def _order_column(sink: MySQLBranches, kind: Any) -> TargetColumn:

@@ -66,20 +66,32 @@ class MariaDBServer:
         return f"mysql://{USER}@127.0.0.1:{ports['client']}/{DATABASE}"
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
-        binaries = mariadb_binaries.find()
+        data = home / "data"
+        self.program(data)  # fetched before anything is made
         if not (home / "password").exists():
             base.write_private(home / "password", secrets.token_hex(16))
-        data = home / "data"
         if not (home / "formatted").exists():
             shutil.rmtree(data, ignore_errors=True)
             hand_over(data)
-            _bootstrap(binaries, data)
+            self.format(data)
             (home / "formatted").touch()
         base.write_private(home / "port", str(ports["client"]))
         private = home / "private"  # read by the server, so not below its data
         private.mkdir(exist_ok=True, mode=0o700)
-        base.write_private(private / "init.sql", _init((home / "password").read_text()))
+        base.write_private(private / "init.sql", self.init((home / "password").read_text()))
         hand_over(private)
+
+    def program(self, data: Path) -> list[str]:
+        """The beginning of a command line."""
+        return mariadb_binaries.find().command(data)
+
+    def format(self, data: Path) -> None:
+        """Create the system tables."""
+        _bootstrap(mariadb_binaries.find(), data)
+
+    def init(self, password: str) -> str:
+        """What the server does at every start, before it listens."""
+        return _init(password)
 
     def command(self, home: Path, node: str) -> list[str]:
         own = {
@@ -89,12 +101,11 @@ class MariaDBServer:
             "pid_file": "mariadb.pid",
             "init_file": str(home / "private" / "init.sql"),
         }
-        binaries = mariadb_binaries.find()
         asked = {key.replace("-", "_"): value for key, value in self.variables.items()}
         merged = _VARIABLES | asked | own
         if "log_bin" in asked:
             del merged["skip_log_bin"]
-        return demoted([*binaries.command(home / "data"), *_options(merged)])
+        return demoted([*self.program(home / "data"), *_options(merged)])
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
         url = _with_password(self.url(ports), home)
@@ -153,7 +164,7 @@ def _with_password(url: str, home: Path) -> str:
 
 
 def _init(password: str) -> str:
-    """What the server does at every start, before it listens: our account is the only one."""
+    """Our account is the only one."""
     account = f"'{USER}'@'127.0.0.1'"
     return (
         f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n"

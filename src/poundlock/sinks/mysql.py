@@ -15,6 +15,7 @@ from poundlock.core.model import checked_name
 from poundlock.core.participant import Column, Commitment, Semantic
 from poundlock.core.site import Site
 from poundlock.errors import NotAuthorised, UsageError
+from poundlock.mysql.branches import every
 from poundlock.mysql.driver import AT_ONCE, MySQLBranches
 from poundlock.mysql.link import Link, connect_arguments, run
 from poundlock.mysql.move import DELETE, ORDER
@@ -26,8 +27,10 @@ logger = logging.getLogger("poundlock")
 _MODES = (None, "xa", "staged")
 _VARIABLES = (
     *("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "local_infile", "wsrep_on"),
-    *("read_only", "super_read_only", "max_connections"),
+    *("read_only", "super_read_only", "max_connections", "max_allowed_packet"),
+    "xa_detach_on_prepare",
 )
+_BESIDE_ROWS = 64 << 10  # what a packet of the largest size leaves for all but its rows
 
 
 class MySQL(MySQLBranches):
@@ -86,7 +89,7 @@ class MySQL(MySQLBranches):
             connect_arguments(url)
             quoted(self.database, self.witness.database)
         self.known: Target | None = None
-        self.loads = True
+        self.bulks, self.loads, self.packet = False, True, 0
         self.chosen = mode or ("staged" if self.key else "xa")
         self._tasks: int | None = None
         self._speculates = False
@@ -196,13 +199,16 @@ class MySQL(MySQLBranches):
             self._check_connections(int(variables["max_connections"]))
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._choose(target)
+                self._check_upserts(variables)
                 self._check_speculation(target)
                 self._check_server(version, variables)
                 warnings += self._cautions(version, variables)
                 if self.chosen == "xa":
                     self._check_rights(link)
+            self.bulks = link.bulks
         self.loads = variables.get("local_infile") in ("ON", "1")
-        if not self.loads:
+        self.packet = int(variables["max_allowed_packet"]) - _BESIDE_ROWS
+        if not self.loads and not self.bulks:
             warnings.append("local_infile is off: rows are sent by INSERT, which is slower")
         return warnings
 
@@ -252,6 +258,14 @@ class MySQL(MySQLBranches):
             return
         self.chosen = "staged" if self.meeting(target) else "xa"
 
+    def _check_upserts(self, variables: Mapping[str, str]) -> None:
+        if self.key and self.chosen == "xa" and variables.get("xa_detach_on_prepare") == "ON":
+            raise UsageError(
+                "mode='xa' with key=: rows go through a temporary table, which MySQL lets no XA branch "
+                "read while xa_detach_on_prepare is ON, its default. Use mode='staged'",
+                sink=self.name,
+            )
+
     def _check_speculation(self, target: Target) -> None:
         """Two attempts of one task at a time write the same keys: one would wait for the other."""
         if self._speculates and self.chosen == "xa" and (self.key or self.meeting(target)):
@@ -296,11 +310,17 @@ class MySQL(MySQLBranches):
                     "the binary log is on: XA together with it does not survive every crash in "
                     "MariaDB, and replicas may differ afterwards. mode='staged' does without XA"
                 )
+            elif self.chosen == "xa":
+                warnings.append(
+                    "the binary log is on: where other programs use XA on this server, with XIDs of "
+                    "another format than 1, a crash of MySQL may roll prepared branches back. They are "
+                    "then written again from the source; mode='staged' does without XA"
+                )
         return warnings
 
     def _check_rights(self, link: Link) -> None:
         try:
-            run(link, "XA RECOVER")
+            every(link)
         except Exception as error:  # whatever it is, nothing could be found and swept
             raise NotAuthorised(
                 "the account may not list XA branches, so none could be found after a crash. MySQL "

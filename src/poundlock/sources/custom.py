@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from poundlock.core.model import checked_name
+from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 
 DECLARED = "poundlock.declared"  # in the metadata of the frame's columns: it stays with the plan
@@ -35,7 +36,7 @@ def custom(frame_or_reader: Any, *, replayable: bool, name: str) -> Any:
     said = json.dumps({"name": name, "replayable": replayable})
     return frame.select(
         [
-            frame[_quoted(field.name)].alias(field.name, metadata=field.metadata | {DECLARED: said})
+            frame[quoted(field.name)].alias(field.name, metadata=field.metadata | {DECLARED: said})
             for field in frame.schema.fields
         ]
     )
@@ -45,7 +46,3 @@ def read_declaration(text: str) -> tuple[str, bool]:
     """Return the name of a declared source, and whether it can be replayed."""
     said = json.loads(text)
     return said["name"], said["replayable"]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
 from poundlock.errors import UsageError
+from poundlock.spark.flow import analysed
 from poundlock.spark.internals import analyzed_plan
 from poundlock.stream import aggregates
 
@@ -37,11 +37,7 @@ def grouped(
     frame: DataFrame, keys: Sequence[Column], what: Sequence[Column], name: str
 ) -> DataFrame:
     """Return Spark's own aggregation. Raises `UsageError` for expressions that do not fit."""
-    try:
-        return frame.groupBy(*keys).agg(*what)
-    except AnalysisException as error:
-        problem = str(error).splitlines()[0]
-        raise UsageError(f"operator {name!r}: {problem}") from error
+    return analysed(name, lambda: frame.groupBy(*keys).agg(*what))
 
 
 def parts(frame: DataFrame, what: Sequence[Column], name: str) -> list[Part]:

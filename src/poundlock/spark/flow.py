@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampType
 
+from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 from poundlock.spark import keyed, rowwise
 from poundlock.spark.internals import analyzed_plan, is_column, watermark_delay
@@ -100,13 +101,13 @@ class Flow:
             F.expr(each) if isinstance(each, str) and each != "*" else each for each in columns
         ]
         return self._stepped(
-            _analysed("select", lambda: self.frame.select(*chosen)), "select: Spark"
+            analysed("select", lambda: self.frame.select(*chosen)), "select: Spark"
         )
 
     def filter(self, condition: str | Column | Callable[[Any], Any]) -> Flow:
         """Keep the rows for which a condition holds: SQL, a Column, or a function of the row."""
         if isinstance(condition, str | Column):
-            frame = _analysed("filter", lambda: self.frame.where(condition))
+            frame = analysed("filter", lambda: self.frame.where(condition))
             return self._stepped(frame, "filter: Spark")
         step = rowwise.Filter("filter", rowwise.checked(condition, "filter"))
         return self._python(step, self.frame.schema, "filter")
@@ -157,7 +158,7 @@ class Flow:
                     f"a flow in {_clock(self)} and one in {_clock(other)} cannot be united: give both "
                     "the same time column"
                 )
-            frame = _analysed("union", lambda f=frame, o=other: f.unionByName(o.frame))
+            frame = analysed("union", lambda f=frame, o=other: f.unionByName(o.frame))
         made = self.made or any(other.made for other in others)
         return replace(self._stepped(frame, "union: Spark"), made=made)
 
@@ -169,8 +170,8 @@ class Flow:
             raise UsageError("key_by() needs a column: name one, or an expression with an alias")
         frame, names = self.frame, []
         for column in columns:
-            expression = F.col(keyed.quoted(column)) if isinstance(column, str) else column
-            name = _analysed("key_by", lambda e=expression, f=frame: f.select(e).columns[0])
+            expression = F.col(quoted(column)) if isinstance(column, str) else column
+            name = analysed("key_by", lambda e=expression, f=frame: f.select(e).columns[0])
             if name not in frame.columns:
                 frame = frame.withColumn(name, expression)
             elif not isinstance(column, str) and not is_column(column, name):
@@ -214,15 +215,9 @@ class Flow:
                 f"operator {operator!r} needs event time and the flow has none: give flow() time= and "
                 "watermark="
             )
-        if self.time not in self.frame.columns:
-            raise UsageError(
-                f"operator {operator!r} needs the time column {self.time!r}, which an earlier step has "
-                f"left out: keep it, or name another with with_time(). There are "
-                f"{', '.join(self.frame.columns)}"
-            )
 
     def check_clock(self, operator: str) -> None:
-        """Raise `UsageError` if the flow had event time, and an operator has passed none on."""
+        """Raise `UsageError` if the flow had event time, and an earlier step has passed none on."""
         if self.lost:
             cure = (
                 "name it with with_time()" if self.watermark else "start from its .df with flow()"
@@ -231,21 +226,25 @@ class Flow:
                 f"operator {operator!r} comes after {self.lost!r}, which passes no event time on: "
                 f"{cure}"
             )
+        if self.time is not None and self.time not in self.frame.columns:
+            raise UsageError(
+                f"operator {operator!r} needs the time column {self.time!r}, which an earlier step has "
+                f"left out: keep it, or name another with with_time(). There are "
+                f"{', '.join(self.frame.columns)}"
+            )
 
     def input(
         self, key: Sequence[str], operator: str, columns: Sequence[str] | None = None
     ) -> keyed.Input:
         """Return the rows as an operator takes them, with some columns or with all."""
         self.check_clock(operator)
-        if self.time is not None:
-            self.require_time(operator)
         missing = [name for name in self.position if name not in self.frame.columns]
         if missing:
             raise UsageError(
                 f"operator {operator!r} needs the position {', '.join(missing)}, which an earlier step "
                 "has left out: keep it, or give the flow no position="
             )
-        place = [F.col(keyed.quoted(name)) for name in self.position]
+        place = [F.col(quoted(name)) for name in self.position]
         arrival = self.time is None and not place and self.ordered and keeps_order(self.frame)
         micros = F.unix_micros(self._time())
         return keyed.Input(self.frame, key, micros, place, arrival, columns)
@@ -264,7 +263,7 @@ class Flow:
     def _time(self) -> Column:
         if self.time is None:
             return F.current_timestamp()
-        time = F.col(keyed.quoted(self.time)).cast("timestamp")
+        time = F.col(quoted(self.time)).cast("timestamp")
         return time - F.expr(f"INTERVAL {self.shift} MILLISECOND") if self.shift else time
 
     def after(
@@ -340,7 +339,7 @@ def flow(
     followed = time
     if chosen.mark is not None:
         mark = F.expr(chosen.mark).cast("timestamp")
-        frame = _analysed("punctuated", lambda: frame.withColumn(_MARK, mark))
+        frame = analysed("punctuated", lambda: frame.withColumn(_MARK, mark))
         followed = _MARK
     tracked = frame.withWatermark(followed, f"{chosen.delay} milliseconds")
     if followed == _MARK:
@@ -398,7 +397,8 @@ def _existing_watermark(frame: DataFrame) -> Watermark | None:
     return None
 
 
-def _analysed(step: str, build: Callable[[], Any]) -> Any:
+def analysed(step: str, build: Callable[[], Any]) -> Any:
+    """Return what `build` makes. Spark's refusal becomes a `UsageError` that names the operator."""
     try:
         return build()
     except AnalysisException as error:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 from poundlock.spark.flow import Flow, parsed
-from poundlock.spark.keyed import quoted
 from poundlock.stream.keyed import IntervalJoinOperator
 from poundlock.stream.operator import MAIN
 from poundlock.stream.rows import Row

@@ -16,7 +16,9 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import Decimal
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,8 +31,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import Row as SparkRow
 from pyspark.sql.types import StructType
 
+from poundlock.core.sparksql import quoted
 from poundlock.errors import OperatorFailed, UsageError
 from poundlock.spark.hashing import parts
+from poundlock.stream.aggregates import EXACT
 from poundlock.stream.operator import Event, Operator, Page
 from poundlock.stream.rows import Row, row_type
 from poundlock.stream.times import BEGINNING, Clock, Domain
@@ -51,7 +55,6 @@ _PACKED = "page int, input int, rows binary"
 _RAW = "output string, rows binary"
 _ROWS, _BYTES = 1 << 18, 1 << 26  # how much is packed at a time: bounds a task's memory
 
-_EXACT = Context(prec=76, rounding=ROUND_HALF_UP)  # twice the digits of Spark's longest decimal
 _NAN = float("nan")  # one object: it is found by being the same, for it equals nothing
 
 _PAGE, _TIME, _HASH, _PLACE = "__page", "__time", "__hash", "__place"
@@ -177,13 +180,15 @@ class Outputs:
 
     schemas: Mapping[str, StructType]
 
-    def arrow(self, name: str) -> pa.Schema:
-        return to_arrow_schema(self.schemas[name], timezone="UTC")
+    @cached_property
+    def arrow(self) -> dict[str, pa.Schema]:
+        """The same in Arrow, made once: every page of a batch asks for it."""
+        return {name: to_arrow_schema(s, timezone="UTC") for name, s in self.schemas.items()}
 
     def table(self, operator: str, name: str, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
         """Return rows as Arrow. Raises an error that names the column that does not fit."""
         arrays: list[pa.Array] = []
-        schema = self.arrow(name)
+        schema = self.arrow[name]
         for field, values in zip(schema, zip(*rows, strict=True), strict=True):
             try:
                 arrays.append(pa.array(_fitted(values, field.type), field.type))
@@ -202,10 +207,9 @@ def _fitted(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
     """Return values as Arrow takes them: decimals rounded as Spark does it, times as ours are."""
     if pa.types.is_decimal(kind):
         step = Decimal(1).scaleb(-kind.scale)
-        return [_EXACT.quantize(v, step) if isinstance(v, Decimal) else v for v in values]
-    if pa.types.is_timestamp(
-        kind
-    ):  # whole numbers are milliseconds, as all that a function is given
+        return [EXACT.quantize(v, step) if isinstance(v, Decimal) else v for v in values]
+    if pa.types.is_timestamp(kind):
+        # Whole numbers are milliseconds, as all times that a function is given.
         return [v * 1000 if type(v) is int else v for v in values]
     if pa.types.is_date(kind) and any(type(v) is int for v in values):
         raise TypeError("a number is no date")
@@ -350,9 +354,7 @@ def read_packets(
             events[value].append(Event(time, row, number))
     if len([number for number in tables if number != EVERY_PAGE]) > 1:
         for several in events.values():
-            several.sort(
-                key=lambda event: event.time
-            )  # stable: at equal times the first input first
+            several.sort(key=itemgetter(0))  # stable: at equal times the first input first
     return events, broadcast, latest
 
 
@@ -416,7 +418,7 @@ def run(
 def output(raw: DataFrame, name: str, outputs: Outputs) -> DataFrame:
     """Return the rows of one output."""
     return raw.where(F.col("output") == name).mapInArrow(
-        _Unpack({name: outputs.arrow(name)}, tagged=False), outputs.schemas[name]
+        _Unpack({name: outputs.arrow[name]}, tagged=False), outputs.schemas[name]
     )
 
 
@@ -428,8 +430,7 @@ def tagged(raw: DataFrame, outputs: Outputs) -> DataFrame:
     schema = StructType().add(TAG, "string")
     for name, columns in outputs.schemas.items():
         schema = schema.add(struct_column(name), columns)
-    arrows = {name: outputs.arrow(name) for name in outputs.schemas}
-    return raw.mapInArrow(_Unpack(arrows, tagged=True), schema)
+    return raw.mapInArrow(_Unpack(outputs.arrow, tagged=True), schema)
 
 
 def struct_column(name: str) -> str:
@@ -472,7 +473,3 @@ def to_bytes(table: pa.Table) -> bytes:
 def from_bytes(data: Any) -> pa.Table:
     with pa.ipc.open_stream(data) as reader:
         return reader.read_all()
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

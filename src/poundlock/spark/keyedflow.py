@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructField, StructType, TimestampType
 
 from poundlock.errors import UsageError
 from poundlock.spark import keyed
-from poundlock.spark.flow import Flow, parsed
+from poundlock.spark.flow import Flow, analysed, parsed
 from poundlock.spark.joined import IntervalJoin
 from poundlock.spark.session import keeps_keyed_state
 from poundlock.spark.windowed import WindowedFlow
@@ -68,7 +67,7 @@ class KeyedFlow:
         late_output: str | None = None,
         name: str = "window",
     ) -> WindowedFlow:
-        """Gather rows in windows: `tumbling`, `sliding`, `session`, `count`, `global_windows`.
+        """Gather rows in windows: `tumbling`, `sliding`, `sessions`, `count`, `global_windows`.
 
         `allowed_lateness`: how long past the watermark a row still changes its window, which then gives
         its result again. `late_output`: the name of an output for rows that come later than that.
@@ -78,8 +77,6 @@ class KeyedFlow:
                 f"operator {name!r}: {windows!r} are no windows, use tumbling('1 minute') and the like"
             )
         self.flow.check_clock(name)
-        if windows.timed and self.flow.time is not None:
-            self.flow.require_time(name)
         lateness = milliseconds(allowed_lateness, "allowed_lateness")
         if (lateness or late_output) and self.flow.time is None:
             raise UsageError(
@@ -164,14 +161,9 @@ class KeyedFlow:
         if (select is None) != (schema is None):
             raise UsageError(f"operator {name!r}: give select and schema together")
         conditions = {sql: f"__condition{at}" for at, sql in enumerate(pattern.expressions())}
-        frame = self.flow.frame
-        row = StructType(frame.schema.fields)
-        try:
-            for sql, column in conditions.items():
-                frame = frame.withColumn(column, F.expr(sql).cast("boolean"))
-        except AnalysisException as error:
-            problem = str(error).splitlines()[0]
-            raise UsageError(f"operator {name!r}: {problem}") from error
+        row = StructType(self.flow.frame.schema.fields)
+        columns = {column: F.expr(sql).cast("boolean") for sql, column in conditions.items()}
+        frame = analysed(name, lambda: self.flow.frame.withColumns(columns))
         stages = [StructField(stage, ArrayType(row)) for stage in pattern.names()]
         times = [
             StructField("match_start", TimestampType()),

@@ -175,11 +175,8 @@ class Pipeline:
     def _routed(self) -> DataFrame:
         if not self.routes:
             raise UsageError(f"pipeline {self.name!r} has no sink: add one with .to(...)")
-        routes = self.routes
-        if self._tagged:
-            routes = [replace(route, output=route.output or MAIN) for route in routes]
-        else:
-            routes = [replace(route, output=None) for route in routes]
+        tagged = self._tagged
+        routes = [replace(r, output=(r.output or MAIN) if tagged else None) for r in self.routes]
         return routed(self.frame, routes)
 
     def _check(self, spark: SparkSession, plan: Plan) -> guarantee.Statement:

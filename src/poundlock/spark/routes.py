@@ -1,8 +1,8 @@
-"""From a frame to one column per sink: what makes a single pass over a batch possible.
+"""From a frame to columns for each sink: what makes a single pass over a batch possible.
 
 Before the query starts, each sink's `output`, `select` and `where` become one nullable struct column,
-and the hash of each row one more, computed by Spark's own generated code. A task then needs no cache,
-no second scan and no loop over rows.
+or its fields where no row is left out, and the hash of each row one more, computed by Spark's own
+generated code. A task then needs no cache, no second scan and no loop over rows.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructField
 
 from poundlock.core.participant import Column, Participant
+from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 from poundlock.spark.hashing import parts
 from poundlock.spark.keyed import TAG, struct_column
-from poundlock.spark.task import hash_column, rows_column
+from poundlock.spark.task import field_column, field_of, hash_column, rows_column
 
 _KEPT, _TAKEN, _SELECTED = "__poundlock_kept", "__poundlock_taken", "__poundlock_selected"
 
@@ -70,30 +72,33 @@ def letters_of(routes: Sequence[Route]) -> dict[str, Participant | None]:
 
 
 def routed(frame: DataFrame, routes: Sequence[Route]) -> DataFrame:
-    """Return the frame with a struct column of rows and a hash column for each route.
+    """Return, for each route, a struct column of its rows or its fields, and a column of their hashes.
 
     Raises `UsageError` that names the sink for a column or an expression that does not fit.
     """
     base = frame
     for index, route in enumerate(routes):
         base = _checked(route, lambda i=index, r=route, b=base: _with_rows(b, frame, i, r))
-    structs = base.select(*[rows_column(index) for index in range(len(routes))])
-    hashes = [_hash(structs, index).alias(hash_column(index)) for index in range(len(routes))]
-    return structs.select("*", *hashes)
+    columns: list[SparkColumn] = []
+    for index in range(len(routes)):
+        own = [field for field in base.schema.fields if field_of(field.name, index) is not None]
+        columns += [F.col(field.name) for field in own] or [F.col(rows_column(index))]
+        columns.append(_hash(base, index, own).alias(hash_column(index)))
+    return base.select(*columns)
 
 
 def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> DataFrame:
-    """Add the column of a route's rows. Spark folds all these projections into one."""
+    """Add the columns of a route's rows. Spark folds all these projections into one."""
     fields, conditions = frame.schema.fields, []
     if route.output is not None:  # within this route, the columns are those of its output
         rows = struct_column(route.output)
         fields = frame.schema[rows].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
         kept = F.struct("*").alias(_KEPT)
-        base = base.select(kept, (F.col(TAG) == route.output).alias(_TAKEN), _quoted(rows) + ".*")
+        base = base.select(kept, (F.col(TAG) == route.output).alias(_TAKEN), quoted(rows) + ".*")
         conditions = [F.col(_TAKEN)]
     if route.where is not None:
         conditions += [F.expr(route.where) if isinstance(route.where, str) else route.where]
-    prefix, names = "", [_quoted(field.name) for field in fields]
+    prefix, names = "", [quoted(field.name) for field in fields]
     if route.select is not None:
         items: list[SparkColumn] = []
         for item in route.select:
@@ -106,10 +111,14 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
         fields = base.schema[_SELECTED].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
         prefix = f"`{_SELECTED}`."
     columns = {
-        field.name: Column(prefix + _quoted(field.name), field.dataType.simpleString())
+        field.name: Column(prefix + quoted(field.name), field.dataType.simpleString())
         for field in fields
     }
     wanted = route.sink.project(columns)
+    if not conditions:
+        # A struct is only there to be null. Spark would write it twice, at the cost of half a row.
+        fields = [F.expr(sql).alias(field_column(index, name)) for name, sql in wanted.items()]
+        return base.select("*", *fields).drop(_SELECTED)
     row = F.struct(*[F.expr(sql).alias(name) for name, sql in wanted.items()])
     for condition in reversed(conditions):
         row = F.when(condition, row)
@@ -118,15 +127,22 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
     return base.select(_KEPT + ".*", row.alias(rows_column(index)))
 
 
-def _hash(structs: DataFrame, index: int) -> SparkColumn:
+def _hash(base: DataFrame, index: int, own: Sequence[StructField]) -> SparkColumn:
+    """Return the hash of a route's rows: of its `own` columns, or of its struct's fields."""
     name = rows_column(index)
-    fields = structs.schema[name].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
-    rows = [
-        part
-        for field in fields
-        for part in parts(F.col(name)[field.name], field.dataType, nullable=field.nullable)
-    ]
-    return F.when(F.col(name).isNotNull(), F.xxhash64(*rows))
+    if own:
+        values = [(F.col(field.name), field) for field in own]
+    else:
+        fields = base.schema[name].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
+        values = [(F.col(name)[field.name], field) for field in fields]
+    hashed = F.xxhash64(
+        *[
+            part
+            for value, field in values
+            for part in parts(value, field.dataType, nullable=field.nullable)
+        ]
+    )
+    return hashed if own else F.when(F.col(name).isNotNull(), hashed)
 
 
 def _checked(route: Route, build):
@@ -135,7 +151,3 @@ def _checked(route: Route, build):
     except AnalysisException as error:
         problem = str(error).splitlines()[0]
         raise UsageError(f"route {route.describe()}: {problem}", sink=route.sink.name) from error
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

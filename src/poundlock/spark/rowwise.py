@@ -10,10 +10,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from poundlock.errors import PoundlockError, UsageError
+from poundlock.errors import UsageError
 from poundlock.spark.keyed import Outputs, python_rows
 from poundlock.stream.enrich import enrich
-from poundlock.stream.operator import MAIN, failed
+from poundlock.stream.operator import MAIN, blamed
 from poundlock.stream.rows import Row, shaped
 
 
@@ -88,10 +88,7 @@ class _Apply:
                 yield from table.combine_chunks().to_batches()
 
     def _made(self, rows: Sequence[Row]) -> Sequence[tuple[Any, ...]]:
-        name = self.step.name
         try:
             return self.step.rows(rows, self.fields)
-        except PoundlockError as error:
-            raise type(error)(f"operator {name!r}: {error}") from error
         except Exception as error:
-            raise failed(f"operator {name!r}", error) from error
+            raise blamed(self.step.name, error) from error

@@ -50,7 +50,7 @@ def configure(
         raise UsageError(f"state_backend={state_backend!r} is none of {', '.join(BACKENDS)}")
     provider = f"org.apache.spark.sql.execution.streaming.state.{BACKENDS[state_backend]}"
     return (
-        builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "50000")
+        builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")
         .config(f"{_STATE}.providerClass", provider)
         .config(f"{_STATE}.rocksdb.changelogCheckpointing.enabled", "true")
         # Spark gives a Python worker 15 s to call back, and fails the query: too few on a busy machine.

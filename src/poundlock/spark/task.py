@@ -25,11 +25,26 @@ if TYPE_CHECKING:
 
 VOTE_SCHEMA = "vote string"
 _VOTE = pa.schema([("vote", pa.string())])
+_FIELD = "__poundlock_rows"
 
 
 def rows_column(index: int) -> str:
     """Name the struct column with the rows of the sink at `index`; null where it takes none."""
     return f"rows{index}"
+
+
+def field_column(index: int, field: str) -> str:
+    """Name the column of a field, which a sink that takes all rows has instead.
+
+    In hexadecimal: Spark reads dots and quotes in names as its own.
+    """
+    return f"{_FIELD}{index}_{field.encode().hex()}"
+
+
+def field_of(column: str, index: int) -> str | None:
+    """Return the field that `field_column` named for a sink; None if it is another column."""
+    head = f"{_FIELD}{index}_"
+    return bytes.fromhex(column.removeprefix(head)).decode() if column.startswith(head) else None
 
 
 def hash_column(index: int) -> str:
@@ -93,11 +108,19 @@ class WriteTask:
         routed = lanes[: len(self.sinks)]
         for batch in batches:
             for index, lane in enumerate(routed):
-                lane.take(batch.column(rows_column(index)), batch.column(hash_column(index)))
+                lane.take(_rows(batch, index), batch.column(hash_column(index)))
         # All lanes have all their rows before the first is prepared: a late refusal costs least.
         receipts = [lane.prepare() for lane in lanes]
         return [yes(lane.sink.name, lane.offered, receipt, lane.bad)
                 for lane, receipt in zip(lanes, receipts, strict=True)]  # fmt: skip
+
+
+def _rows(batch: pa.RecordBatch, index: int) -> pa.StructArray:
+    if rows_column(index) in batch.schema.names:
+        return batch.column(rows_column(index))  # pyright: ignore[reportReturnType]
+    found = [(column, field_of(column, index)) for column in batch.schema.names]
+    fields = {field: batch.column(column) for column, field in found if field is not None}
+    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
 
 
 def _abandon(lanes: Sequence[Lane]) -> None:

@@ -14,10 +14,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType, TimestampType
 
+from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 from poundlock.spark import aggregation
 from poundlock.spark.flow import Flow, parsed
-from poundlock.spark.keyed import quoted
 from poundlock.stream.aggregates import Aggregate, Aggregates, Reduce
 from poundlock.stream.evictors import Evictor
 from poundlock.stream.operator import MAIN

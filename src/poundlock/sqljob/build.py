@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from poundlock.core.participant import Participant
+from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 from poundlock.spark import internals
 from poundlock.spark.flow import Flow, flow
@@ -171,7 +172,7 @@ class Catalog:
                 changes = item.nodeName() != "UnresolvedStar" and not item.replacements().isEmpty()
                 if item.target().isDefined() or changes:
                     return None
-                chosen += [_quoted(name) for name in names[len(chosen) : len(chosen) + width]]
+                chosen += [quoted(name) for name in names[len(chosen) : len(chosen) + width]]
                 continue
             inner = item.child() if item.nodeName() in ("Alias", "UnresolvedAlias") else item
             condition = None if inner.nodeName() == "UnresolvedAttribute" else where
@@ -212,7 +213,7 @@ class Catalog:
         table = self.table(first.table) if first.table else None
         frame = first.frame
         if first.table is not None:
-            frame = self.spark.table(_quoted(table.name if table else first.table))
+            frame = self.spark.table(quoted(table.name if table else first.table))
         if table is not None and table.kind != "source":
             frame = table.flow
         name = name or (table.base if table else first.table or first.sink)
@@ -282,7 +283,7 @@ class Catalog:
         table = replace(table, base=table.base or table.name)
         self.tables[table.name] = table
         frame = table.flow.side_output(table.output) if table.output else table.flow.df
-        frame.createOrReplaceTempView(_quoted(table.name))
+        frame.createOrReplaceTempView(quoted(table.name))
 
     def _source(self, name: str, options: Options) -> Flow:
         title = f"[source.{name}]"
@@ -395,7 +396,3 @@ def _explained(where: Statement | str) -> Iterator[None]:
         problem = next((line for line in str(error).splitlines() if line.strip()), "")
         title = f"line {where.line}: {where}" if isinstance(where, Statement) else where
         raise UsageError(f"{title}: {problem.rstrip(';')}") from error
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

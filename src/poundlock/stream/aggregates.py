@@ -19,7 +19,7 @@ from poundlock.stream.codec import encode
 from poundlock.stream.rows import Row, row_type, shaped
 
 # Twice the digits of Spark's longest decimal: sums stay exact.
-_EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
+EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
 _cell = tuple.__getitem__  # a row's own also takes names, and is slower
 
 
@@ -190,7 +190,7 @@ class Average(Function):
         if isinstance(total, Decimal):
             # Spark's type for it has four more digits after the point.
             scale = max(0, -int(total.as_tuple().exponent)) + 4
-            return _EXACT.quantize(_EXACT.divide(total, Decimal(rows)), Decimal((0, (1,), -scale)))
+            return EXACT.quantize(EXACT.divide(total, Decimal(rows)), Decimal((0, (1,), -scale)))
         return total / rows
 
 
@@ -319,7 +319,7 @@ def _sum(values: Sequence[Any], start: Any) -> Any:
     if start is None:
         start, values = values[0], values[1:]
     if isinstance(start, Decimal):
-        return reduce(_EXACT.add, values, start)
+        return reduce(EXACT.add, values, start)
     return sum(values, start)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Context, Decimal
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from poundlock.errors import UsageError
+from poundlock.stream.aggregates import EXACT
 from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
 from poundlock.stream.process import rows_of
 from poundlock.stream.rows import Row, row_type, shaped
 from poundlock.stream.times import Domain
-
-_EXACT = Context(prec=76)  # twice the digits of Spark's longest decimal
 
 
 class RollingOperator(Operator):
@@ -69,7 +68,7 @@ def _sum(at: int, one: Row, other: Row) -> Row:
         return one
     if before is not None:
         exact = isinstance(value, Decimal)
-        value = _EXACT.add(before, value) if exact else before + value
+        value = EXACT.add(before, value) if exact else before + value
     return _with(one, at, value)
 
 

@@ -52,6 +52,13 @@ def failed(who: str, error: Exception) -> OperatorFailed:
     )
 
 
+def blamed(operator: str, error: Exception) -> PoundlockError:
+    """Return an error that names the operator it happened in: ours as it is, a user's by its kind."""
+    if isinstance(error, PoundlockError):
+        return type(error)(f"operator {operator!r}: {error}")
+    return failed(f"operator {operator!r}", error)
+
+
 class Event(NamedTuple):
     """A row on its way to an operator."""
 
@@ -315,19 +322,14 @@ class Page:
     def _call(self, method: str, *arguments: Any) -> None:
         try:
             getattr(self._operator, method)(*arguments)
-        except PoundlockError as error:
-            raise self._named(error) from error
         except Exception as error:
-            raise failed(f"operator {self._operator.name!r}", error) from error
-
-    def _named(self, error: PoundlockError) -> PoundlockError:
-        return type(error)(f"operator {self._operator.name!r}: {error}")
+            raise blamed(self._operator.name, error) from error
 
     def _finish(self) -> Done:
         try:
             return self._kept()
         except UsageError as error:  # what cannot be kept
-            raise self._named(error) from error
+            raise blamed(self._operator.name, error) from error
 
     def _kept(self) -> Done:
         entries = self._entries

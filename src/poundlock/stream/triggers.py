@@ -34,19 +34,15 @@ PURGE = TriggerResult.PURGE
 FIRE_AND_PURGE = TriggerResult.FIRE_AND_PURGE
 
 
-class Context:
-    """What a trigger sees of a window of a key: times, timers, and a state of its own.
+class Pane:
+    """A window of a key, and the two times at which it is looked at."""
 
-    `state` is plain data. It is kept as long as the window, or until it is empty.
-    """
+    __slots__ = ("_key", "_mark", "window")
 
-    __slots__ = ("_key", "_mark", "state", "window")
-
-    def __init__(self, key: Key, mark: Any, window: Window | GlobalWindow, state: dict[str, Any]):
+    def __init__(self, key: Key, mark: Any, window: Window | GlobalWindow) -> None:
         self._key = key
         self._mark = mark
         self.window = window
-        self.state = state
 
     @property
     def watermark(self) -> int:
@@ -55,6 +51,19 @@ class Context:
     @property
     def now(self) -> int:
         return self._key.clock.now
+
+
+class Context(Pane):
+    """What a trigger sees of a window of a key: times, timers, and a state of its own.
+
+    `state` is plain data. It is kept as long as the window, or until it is empty.
+    """
+
+    __slots__ = ("state",)
+
+    def __init__(self, key: Key, mark: Any, window: Window | GlobalWindow, state: dict[str, Any]):
+        super().__init__(key, mark, window)
+        self.state = state
 
     def set_timer(self, time: int, domain: Domain = Domain.EVENT) -> None:
         """Have the trigger's `on_timer` called for this window; once, if set twice."""

@@ -32,7 +32,7 @@ from poundlock.stream.evictors import Evictor
 from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
 from poundlock.stream.rows import Row, row_type, shaped
 from poundlock.stream.times import BEGINNING, Domain, to_datetime
-from poundlock.stream.triggers import Context, Trigger, TriggerResult
+from poundlock.stream.triggers import Context, Pane, Trigger, TriggerResult
 from poundlock.stream.windows import (
     Assigner,
     CountWindows,
@@ -47,24 +47,14 @@ WINDOW_COLUMNS = ("window_start", "window_end")
 _instant: Callable[[int], datetime] = lru_cache(maxsize=1024)(to_datetime)
 
 
-class WindowContext:
+class WindowContext(Pane):
     """What a window function sees besides its rows."""
 
-    __slots__ = ("_key", "_mark", "_merges", "window")
+    __slots__ = ("_merges",)
 
     def __init__(self, key: Key, mark: Any, window: Window | GlobalWindow, merges: bool) -> None:
-        self._key = key
-        self._mark = mark
+        super().__init__(key, mark, window)
         self._merges = merges
-        self.window = window
-
-    @property
-    def watermark(self) -> int:
-        return self._key.clock.watermark
-
-    @property
-    def now(self) -> int:
-        return self._key.clock.now
 
     @property
     def state(self) -> dict[str, Any]:
