@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +65,11 @@ class Faults:
                 getattr(self, "_" + fault["then"].replace("-", "_"))(name)
 
     def _report(self, name: str, fault: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-        """Write the report, to survive whatever comes. False if another process was first."""
+        """Write the report, to survive whatever comes. False if another process was first.
+
+        It has its name only when it is whole: the last pipeline to come kills all the others as
+        soon as it sees their reports.
+        """
         body = {
             "pipeline": self.pipeline,
             "name": fault["name"],
@@ -73,13 +78,17 @@ class Faults:
             "pid": os.getpid(),
             "at": time.time(),
         }
+        aside = Path(self.reports, f"{name}.{os.getpid()}-{threading.get_ident()}.aside")
+        with aside.open("w") as file:
+            json.dump(body, file, default=str)
+            file.flush()
+            os.fsync(file.fileno())
         try:
-            with open(Path(self.reports, name), "x") as file:
-                json.dump(body, file, default=str)
-                file.flush()
-                os.fsync(file.fileno())
+            os.link(aside, Path(self.reports, name))
         except FileExistsError:
             return False
+        finally:
+            aside.unlink()
         return True
 
     # What can be done at a point.
