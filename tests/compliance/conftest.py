@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -28,11 +29,26 @@ SUBJECTS = [
 ]
 
 
+def _module(name: str) -> Any:
+    return import_module(f".subject_{name}", __package__)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what cannot befall a sink: its module says why."""
+    excused = [item for item in items if _is_excused(item)]
+    config.hook.pytest_deselected(items=excused)
+    items[:] = [item for item in items if item not in excused]
+
+
+def _is_excused(item: pytest.Item) -> bool:
+    params: dict[str, str] = getattr(getattr(item, "callspec", None), "params", {})
+    return "trouble" in params and params["trouble"] in _module(params["subject"]).EXCUSED
+
+
 @pytest.fixture(scope="session", params=SUBJECTS)
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
     """The module `subject_NAME` has `started(directory)`, which runs the server while it yields."""
-    module = import_module(f".subject_{request.param}", __package__)
-    with module.started(tmp_path_factory.mktemp(request.param)) as started:
+    with _module(request.param).started(tmp_path_factory.mktemp(request.param)) as started:
         yield started

@@ -14,7 +14,11 @@ from poundlock.core.participant import Participant
 
 
 class Subject(ABC):
-    """A sink together with its real server, and eyes that are not the sink's own."""
+    """A sink together with its real server, and eyes that are not the sink's own.
+
+    It also has a method for each of `trouble.TROUBLES`, but for those that its module says cannot
+    befall it: `EXCUSED`, with the reason.
+    """
 
     forgets_aborted = False  # a witness cannot tell "aborted" from "never"; say why in the subject
     can_lose = True  # an operator, or time, can undo a prepared branch behind our back

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,9 @@ from poundlock.sinks import Memory
 from poundlock.sinks.memory import MemorySystem
 
 from .subject import Subject
+
+EXCUSED: Mapping[str, str] = {}
+
 
 _SYSTEMS: dict[str, MemorySystem] = {}
 

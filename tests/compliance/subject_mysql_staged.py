@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from poundlock.sinks import MySQL
 
 from .subject import Subject
 from .subject_mysql_xa import MySQLSubject
+
+EXCUSED: Mapping[str, str] = {}
 
 
 class MySQLStagedSubject(MySQLSubject):

@@ -15,11 +15,17 @@ from psycopg import sql
 
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
+from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.postgres.target import staging_name
-from poundlock.servers import postgres
+from poundlock.servers import demote, postgres
 from poundlock.sinks import Postgres
 
 from .subject import Subject
+from .trouble import Tried, empty, fill, small_disk
+
+EXCUSED: Mapping[str, str] = {}
+
+FRAME = {"number": Column("number", "int"), "word": Column("word", "string")}
 
 
 class PostgresSubject(Subject):
@@ -36,18 +42,22 @@ class PostgresSubject(Subject):
             self._database = f"trial_{next(self._numbers)}"
             self.execute(f"CREATE DATABASE {self._database}", "postgres")
         table = name.replace("-", "_")
-        self.execute(f"CREATE TABLE {table} (number int PRIMARY KEY, word text NOT NULL)"
-                     if "key" in self._options else
-                     f"CREATE TABLE {table} (number int, word text NOT NULL)")  # fmt: skip
+        self.execute(f"CREATE TABLE {table} (number int {self.key}, word varchar(40) NOT NULL)")
         return self._looked_over(table, name, self._node.dsn(self._database))
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Postgres)
         return self._looked_over(sink.target.table, sink.name, sink.target.dsn)
 
-    def _looked_over(self, table: str, name: str, dsn: str) -> Participant:
-        made = Postgres(table, dsn=dsn, name=name, lock_timeout=2, **self._options)
-        made.project({"number": Column("number", "int"), "word": Column("word", "string")})
+    @property
+    def key(self) -> str:
+        return "PRIMARY KEY" if "key" in self._options else ""
+
+    def _looked_over(
+        self, table: str, name: str, dsn: str, frame: Mapping[str, Column] = FRAME, **more: Any
+    ) -> Participant:
+        made = Postgres(table, dsn=dsn, name=name, lock_timeout=2, **self._options | more)
+        made.project(frame)
         made.preflight()
         return made
 
@@ -83,6 +93,109 @@ class PostgresSubject(Subject):
             self.execute(f"ROLLBACK PREPARED '{receipt.id}'")
         else:
             self.execute(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
+
+    # Troubles.
+
+    def _refused(self, sink: Participant, **frame: str) -> Participant:
+        columns = {name: Column(name, kind) for name, kind in frame.items()}
+        dsn = self._node.dsn(self._database)
+        return self._looked_over(self.table(sink), sink.name, dsn, columns)
+
+    @contextmanager
+    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+        frame = {"number": "int", "wort": "string"}
+        says = "wort: the table has no such column; word: the table requires it"
+        yield Tried(says, UsageError, make=lambda: self._refused(sink, **frame))
+
+    @contextmanager
+    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+        frame = {"number": "string", "word": "string"}
+        says = "number.* string.* integer"
+        yield Tried(says, UsageError, make=lambda: self._refused(sink, **frame))
+
+    @contextmanager
+    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+        dsn = psycopg.conninfo.make_conninfo(self._node.dsn(self._database), password="nonsense")
+        says = "password authentication failed.*pg_hba.conf"
+        yield Tried(
+            says, NotAuthorised, hides="nonsense",
+            make=lambda: self._looked_over(self.table(sink), sink.name, dsn),
+        )  # fmt: skip
+
+    def _words(self, numbers: Sequence[int], words: Sequence[str | None]) -> pa.RecordBatch:
+        return self.rows(numbers).set_column(1, "word", pa.array(words))
+
+    @contextmanager
+    def null(self, sink: Participant) -> Iterator[Tried]:
+        bad = self._words([5, 6], ["fine", None])
+        yield Tried("word is null", BadRow, tasks=[[self.rows(range(5)), bad]])
+
+    @contextmanager
+    def too_long(self, sink: Participant) -> Iterator[Tried]:
+        bad = self._words([5, 6], ["fine", "much too long" * 5])
+        says = "longer than 40"
+        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
+
+    def _unique(self, sink: Participant) -> Participant:
+        """The same sink, upon a table where a number can be but once."""
+        if self.key:
+            return sink
+        self.execute(f"CREATE TABLE single (LIKE {self.table(sink)}, UNIQUE (number))")
+        promise = {"key_partitioned": True} if self._options.get("mode") == "prepared" else {}
+        return self._looked_over("single", sink.name, self._node.dsn(self._database), **promise)
+
+    @contextmanager
+    def duplicate_key(self, sink: Participant) -> Iterator[Tried]:
+        tasks = [[self.rows([1, 2]), self.rows([2, 3])]]
+        says = "two rows of a batch have one key" if self.key else "duplicate key"
+        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+
+    @contextmanager
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+        tasks = [[self.rows([1, 2])], [self.rows([2, 3])]]
+        says = "two rows of a batch have one key|two tasks touch one key|duplicate key"
+        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+
+    @contextmanager
+    def no_room(self, sink: Participant) -> Iterator[Tried]:
+        """As many branches of others as the server takes, less the one that the test has."""
+        others = range(postgres.PostgresServer().max_prepared_transactions - 1)
+        for number in others:
+            self.execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
+        says = "maximum number of prepared transactions.*max_prepared_transactions"
+        yield Tried(says, over=lambda: [
+            self.execute(f"ROLLBACK PREPARED 'other {number}'") for number in others
+        ])  # fmt: skip
+
+    @contextmanager
+    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+        """The target's tablespace, and that of tables which are made now."""
+        table, database = self.table(sink), self._database
+        with small_disk(8) as disk:
+            demote.hand_over(disk / "space")
+            self.execute(f"CREATE TABLESPACE {database} LOCATION '{disk / 'space'}'")
+            self.execute(f"CREATE TABLE small (LIKE {table} INCLUDING ALL) TABLESPACE {database}")
+            self.execute(f"ALTER DATABASE {database} SET default_tablespace = {database}")
+            using = self._looked_over("small", sink.name, self._node.dsn(database))
+            fill(disk)
+            many = self._words(range(100), ["x" * 40] * 100)
+            yield Tried(
+                "disk is full", Unavailable, sink=using, tasks=[[many] * 100],
+                over=lambda: empty(disk),
+            )  # fmt: skip
+            self.execute(f"ALTER DATABASE {database} RESET default_tablespace")
+            self.execute("DROP TABLE small; DROP SCHEMA IF EXISTS poundlock CASCADE")
+            self.execute(f"DROP TABLESPACE {database}")
+
+    @contextmanager
+    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+        def cut() -> None:
+            self.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                f"WHERE datname = '{self._database}' AND pid <> pg_backend_pid()"
+            )
+
+        yield Tried("terminat|closed|did not answer", Unavailable, amid=cut)
 
     def execute(self, statement: str, database: str | None = None) -> list[Any]:
         dsn = self._node.dsn(database or self._database)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from poundlock.sinks import TwoPhase
 
 from .subject import Subject
 from .subject_postgres import PostgresSubject
+
+EXCUSED: Mapping[str, str] = {}
 
 
 class TwoPhaseSubject(PostgresSubject):

@@ -176,6 +176,12 @@ def told(
                 "server, or use mode='staged'"
             )
         return Rejected(f"{which}{text}{cure}", sink=sink)
+    if state == "53100":
+        return Unavailable(
+            f"{which}the server's disk is full: {text}. Nothing is lost: make room there, and the "
+            "batch can be run again",
+            sink=sink,
+        )
     if state == "42501":
         return NotAuthorised(f"{which}{text}", sink=sink)
     if state[:2] in ("42", "0A", "3D", "3F", "28") or state == "55000":
