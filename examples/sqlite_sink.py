@@ -26,7 +26,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import name_of, parse_name
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
-from poundlock.errors import BadRow, Rejected, Unavailable, UsageError
+from poundlock.errors import BadRow, InDoubt, Rejected, Unavailable, UsageError
 
 _STATES = {"prepared": BranchState.PREPARED, "committed": BranchState.COMMITTED,
            "open": BranchState.PREPARED, "aborted": BranchState.ABORTED}  # fmt: skip
@@ -66,26 +66,47 @@ class SqliteTable(Participant):
     # On the driver, perhaps another than the one that began: the names in the receipts are enough.
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        """Rehearse the move: what the table refuses must be known before the decision."""
+        reasons: list[str | None] = []
         with self.transaction() as db:
-            found = [self._state(db, receipt.id) for receipt in receipts]
-        return [None if state == "prepared" else f"its state is {state}" for state in found]
+            db.execute("SAVEPOINT rehearsal")
+            for receipt in receipts:
+                state = self._state(db, receipt.id)
+                reasons.append(None if state == "prepared" else f"its state is {state}")
+                try:
+                    self._move(db, receipt.id)
+                except sqlite3.IntegrityError as error:  # which names columns, and no values
+                    reasons[-1] = f"the table refuses its rows: {error}. Correct the query"
+            db.execute("ROLLBACK TO rehearsal")
+        return reasons
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        columns = ", ".join(_quoted(column) for column in self._columns())
         with self.transaction() as db:  # one transaction for the whole batch
             for receipt in receipts:
                 state = self._state(db, receipt.id)
                 if state == "prepared":
-                    db.execute(
-                        f"INSERT INTO {_quoted(self.table)} ({columns}) SELECT {columns} "
-                        f"FROM {self.rows} WHERE poundlock_branch = ?",
-                        (receipt.id,),
-                    )
+                    try:
+                        self._move(db, receipt.id)
+                    except sqlite3.IntegrityError as error:
+                        raise InDoubt(
+                            f"the table was changed after the decision, and refuses the rows of "
+                            f"{receipt.id}: {error}. They are kept: correct the table, and start the "
+                            "pipeline again",
+                            sink=self.name,
+                        ) from error
                     self._settle(db, receipt.id, "committed")
                 elif state != "committed":
                     # Gone, and no mark says that it was committed: the tombstone makes that final.
                     self._settle(db, receipt.id, "aborted")
             return [_STATES[str(self._state(db, receipt.id))] for receipt in receipts]
+
+    def _move(self, db: sqlite3.Connection, name: str) -> None:
+        columns = ", ".join(_quoted(column) for column in self._columns_of(db))
+        db.execute(
+            f"INSERT INTO {_quoted(self.table)} ({columns}) SELECT {columns} "
+            f"FROM {self.rows} WHERE poundlock_branch = ?",
+            (name,),
+        )
 
     def find(self, namespace: Namespace) -> list[Stray]:
         return [
@@ -137,8 +158,12 @@ class SqliteTable(Participant):
             )
             yield db
             db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            raise Unavailable(f"{self.path}: {error}", sink=self.name) from error
+        except sqlite3.OperationalError as error:  # "locked", "disk is full", "disk I/O error"
+            raise Unavailable(
+                f"{self.path}: {error}. Nothing is lost: put that right, and the batch can be run "
+                "again",
+                sink=self.name,
+            ) from error
         finally:
             db.close()  # rolls back what was not committed
 

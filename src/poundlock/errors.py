@@ -24,7 +24,8 @@ or row data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -51,6 +52,18 @@ def _rebuild(
     kind: type[PoundlockError], message: str, transaction: str | None, sink: str | None
 ) -> PoundlockError:
     return kind(message, transaction=transaction, sink=sink)
+
+
+@contextmanager
+def concerning(*, sink: str | None = None, transaction: object = None) -> Generator[None]:
+    """Have errors say where they happened, as far as they do not know it themselves."""
+    try:
+        yield
+    except PoundlockError as error:
+        error.sink = error.sink or sink
+        if error.transaction is None and transaction is not None:
+            error.transaction = str(transaction)
+        raise
 
 
 class UsageError(PoundlockError):

@@ -17,7 +17,15 @@ from poundlock.sinks.memory import MemorySystem
 
 from .subject import Subject
 
-EXCUSED: Mapping[str, str] = {}
+_TAKES_ALL = "It takes any value of any row, however often."
+_NO_SERVER = "There is no server, and no disk."
+
+EXCUSED: Mapping[str, str] = {
+    **dict.fromkeys(["wrong_columns", "wrong_type", "null", "too_long"], _TAKES_ALL),
+    **dict.fromkeys(["duplicate_key", "key_in_two_tasks", "no_room"], _TAKES_ALL),
+    **dict.fromkeys(["wrong_password", "lost_connection", "full_disk"], _NO_SERVER),
+    "killed_task": "It is a part of the process that would be killed.",
+}
 
 
 _SYSTEMS: dict[str, MemorySystem] = {}

@@ -61,7 +61,6 @@ def test_a_trouble_is_told_and_leaves_nothing(
         assert isinstance(error, tried.kind), f"{error!r}"
         told = str(error)
         assert re.search(tried.says, told), told
-        assert error.sink == "out", told
         assert tried.hides not in told and tried.hides not in repr(error.__cause__)
         check_nothing_left(subject, sink)
         check_nothing_left(subject, using)

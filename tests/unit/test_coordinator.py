@@ -297,6 +297,18 @@ def test_two_tasks_with_one_branch_vote_no(monkeypatch: pytest.MonkeyPatch) -> N
 # The second gate: order, patience, errors.
 
 
+def test_an_error_says_whose_it_is() -> None:
+    bench = Bench()
+    bench.sinks["b"].answer = lambda receipt: InDoubt("cannot")
+    with pytest.raises(InDoubt) as caught:
+        bench.run()
+    assert caught.value.sink == "b"
+    bench.sinks["b"].find_error = Parted("no")
+    with pytest.raises(Parted) as parted:
+        bench.coordinator.sweep()
+    assert parted.value.sink == "b"
+
+
 def test_the_first_error_is_remembered_and_the_others_go_on() -> None:
     bench = Bench(("a", "b", "c"))
     bench.sinks["a"].answer = lambda receipt: InDoubt("first")

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from poundlock import errors
-from poundlock.errors import PoundlockError
+from poundlock.errors import PoundlockError, concerning
 
 KINDS = [
     kind
@@ -36,6 +36,15 @@ def test_it_survives_pickling(kind: type[PoundlockError]) -> None:
 )
 def test_the_message_says_where(where: dict[str, str], text: str) -> None:
     assert str(PoundlockError("what happened", **where)) == text
+
+
+def test_who_calls_says_where_it_was_unless_the_error_knows_better() -> None:
+    with (
+        pytest.raises(PoundlockError) as caught,
+        concerning(sink="out", transaction="lock batch 3"),
+    ):
+        raise PoundlockError("what happened", sink="inner")
+    assert str(caught.value) == "[lock batch 3, sink inner] what happened"
 
 
 def test_the_page_at_the_top_names_every_error() -> None:

@@ -53,8 +53,10 @@ def picky(request: pytest.FixtureRequest) -> Picky:
 
 def test_one_bad_row_fails_the_branch(picky: Picky) -> None:
     lane = Lane(picky, branch("picky", tolerant=False))
-    with pytest.raises(BadRow):
+    with pytest.raises(BadRow) as caught:
         lane.take(*columns([2, 3]))
+    # Where, the sink itself did not say.
+    assert (caught.value.sink, caught.value.transaction) == ("picky", str(TRANSACTION))
 
 
 def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:

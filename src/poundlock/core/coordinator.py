@@ -59,6 +59,7 @@ from poundlock.errors import (
     Rejected,
     Unavailable,
     UsageError,
+    concerning,
 )
 
 logger = logging.getLogger("poundlock")
@@ -259,17 +260,18 @@ class Coordinator:
         self._step(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
         votes = job.write(transaction, self._names, self._taken())
         self._step(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
-        votes = Votes(self._annotated(votes.receipts), votes.totals)
-        self._check(transaction, votes.receipts)
+        with concerning(transaction=transaction):
+            votes = Votes(self._annotated(votes.receipts), votes.totals)
+            self._check(transaction, votes.receipts)
         self._step(Step.CHECKED, batch=transaction.batch)
         return votes
 
     def _annotated(self, receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
-        return tuple(
-            receipt
-            for name, mine in _by_sink(receipts)
-            for receipt in self.sinks[name].annotate(mine)
-        )
+        annotated = list[Receipt]()
+        for name, mine in _by_sink(receipts):
+            with concerning(sink=name):
+                annotated += self.sinks[name].annotate(mine)
+        return tuple(annotated)
 
     def _second_gate(self, batch: int, job: Job) -> None:
         """Commit what was decided, repair what was lost, finish."""
@@ -288,7 +290,9 @@ class Coordinator:
         if len(keys) != len(receipts):
             raise Rejected("two tasks used one branch id", transaction=str(transaction))
         for name, mine in _by_sink(receipts):
-            for receipt, refusal in zip(mine, self.sinks[name].check(mine), strict=True):
+            with concerning(sink=name):
+                refusals = self.sinks[name].check(mine)
+            for receipt, refusal in zip(mine, refusals, strict=True):
                 if refusal is not None:
                     raise Rejected(
                         f"branch {receipt.id}: {refusal}", transaction=str(transaction), sink=name
@@ -368,7 +372,8 @@ class Coordinator:
                 sink=name,
             )
         try:
-            return self.sinks[name].commit(receipts)  # The line that commits.
+            with concerning(sink=name):
+                return self.sinks[name].commit(receipts)  # The line that commits.
         except Unavailable as error:
             logger.warning("sink %s cannot be reached to commit: %s", name, error)
             return [BranchState.UNREACHABLE] * len(receipts)

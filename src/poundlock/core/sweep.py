@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import RECOVERY, Action, LogState, Stage, to_sweep
-from poundlock.errors import Parted, Unavailable
+from poundlock.errors import Parted, Unavailable, concerning
 
 
 def sweep_once(state: LogState, sink: Participant) -> tuple[int, bool]:
@@ -14,8 +14,9 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, bool]:
     """
     assert state.generation is not None
     try:
-        strays = to_sweep(state, sink.find(state.generation.namespace))
-        states = sink.abort(strays) if strays else []
+        with concerning(sink=sink.name):
+            strays = to_sweep(state, sink.find(state.generation.namespace))
+            states = sink.abort(strays) if strays else []
     except Unavailable:
         return 0, False
     actions = [RECOVERY[Stage.NONE][found] for found in states]

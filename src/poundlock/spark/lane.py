@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from poundlock.core.model import Branch, Fingerprint, Receipt
 from poundlock.core.participant import Participant, Writer
-from poundlock.errors import BadRow
+from poundlock.errors import BadRow, concerning
 
 _LETTER = pa.schema(
     [
@@ -57,9 +57,10 @@ class Lane:
 
     def _write(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
         assert self.branch is not None
-        self.writer = self.writer or self.sink.begin(self.branch)
         try:
-            self.writer.write(rows)
+            with concerning(sink=self.sink.name, transaction=self.branch.transaction):
+                self.writer = self.writer or self.sink.begin(self.branch)
+                self.writer.write(rows)
             self.fingerprint += _fingerprint(hashes)
         except BadRow as error:
             if not self.branch.tolerant:
@@ -113,7 +114,8 @@ class Lane:
             if self.writer is not None:
                 self.writer.abort()  # all its rows were bad: no system prepares an empty branch
             return None
-        prepared = self.writer.prepare()
+        with concerning(sink=self.sink.name, transaction=self.branch.transaction):
+            prepared = self.writer.prepare()
         if prepared is None:
             return None
         return Receipt(

@@ -15,7 +15,7 @@ from poundlock.core.coordinator import Coordinator, Settings
 from poundlock.core.model import checked_name
 from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import Step
-from poundlock.errors import UsageError
+from poundlock.errors import UsageError, concerning
 from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark import internals
 from poundlock.spark.batch import Batches
@@ -359,7 +359,9 @@ def _preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: 
     site = SparkSite(spark, log_location)
     for sink in sinks:
         sink.attach(site)
-        for warning in sink.preflight():
+        with concerning(sink=sink.name):
+            warnings = sink.preflight()
+        for warning in warnings:
             logger.warning("sink %s: %s", sink.name, warning)
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructField
 
 from poundlock.core.participant import Column, Participant
 from poundlock.core.sparksql import quoted
-from poundlock.errors import UsageError
+from poundlock.errors import UsageError, concerning
 from poundlock.spark.hashing import parts
 from poundlock.spark.keyed import TAG, struct_column
 from poundlock.spark.task import field_column, field_of, hash_column, rows_column
@@ -114,7 +114,8 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
         field.name: Column(prefix + quoted(field.name), field.dataType.simpleString())
         for field in fields
     }
-    wanted = route.sink.project(columns)
+    with concerning(sink=route.sink.name):
+        wanted = route.sink.project(columns)
     if not conditions:
         # A struct is only there to be null. Spark would write it twice, at the cost of half a row.
         fields = [F.expr(sql).alias(field_column(index, name)) for name, sql in wanted.items()]
