@@ -28,7 +28,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.participant import Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
-from poundlock.core.site import Site
+from poundlock.core.site import Site, reachable
 from poundlock.errors import InDoubt, Unavailable, UsageError
 
 _ASIDE, _KEPT, _SENT, _ABORTED = ".tmp", ".arrow", ".sent", ".aborted"
@@ -84,8 +84,30 @@ class Shelf:
 
     def settle(self, name: str, *, sent: bool) -> None:
         """Leave the witness, then drop the rows: in this order, or a crash would lose both."""
-        self._put(f"{name}{_SENT if sent else _ABORTED}")
+        witness = f"{name}{_SENT if sent else _ABORTED}"
+        try:
+            self._put(witness)
+        except Unavailable:
+            if not self._rename(f"{name}{_KEPT}", witness):
+                raise
         self.drop(name)
+
+    def _rename(self, old: str, new: str) -> bool:
+        """Make the rows their own witness, until it is pruned: that needs no room on a full disk.
+
+        Else rows that were sent would be sent again and again, until there is some. Only here: other
+        systems copy a file to rename it.
+        """
+        system, root = self._open()
+        if not isinstance(system, pafs.LocalFileSystem):
+            return False
+        try:
+            with reachable(self.uri):
+                system.move(f"{root}/{old}", f"{root}/{new}")
+                sync(system, f"{root}/{new}")
+        except FileNotFoundError:
+            return False
+        return True
 
     def drop(self, name: str, *suffixes: str) -> None:
         """Delete the rows of a branch, finished or not, or the files with these suffixes."""
@@ -98,9 +120,9 @@ class Shelf:
 
     def _put(self, file: str) -> None:
         system, root = self._open()
-        with reachable(self.uri), system.open_output_stream(f"{root}/{file}"):
-            pass
-        sync(system, f"{root}/{file}")
+        with reachable(self.uri):
+            system.open_output_stream(f"{root}/{file}").close()
+            sync(system, f"{root}/{file}")
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system and the directory in it, made if it is missing."""
@@ -276,13 +298,3 @@ def sync(system: Any, path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-@contextlib.contextmanager
-def reachable(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise Unavailable(f"{uri}: {error}") from error

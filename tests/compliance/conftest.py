@@ -14,6 +14,7 @@ SUBJECTS = [
     "memory",
     "kafka",
     "files",
+    "delta",
     "writeahead",
     "sqlite",
     "redis",

@@ -16,11 +16,22 @@ import pyarrow.parquet as pq
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.core.site import LocalSite
+from poundlock.errors import BadRow, Unavailable, UsageError
 from poundlock.sinks import Files
 
 from .subject import Subject
+from .trouble import Tried, empty, fill, small_disk
 
-EXCUSED: Mapping[str, str] = {}
+EXCUSED: Mapping[str, str] = {
+    "wrong_password": "A directory has no password; one that may not be written is tried in "
+    "tests/sinks/test_files.py.",
+    "null": "Files require no column, and a null to partition by has a directory of its own.",
+    "duplicate_key": "Files have no keys.",
+    "key_in_two_tasks": "Files have no keys.",
+    "no_room": "Branches are files, of which there may be as many as the disk holds.",
+    "lost_connection": "A task writes to the file system itself: there is no connection to lose.",
+}
+FRAME = {"number": "bigint", "odd": "boolean"}
 
 
 def named(directory: Path) -> list[Path]:
@@ -65,10 +76,10 @@ class FilesSubject(Subject):
         assert isinstance(sink, Files)
         return Path(sink.place)
 
-    def _looked_over(self, place: Path, name: str) -> Participant:
+    def _looked_over(self, place: Path, name: str, frame: Mapping[str, str] = FRAME) -> Participant:
         made = Files(place, partition_by=["odd"], name=name)
         made.attach(LocalSite(str(self._directory / "rows")))
-        made.project({"number": Column("number", "bigint"), "odd": Column("odd", "boolean")})
+        made.project({column: Column(column, kind) for column, kind in frame.items()})
         made.preflight()
         return made
 
@@ -85,7 +96,10 @@ class FilesSubject(Subject):
 
     def open(self, sink: Participant) -> set[str]:
         place = self.place(sink)
-        return {str(file) for file in set(data_files(place)) - set(named(place))}
+        unnamed = set(data_files(place)) - set(named(place))
+        marks = (place / "_poundlock").glob("*")
+        ours = {file for file in marks if file.suffix in (".open", ".staged", ".tmp")}
+        return {str(file) for file in unnamed | ours}
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -93,6 +107,39 @@ class FilesSubject(Subject):
 
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         next(file for file in data_files(self.place(sink)) if receipt.id in file.name).unlink()
+
+    # Troubles.
+
+    def _refused(self, sink: Participant, frame: Mapping[str, str]) -> Participant:
+        return self._looked_over(self.place(sink), sink.name, frame)
+
+    @contextmanager
+    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+        says = "there is no column 'odd' to partition by. It has number bigint"
+        make = lambda: self._refused(sink, {"number": "bigint"})  # noqa: E731
+        yield Tried(says, UsageError, make=make)
+
+    @contextmanager
+    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+        frame = FRAME | {"number": "interval"}
+        says = "column 'number' has type interval, which parquet cannot hold"
+        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame))
+
+    @contextmanager
+    def too_long(self, sink: Participant) -> Iterator[Tried]:
+        bad = self.rows([5, 6]).set_column(0, "__by_odd", pa.array(["true", "much too long" * 20]))
+        says = "1 rows have a partition value.* odd=..., would have a name of more than 255 bytes"
+        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
+
+    @contextmanager
+    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+        with small_disk(4) as disk:
+            yield Tried(
+                f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
+                sink=self._looked_over(disk / "data", sink.name),
+                tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
+                amid=lambda: fill(disk), over=lambda: empty(disk),
+            )  # fmt: skip
 
 
 @contextmanager

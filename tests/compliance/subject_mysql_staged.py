@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import mysqld
@@ -13,6 +14,7 @@ from poundlock.sinks import MySQL
 
 from .subject import Subject
 from .subject_mysql_xa import MySQLSubject
+from .trouble import Tried
 
 EXCUSED: Mapping[str, str] = {}
 
@@ -20,6 +22,15 @@ EXCUSED: Mapping[str, str] = {}
 class MySQLStagedSubject(MySQLSubject):
     mode = "staged"
     table = "CREATE TABLE numbers (number BIGINT NOT NULL PRIMARY KEY, text VARCHAR(20))"
+
+    def _unique(self, sink: Participant) -> Participant:
+        return sink
+
+    @contextmanager
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+        """Two tasks stage it, and the target tells before anything is decided."""
+        with self.duplicate_key(sink) as tried:
+            yield replace(tried, tasks=[[self.rows([1, 2])], [self.rows([2, 3])]])
 
     def open(self, sink: Participant) -> set[str]:
         assert isinstance(sink, MySQL)

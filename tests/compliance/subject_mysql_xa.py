@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,18 @@ import pymysql
 
 import mysqld
 from poundlock.core.model import Receipt
-from poundlock.core.participant import Participant
-from poundlock.servers import mariadb
+from poundlock.core.participant import Column, Participant
+from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
+from poundlock.mysql.branches import Witness
+from poundlock.servers import demote, mariadb
 from poundlock.sinks import MySQL
 
 from .subject import Subject
+from .trouble import Tried, empty, fill, small_disk
 
 EXCUSED: Mapping[str, str] = {}
+
+FRAME = {"number": "bigint", "text": "string"}
 
 
 class MySQLSubject(Subject):
@@ -39,19 +46,23 @@ class MySQLSubject(Subject):
         for gtrid, bqual, number in self._prepared():
             if bqual == name:
                 self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
-        return self._looked_over(database, name)
+        return self._looked_over(f"{database}.numbers", name)
 
     def again(self, sink: Participant) -> Participant:
-        assert isinstance(sink, MySQL)
-        return self._looked_over(sink.database, sink.name)
+        return self._looked_over(self._place(sink), sink.name)
 
-    def _looked_over(self, database: str, name: str) -> Participant:
-        made = MySQL(
-            f"{database}.numbers", url=self._server.address, name=name, mode=self.mode,
-            lock_timeout=5,
-        )  # fmt: skip
+    def _looked_over(
+        self, table: str, name: str, frame: Mapping[str, str] = FRAME, **more: Any
+    ) -> Participant:
+        usual = {"url": self._server.address, "mode": self.mode, "lock_timeout": 5}
+        made = MySQL(table, name=name, **usual | more)
+        made.project({column: Column(column, kind) for column, kind in frame.items()})
         made.preflight()
         return made
+
+    def _place(self, sink: Participant) -> str:
+        assert isinstance(sink, MySQL)
+        return f"{sink.database}.{sink.table}"
 
     def rows(self, numbers: Sequence[int]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict(
@@ -59,8 +70,7 @@ class MySQLSubject(Subject):
         )
 
     def visible(self, sink: Participant) -> Counter[int]:
-        assert isinstance(sink, MySQL)
-        return Counter(row[0] for row in self.ask(f"SELECT number FROM {sink.database}.numbers"))
+        return Counter(row[0] for row in self.ask(f"SELECT number FROM {self._place(sink)}"))
 
     def open(self, sink: Participant) -> set[str]:
         return {gtrid for gtrid, bqual, _ in self._prepared() if bqual == sink.name}
@@ -74,6 +84,119 @@ class MySQLSubject(Subject):
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         for gtrid, bqual, number in self._prepared():
             self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
+
+    # Troubles.
+
+    @contextmanager
+    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+        frame = {"nummer": "bigint", "text": "string"}
+        says = "no column 'nummer'.*'number' .* is NOT NULL without a default"
+        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+
+    @contextmanager
+    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+        says = "'number' is bigint.* does not hold string"
+        frame = FRAME | {"number": "string"}
+        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+
+    @contextmanager
+    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+        address = self._server.address
+        url = address.replace(self._server.connect_arguments()["password"], "nonsense")
+        assert url != address
+        says = "Access denied.*user and password in url="
+        make = lambda: self._refused(sink, url=url)  # noqa: E731 (two words in one place)
+        yield Tried(says, NotAuthorised, make=make, hides="nonsense")
+
+    def _refused(self, sink: Participant, **more: Any) -> Participant:
+        return self._looked_over(self._place(sink), sink.name, **more)
+
+    @contextmanager
+    def null(self, sink: Participant) -> Iterator[Tried]:
+        bad = self.rows([5, 6]).set_column(0, "number", pa.array([5, None]))
+        yield Tried("column number is null", BadRow, tasks=[[self.rows(range(5)), bad]])
+
+    @contextmanager
+    def too_long(self, sink: Participant) -> Iterator[Tried]:
+        bad = self._texts([5, 6], ["fine", "much too long" * 4])
+        says = "column text is longer than 20"
+        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
+
+    def _texts(self, numbers: Sequence[int], texts: Sequence[str]) -> pa.RecordBatch:
+        return self.rows(numbers).set_column(1, "text", pa.array(texts))
+
+    @contextmanager
+    def duplicate_key(self, sink: Participant) -> Iterator[Tried]:
+        tasks = [[self.rows([1, 2]), self.rows([2, 3])]]
+        says = "a value that is already there, under a unique key"
+        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+
+    @contextmanager
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+        tasks = [[self.rows([1, 2])], [self.rows([2, 3])]]
+        says = "locked by another transaction.*Where two tasks write one key"
+        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+
+    def _unique(self, sink: Participant) -> Participant:
+        """The same sink, upon a table where a number can be but once, with a promise it breaks."""
+        table = f"{self._place(sink)}_once"
+        self.ask(f"CREATE TABLE {table} LIKE {self._place(sink)}")
+        self.ask(f"ALTER TABLE {table} ADD UNIQUE (number)")
+        return self._looked_over(table, sink.name, key_partitioned=True, lock_timeout=1)
+
+    @contextmanager
+    def no_room(self, sink: Participant) -> Iterator[Tried]:
+        """InnoDB holds a hundred thousand branches. What a task runs out of is connections."""
+        arguments = self._server.connect_arguments()
+        [[most]] = self.ask("SELECT @@GLOBAL.max_connections")
+        with ExitStack() as held:
+            first = held.enter_context(closing(pymysql.connect(**arguments)))
+            first.cursor().execute("SET GLOBAL max_connections = 10")
+            with suppress(pymysql.err.OperationalError):
+                while True:
+                    held.enter_context(closing(pymysql.connect(**arguments)))
+
+            def over() -> None:
+                first.cursor().execute(f"SET GLOBAL max_connections = {most}")
+                held.close()
+
+            yield Tried("no connection left.*max_connections", Unavailable, over=over)
+
+    @contextmanager
+    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+        """That of the target's database, which is also where rows are staged."""
+        database = f"small_{next(self._numbers)}"
+        with small_disk(8) as disk:
+            self.ask(f"CREATE DATABASE {database}")
+            there = self._server.directory / "data" / database
+            shutil.move(there, disk / database)
+            demote.hand_over(disk / database)
+            there.symlink_to(disk / database)
+            self.ask(f"USE {database}; {self.table}")
+            self.ask(Witness(database).statement)
+            using = self._looked_over(f"{database}.numbers", sink.name)
+            fill(disk)
+            tasks = [[self._texts(range(n, n + 1000), ["x" * 20] * 1000)
+                      for n in range(0, 100_000, 1000)]]  # fmt: skip
+            says = "disk is full.*make room"
+            yield Tried(says, Unavailable, sink=using, tasks=tasks, over=lambda: empty(disk))
+            self.ask(f"DROP DATABASE {database}")
+
+    @contextmanager
+    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+        def others() -> list[int]:
+            listed = "SELECT ID FROM information_schema.PROCESSLIST"
+            mine = "USER = SUBSTRING_INDEX(USER(), '@', 1) AND ID <> CONNECTION_ID()"
+            return [row[0] for row in self.ask(f"{listed} WHERE {mine}")]
+
+        def cut() -> None:
+            while there := others():
+                for number in there:
+                    with suppress(pymysql.err.Error):  # gone meanwhile
+                        self.ask(f"KILL {number}")
+                time.sleep(0.05)
+
+        yield Tried("Lost connection|gone away|was killed", Unavailable, amid=cut)
 
     def _prepared(self) -> list[tuple[str, str, int]]:
         listed = self.ask("XA RECOVER")  # MySQL's as text, MariaDB's as bytes

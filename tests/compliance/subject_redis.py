@@ -13,13 +13,18 @@ import pyarrow as pa
 import redis
 
 from poundlock.core.model import Receipt
-from poundlock.core.participant import Participant
+from poundlock.core.participant import Column, Participant
+from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
 
 from .subject import Subject
+from .trouble import Tried
 
-EXCUSED: Mapping[str, str] = {}
+EXCUSED: Mapping[str, str] = {
+    "duplicate_key": "Of several rows for one field the greatest by order_by wins, or any one of them.",
+    "key_in_two_tasks": "It does not matter in which tasks the rows for one field are.",
+}
 
 
 class RedisSubject(Subject):
@@ -40,11 +45,16 @@ class RedisSubject(Subject):
         assert isinstance(sink, Redis)
         return self._looked_over(sink.shape.target, sink.name)
 
-    def _looked_over(self, target: str, name: str) -> Participant:
-        made = Redis(
-            url=self._server.address, name=name, hash=target, field="id", value="v",
-            operation=self.operation,
-        )  # fmt: skip
+    def _looked_over(
+        self,
+        target: str,
+        name: str,
+        frame: Mapping[str, str] = {"id": "string", "v": "int"},
+        **others: Any,
+    ) -> Participant:
+        options = {"url": self._server.address, "operation": self.operation} | others
+        made = Redis(name=name, hash=target, field="id", value="v", **options)
+        made.project({column: Column(column, kind) for column, kind in frame.items()})
         assert made.preflight() == []
         return made
 
@@ -72,6 +82,80 @@ class RedisSubject(Subject):
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         assert isinstance(sink, Redis)
         assert self._eyes.delete(f"{{{sink.shape.target}}}:{receipt.id}") == 1
+
+    # Troubles.
+
+    def _refused(self, sink: Participant, **others: Any) -> Participant:
+        assert isinstance(sink, Redis)
+        return self._looked_over(sink.shape.target, sink.name, **others)
+
+    @contextmanager
+    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+        frame = {"id": "string", "w": "int"}
+        says = "no column 'v' for the value. It has id string, w int"
+        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+
+    @contextmanager
+    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+        """Of a column that orders rows: every other is written as text."""
+        frame = {"id": "string", "v": "string"}
+        says = "column 'v' has type string, but the order needs an integer, a date or a timestamp"
+        make = lambda: self._refused(sink, frame=frame, order_by="v")  # noqa: E731
+        yield Tried(says, UsageError, make=make)
+
+    @contextmanager
+    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+        url = self._server.url.replace("//", "//:nonsense@", 1)
+        says = "refuses the user, the password.*WRONGPASS|invalid username-password"
+        yield Tried(
+            says, NotAuthorised, make=lambda: self._refused(sink, url=url), hides="nonsense"
+        )
+
+    def _keys(self, numbers: Sequence[int], keys: Sequence[str | None]) -> pa.RecordBatch:
+        return self.rows(numbers).set_column(0, "key", pa.array(keys))
+
+    @contextmanager
+    def null(self, sink: Participant) -> Iterator[Tried]:
+        tasks = [[self.rows(range(5)), self._keys([5, 6], ["5", None])]]
+        yield Tried("1 rows cannot be written.* the key is null", BadRow, tasks=tasks)
+
+    @contextmanager
+    def too_long(self, sink: Participant) -> Iterator[Tried]:
+        """The server's own limit is 512 MB, and no less than this."""
+        self._eyes.config_set("proto-max-bulk-len", 1 << 20)
+        tasks = [[self.rows(range(5)), self._keys([5, 6], ["5", "too long" * (1 << 17)])]]
+        yield Tried(
+            "longer than the server's proto-max-bulk-len, 1048576 bytes", BadRow,
+            sink=self.again(sink), tasks=tasks, hides="too long",
+            over=lambda: self._eyes.config_set("proto-max-bulk-len", 512 << 20),
+        )  # fmt: skip
+
+    @contextmanager
+    def no_room(self, sink: Participant) -> Iterator[Tried]:
+        """Branches are keys, of which there may be any number, but each task has a connection."""
+        eyes = self._eyes
+        most = eyes.config_get("maxclients")["maxclients"]
+        eyes.config_set("maxclients", 1)  # those that are there may stay
+        yield Tried(
+            "no connection left. Raise its maxclients", Unavailable,
+            over=lambda: eyes.config_set("maxclients", most),
+        )  # fmt: skip
+
+    @contextmanager
+    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+        """Its disk is its memory. A real one that is full ends the server: see `killed`."""
+        eyes = self._eyes
+        yield Tried(
+            r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: make room", Unavailable,
+            amid=lambda: eyes.config_set("maxmemory", 1),
+            over=lambda: eyes.config_set("maxmemory", 0),
+        )  # fmt: skip
+
+    @contextmanager
+    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+        """Staging, and also the move, can be asked for twice, so the driver just asks again."""
+        cut = lambda: self._eyes.client_kill_filter(_type="normal")  # noqa: E731
+        yield Tried("", survived=True, amid=cut)
 
 
 @contextmanager

@@ -10,13 +10,18 @@ from pathlib import Path
 import pyarrow as pa
 
 from poundlock.core.participant import Participant
+from poundlock.errors import BadRow, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
 
 from .subject import Subject
 from .subject_redis import RedisSubject
+from .trouble import Tried
 
-EXCUSED: Mapping[str, str] = {}
+EXCUSED: Mapping[str, str] = {
+    "duplicate_key": "All rows for one field are added.",
+    "key_in_two_tasks": "All rows for one field are added, in whatever tasks they are.",
+}
 
 
 class CounterSubject(RedisSubject):
@@ -30,6 +35,20 @@ class CounterSubject(RedisSubject):
         assert isinstance(sink, Redis)
         found = self._eyes.hgetall(sink.shape.target)
         return Counter({int(field): int(value) for field, value in found.items()})
+
+    # Troubles.
+
+    @contextmanager
+    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+        frame = {"id": "string", "v": "string"}
+        says = "column 'v' has type string, but the value needs a number"
+        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+
+    @contextmanager
+    def null(self, sink: Participant) -> Iterator[Tried]:
+        bad = self.rows([5, 6]).set_column(1, "value", pa.array([1, None]))
+        says = "1 rows cannot be written.* the value is null"
+        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]])
 
 
 @contextmanager

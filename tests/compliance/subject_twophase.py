@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
+from poundlock.errors import BadRow
 from poundlock.servers import postgres
 from poundlock.sinks import TwoPhase
 
 from .subject import Subject
-from .subject_postgres import PostgresSubject
+from .subject_postgres import FRAME, PostgresSubject
+from .trouble import Tried
 
 EXCUSED: Mapping[str, str] = {}
 
@@ -30,10 +34,12 @@ class TwoPhaseSubject(PostgresSubject):
         assert isinstance(sink, TwoPhase)
         return self._looked_over(sink.table, sink.name, str(sink._dsn))
 
-    def _looked_over(self, table: str, name: str, dsn: str) -> Participant:
+    def _looked_over(
+        self, table: str, name: str, dsn: str, frame: Mapping[str, Column] = FRAME, **more: Any
+    ) -> Participant:
         limit = ["SET lock_timeout = '2s'"]
-        made = TwoPhase(self._connect, table, dsn=dsn, name=name, setup=limit)
-        made.project({"number": Column("number", "int"), "word": Column("word", "string")})
+        made = TwoPhase(self._connect, table, dsn=dsn, name=name, setup=limit, **more)
+        made.project(frame)
         made.preflight()
         return made
 
@@ -47,6 +53,56 @@ class TwoPhaseSubject(PostgresSubject):
         )
         with psycopg.connect(self._node.dsn(self._database), autocommit=True) as connection:
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+
+    # Troubles: PostgreSQL's, of which its drivers tell by name and number.
+
+    @contextmanager
+    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+        with super().wrong_columns(sink) as tried:
+            yield replace(tried, says="has no column wort; it has number, word")
+
+    @contextmanager
+    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+        """PEP 249 tells no types of columns by which a frame could be refused: the database must."""
+        words = pa.array(["geheim", "geheim"])
+        bad = self.rows([5, 6]).set_column(0, "number", words)
+        says = r"branch .* does not take a row: InvalidTextRepresentation \[22P02\].*on_bad_row="
+        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="geheim")
+
+    @contextmanager
+    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+        with super().wrong_password(sink) as tried:
+            yield replace(tried, says="authentication failed.*Check user and password in dsn=")
+
+    @contextmanager
+    def null(self, sink: Participant) -> Iterator[Tried]:
+        with super().null(sink) as tried:
+            yield replace(tried, says=r"NotNullViolation \[23502\], column word")
+
+    @contextmanager
+    def too_long(self, sink: Participant) -> Iterator[Tried]:
+        with super().too_long(sink) as tried:
+            yield replace(tried, says=r"StringDataRightTruncation \[22001\]")
+
+    @contextmanager
+    def duplicate_key(self, sink: Participant) -> Iterator[Tried]:
+        with super().duplicate_key(sink) as tried:
+            yield replace(tried, says=r"UniqueViolation \[23505\], constraint single", kind=BadRow)
+
+    @contextmanager
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+        with super().key_in_two_tasks(sink) as tried:
+            yield replace(tried, says="two tasks write one key.*Partition the frame")
+
+    @contextmanager
+    def no_room(self, sink: Participant) -> Iterator[Tried]:
+        with super().no_room(sink) as tried:
+            yield replace(tried, says="none for another branch.*max_prepared_transactions")
+
+    @contextmanager
+    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+        with super().lost_connection(sink) as tried:
+            yield replace(tried, says="the connection was lost")
 
 
 @contextmanager

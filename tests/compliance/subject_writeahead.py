@@ -20,11 +20,25 @@ import pyarrow as pa
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
 from poundlock.core.site import LocalSite
+from poundlock.errors import Unavailable
 from poundlock.sinks import WriteAhead
 
 from .subject import Subject
+from .trouble import Tried, empty, fill, small_disk
 
-EXCUSED: Mapping[str, str] = {}
+_TAKEN = "The function is given the rows as they are: what it does not take it must say itself."
+EXCUSED: Mapping[str, str] = {
+    "wrong_columns": _TAKEN,
+    "wrong_type": _TAKEN,
+    "wrong_password": "The sink logs in nowhere: where its function does is the function's own matter.",
+    "null": _TAKEN,
+    "too_long": _TAKEN,
+    "duplicate_key": "The sink knows no keys.",
+    "key_in_two_tasks": "The sink knows no keys.",
+    "no_room": "Branches are files beside the log, of which there may be as many as the disk holds.",
+    "lost_connection": "A task that writes has no connection: it keeps its rows in a file, and the "
+    "function is called after the decision.",
+}
 
 
 @dataclass(frozen=True)
@@ -51,9 +65,9 @@ class WriteAheadSubject(Subject):
     def again(self, sink: Any) -> Participant:
         return self._looked_over(sink.function.path, sink.name)
 
-    def _looked_over(self, path: str, name: str) -> Participant:
+    def _looked_over(self, path: str, name: str, rows: Path | None = None) -> Participant:
         made = WriteAhead(Append(path), name=name)
-        made.attach(LocalSite(f"{path}-rows"))
+        made.attach(LocalSite(str(rows or f"{path}-rows")))
         made.preflight()
         return made
 
@@ -66,7 +80,8 @@ class WriteAheadSubject(Subject):
         return Counter(number for line in lines for number in json.loads(line)[1])
 
     def open(self, sink: Any) -> set[str]:
-        return {file.name for file in Path(sink.shelf.uri).glob("*.arrow")}
+        files = Path(sink.shelf.uri).glob("*")
+        return {file.name for file in files if file.suffix in (".arrow", ".tmp")}
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -74,6 +89,18 @@ class WriteAheadSubject(Subject):
 
     def lose(self, sink: Any, receipt: Receipt) -> None:
         (Path(sink.shelf.uri) / f"{receipt.id}.arrow").unlink()
+
+    # Troubles.
+
+    @contextmanager
+    def full_disk(self, sink: Any) -> Iterator[Tried]:
+        with small_disk(4) as disk:
+            yield Tried(
+                f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
+                sink=self._looked_over(sink.function.path, sink.name, disk / "rows"),
+                tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
+                amid=lambda: fill(disk), over=lambda: empty(disk),
+            )  # fmt: skip
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import poundlock as lock
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import Step
-from poundlock.errors import UsageError
+from poundlock.errors import InDoubt, UsageError
 from poundlock.sinks import Delta
 from poundlock.spark.site import SparkSite
 
@@ -43,6 +43,7 @@ def main(directory: Path) -> None:
     history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").collect()
     report["appends"] = sum(row.operation == "WRITE" for row in history)
     report["commit"] = _commit(spark, directory)
+    report["constraints"] = _constraints(spark, directory)
     report["wrong type"] = _wrong_type(spark, directory, table)
     print(json.dumps(report))
 
@@ -118,6 +119,43 @@ def _commit(spark, directory: Path) -> dict[str, object]:
     seen["its neighbour"] = [states[1].value, count()]
     seen["replayed"] = [made().commit([neighbour, prepare(2, 2, attempt=2)])[1].value, count()]
     made().prune(OURS, 10)
+    return seen
+
+
+def _constraints(spark, directory: Path) -> dict[str, object]:
+    """A row that the table will not take: known before the decision, or, if it must be, after it."""
+    table = str(directory / "third")
+    spark.sql(f"CREATE TABLE delta.`{table}` (number BIGINT) USING delta")
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT small CHECK (number < 100)")
+
+    def made() -> Delta:
+        sink = Delta(table, name="checked")
+        sink.attach(SparkSite(spark, str(directory / "log")))
+        sink.project({"number": Column("number", "bigint")})
+        sink.preflight()
+        return sink
+
+    def prepare(batch: int, *numbers: int) -> Receipt:
+        writer = made().begin(Branch(Transaction(OURS, 1, batch, 1), "checked", 0, 0))
+        writer.write(pa.RecordBatch.from_pydict({"number": list(numbers)}))
+        prepared = writer.prepare()
+        assert prepared is not None
+        return Receipt("checked", prepared.id, 0, Fingerprint(len(numbers), 0))
+
+    seen: dict[str, object] = {}
+    seen["before"] = made().check([prepare(0, 1, 54321)])[0]
+    sink, good = made(), prepare(1, 1, 77)
+    assert sink.check([good]) == [None]
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT smaller CHECK (number < 50)")
+    try:
+        sink.commit([good])
+    except InDoubt as error:
+        seen["after"] = f"{error} {error.__cause__}"
+    spark.sql(f"ALTER TABLE delta.`{table}` DROP CONSTRAINT smaller")
+    seen["put right"] = sink.commit([good])[0].value
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN word STRING")
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT w CHECK (word IS NULL OR word <> '')")
+    seen["another column"] = made().preflight()
     return seen
 
 

@@ -38,6 +38,14 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
         "its neighbour": ["committed", 9],
         "replayed": ["committed", 12],
     }
+    told = report["constraints"]
+    assert (
+        "rows break constraint small (1 rows)" in told["before"] and "54321" not in told["before"]
+    )
+    assert "its rows are kept: correct the table" in told["after"] and "77" not in told["after"]
+    assert told["put right"] == "committed"
+    [warning] = told["another column"]
+    assert "constraint w" in warning and "needs columns that the frame has not" in warning
     assert "has type string, but bigint in the table" in report["wrong type"]
     assert "the table has no column 'extra'" in report["wrong type"]
 

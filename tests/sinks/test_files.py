@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from pyspark.sql import SparkSession
 
 import poundlock as lock
 import trial
+from compliance.trouble import empty, fill, small_disk
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
-from poundlock.errors import BadRow, Rejected, UsageError
+from poundlock.errors import BadRow, NotAuthorised, Rejected, Unavailable, UsageError
 from poundlock.sinks import Files
 from poundlock.sinks.files import FilesWriter, committed
 
@@ -401,6 +403,110 @@ class TestBadInput:
         receipt = prepare(sink, 0, rows(range(200), days))
         assert receipt.handle == {"files": 200}
         assert sink.commit([receipt]) == [BranchState.COMMITTED]
+
+
+class TestTheDisk:
+    """What is full when a task writes is in tests/compliance; here it is so before, or after."""
+
+    FULL = r"the disk is full \(.*No space left.*\). Nothing is lost: make room there"
+
+    @staticmethod
+    def files(place: Path) -> list[str]:
+        return sorted(path.name for path in place.rglob("*") if path.is_file())
+
+    @pytest.mark.parametrize("options", [{}, {"format": "json", "compression": "gzip"}])
+    def test_full_before_the_first_row(self, options: dict[str, Any]) -> None:
+        written = rows([1], ["a"])
+        if options:
+            written = written.rename_columns(["__by_day", "__line"]).set_column(
+                1, "__line", pa.array(['{"number":1}'])
+            )
+        with small_disk(1) as disk:
+            sink = made(disk / "out", **options)
+            fill(disk)
+            writer = begin(sink, 0)
+
+            def run() -> None:
+                writer.write(written)
+                writer.prepare()  # what is compressed may stay in memory until now
+
+            with pytest.raises(Unavailable, match=self.FULL):
+                run()
+            writer.abort()
+            assert self.files(disk / "out") == []
+            empty(disk)
+            assert sink.commit([prepare(sink, 0, written)]) == [BranchState.COMMITTED]
+
+    def test_full_when_a_branch_is_prepared(self) -> None:
+        with small_disk(1) as disk:
+            sink = made(disk / "out")
+            writer = begin(sink, 0)
+            writer.write(rows([1], ["a"]))  # the end of the file has room in the same block
+            fill(disk)
+            with pytest.raises(Unavailable, match=self.FULL):
+                writer.prepare()
+            writer.abort()
+            assert self.files(disk / "out") == []
+
+    def test_full_when_a_batch_is_committed_or_aborted(self) -> None:
+        with small_disk(1) as disk:
+            sink = made(disk / "out")
+            decided, dead = (
+                prepare(sink, 0, rows([1], ["a"])),
+                prepare(sink, 0, rows([2], ["a"]), 1),
+            )
+            fill(disk)
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=self.FULL):
+                    sink.commit([decided])
+                with pytest.raises(Unavailable, match=self.FULL):
+                    sink.abort([stray for stray in sink.find(OURS) if stray.id == dead.id])
+            assert committed(disk / "out") == []
+            empty(disk)
+            assert sink.commit([decided]) == [BranchState.COMMITTED]
+            assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+            (uri,) = committed(disk / "out")
+            assert decided.id in uri
+            left = self.files(disk / "out")
+            assert [name for name in left if not name.startswith("part-")] == [
+                "0",
+                "1",
+                f"{dead.id}.aborted",
+            ]
+            assert len(left) == 4
+
+    def test_what_cannot_be_deleted_now_is_left_to_the_sweep(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sink = made(tmp_path / "out")
+        writer = begin(sink, 0)
+        writer.write(rows([1], ["a"]))
+        whole = writer._system
+
+        class Away:
+            def delete_file(self, path: str) -> None:
+                if path.endswith(".parquet"):
+                    raise OSError("not now")
+                whole.delete_file(path)
+
+        monkeypatch.setattr(writer, "_system", Away())
+        writer.abort()
+        monkeypatch.setattr(writer, "_system", whole)
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        assert list((tmp_path / "out").rglob("*.parquet")) == []
+
+    def test_one_that_may_not_be_written(self, tmp_path: Path) -> None:
+        sink = made(tmp_path / "out")
+        (tmp_path / "out").mkdir(mode=0o555)
+        user = os.geteuid()
+        os.seteuid(user or 65534)  # root may write anywhere
+        try:
+            with pytest.raises(
+                NotAuthorised, match=r"out: .*Permission denied.*read and write there"
+            ):
+                begin(sink, 0)
+        finally:
+            os.seteuid(user)
 
 
 class TestAtLeastOnce:

@@ -1159,6 +1159,26 @@ class TestTheConnection:
         assert "Geheim" not in str(caught.value) and "Geheim" not in repr(place.sink(look=False))
 
     @pytest.mark.parametrize(
+        ("number", "text", "says"),
+        [
+            (
+                1005,
+                'Can\'t create table `a`.`b` (errno: 28 "No space left on device")',
+                "disk is full",
+            ),
+            (1030, 'Got error 28 "No space left on device" from storage engine', "disk is full"),
+            (
+                1226,
+                "User 'u' has exceeded the 'max_user_connections' resource",
+                "no connection left",
+            ),
+        ],
+    )
+    def test_what_there_is_no_room_for(self, number: int, text: str, says: str) -> None:
+        with pytest.raises(Unavailable, match=says), links.said("out"):
+            raise pymysql.err.OperationalError(number, text)
+
+    @pytest.mark.parametrize(
         "url", ["postgres://x", "mysql://", "mysql://h:port/db", "mysql://h/db?ssl=on", "nonsense"]
     )
     def test_an_address_that_cannot_be_read(self, url: str) -> None:

@@ -20,10 +20,14 @@ from pyspark.sql import SparkSession
 import poundlock as lock
 import trial
 from compliance.subject_sqlite import example
+from compliance.trouble import fill, small_disk
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.naming import parse_name
 from poundlock.core.participant import Participant
-from poundlock.core.protocol import Step
+from poundlock.core.protocol import BranchState, Step
+from poundlock.core.site import LocalSite
 from poundlock.errors import InDoubt, Unavailable
+from poundlock.kept import Shelf
 from poundlock.sinks import Console, Simple, WriteAhead
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
@@ -112,6 +116,42 @@ class TestWriteAhead:
             range(20)
         )
 
+    @pytest.mark.parametrize("refused", [False, True])
+    def test_a_disk_that_is_full_after_the_decision_repeats_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+    ) -> None:
+        """Some file systems have no room for an empty file then, which the witness is."""
+
+        def put(self: Shelf, file: str) -> None:
+            raise Unavailable("the disk is full")
+
+        space = Namespace.new("t", 1_700_000_000, 1)
+        receiver = Receiver(tmp_path / "calls")
+        sink = WriteAhead(receiver, name="out")
+        with small_disk(1) as disk:
+            sink.attach(LocalSite(str(disk)))
+            writers = [
+                sink.begin(Branch(Transaction(space, 1, 0, 1), "out", task, task))
+                for task in range(2)
+            ]
+            receipts = []
+            for writer in writers:
+                writer.write(pa.RecordBatch.from_pydict({"number": [7]}))
+                prepared = writer.prepare()
+                assert prepared is not None
+                receipts.append(Receipt("out", prepared.id, 0, Fingerprint(1), prepared.handle))
+            fill(disk)
+            if refused:
+                monkeypatch.setattr(Shelf, "_put", put)
+            for _ in range(2):
+                assert sink.commit(receipts[:1]) == [BranchState.COMMITTED]
+            assert len(receiver.calls()) == 1
+            assert sink.abort(sink.find(space)) == [BranchState.ABORTED]
+            assert sink.commit(receipts[1:]) == [BranchState.ABORTED]
+            assert len(receiver.calls()) == 1
+            sink.prune(space, 1)
+            assert list((disk / "out").iterdir()) == []
+
 
 class TestConsole:
     def test_it_prints_each_batch_once_it_is_decided(
@@ -190,7 +230,7 @@ class TestSimple:
         )
         with pytest.raises(Exception):  # noqa: B017 (Spark's own, around ours)
             query.awaitTermination()
-        assert "[sink mine] the sink's own code raised ZeroDivisionError: oops" in str(query.error)
+        assert "sink mine] the sink's own code raised ZeroDivisionError: oops" in str(query.error)
 
 
 def test_the_whole_template_runs_in_a_pipeline(spark: SparkSession, tmp_path: Path) -> None:

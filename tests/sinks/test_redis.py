@@ -238,6 +238,16 @@ class TestRefusals:
         }
         assert not ours(eyes)
 
+    def test_rows_that_do_not_fit_into_one_value(self, make: Any, eyes: Any) -> None:
+        sink = make(key="id", prefix="p:")
+        assert sink.preflight() == [] and sink.longest == 512 << 20
+        sink.longest = 100
+        rows = {"key": ["a", "b"], ".x": ["x" * 45, "x" * 50], ".y": ["y" * 34, "y" * 50]}
+        with pytest.raises(BadRow) as raised:
+            sink.begin(branch()).write(pa.RecordBatch.from_pydict(rows))
+        assert list(raised.value.rows) == [1]
+        assert not ours(eyes)
+
     def test_an_empty_entry_of_a_stream_is_a_bad_row(self, make: Any) -> None:
         sink = make(stream="s")
         rows = pa.RecordBatch.from_pydict(
@@ -472,6 +482,51 @@ class TestTheServer:
             with pytest.raises(UsageError, match="is a replica"):
                 sink.preflight()
             node.kill()  # a replica that still looks for its primary is slow to end
+
+    def test_one_without_memory_moves_nothing_until_it_has_some(self, make: Any, eyes: Any) -> None:
+        adding = make(hash="sums", field="id", value="n", operation="increment")
+        setting = make(hash="words", field="id", value="v")
+        sums = [staged(adding, {"key": ["a", "b"], "value": [1, 2]}, task) for task in range(2)]
+        words = [staged(setting, {"key": ["a"], "value": ["x"]}, batch=1)]
+        eyes.config_set("maxmemory", 1)
+        try:
+            for sink, receipts in ((adding, sums), (setting, words)):
+                assert set(sink.check(receipts)) == {None}
+                with pytest.raises(
+                    Unavailable, match=r"no memory left \(maxmemory\).*Nothing is lost"
+                ):
+                    sink.commit(receipts)
+                assert not eyes.exists("sums", "words")
+        finally:
+            eyes.config_set("maxmemory", 0)
+        assert adding.commit(sums) == [DONE, DONE] and setting.commit(words) == [DONE]
+        assert eyes.hgetall("sums") == {"a": "2", "b": "4"} and eyes.hgetall("words") == {"a": "x"}
+        assert not ours(eyes)
+
+    def test_one_without_memory_lets_go_of_what_is_aborted(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        writer = sink.begin(branch())
+        writer.write(pa.RecordBatch.from_pydict({"value": ["x" * 1000] * 1000}))
+        staged(sink, {"value": ["1"]}, task=1)
+        eyes.config_set("maxmemory", 1)
+        try:
+            writer.abort()
+            (stray,) = sink.find(SPACE)
+            assert sink.abort([stray]) == [LOST]
+            assert not ours(eyes)
+        finally:
+            eyes.config_set("maxmemory", 0)
+
+    def test_one_before_7_that_has_no_memory(self, make: Any) -> None:
+        """Its scripts tell it in other words."""
+        said = (
+            "Error running script: @user_script:1: -OOM command not allowed when used memory > 'm'."
+        )
+        with (
+            pytest.raises(Unavailable, match="no memory left"),
+            make(list="l", value="v").client.errors("staging"),
+        ):
+            raise redis.ResponseError(said)
 
     def test_one_that_is_silent_is_away(self, server: valkey.Valkey, eyes: Any) -> None:
         sink = Redis(url=server.address, name="out", list="l", value="v", timeout=0.3)

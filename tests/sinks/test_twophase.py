@@ -17,11 +17,12 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
+from compliance.trouble import empty, fill, small_disk
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
-from poundlock.servers import postgres
+from poundlock.servers import demote, postgres
 from poundlock.sinks import TwoPhase
 from poundlock.sql.branches import named
 from poundlock.sql.link import Link, _parts
@@ -255,6 +256,41 @@ def test_a_server_without_prepared_transactions(connect: Any) -> None:
             connection.execute("CREATE TABLE t (k int)")
         with pytest.raises(UsageError, match="switch two-phase commit on"):
             made(connect, plain.dsn())
+
+
+def test_a_start_where_open_branches_fill_the_server(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    """One of them is ours, left by a crash: only a start can end it."""
+    execute("CREATE TABLE t (k int, v text)")
+    receipt = prepare(made(connect, node.dsn()), rows(1))
+    for number in range(postgres.PostgresServer().max_prepared_transactions - 1):
+        execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
+    again = TwoPhase(connect, "t", dsn=node.dsn())
+    assert any("max_prepared_transactions" in warning for warning in again.preflight())
+    assert again.commit([receipt]) == [DONE]
+    assert not any("max_prepared_transactions" in warning for warning in again.preflight())
+
+
+def test_no_room_for_the_witness_is_no_lack_of_rights(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    with small_disk(2) as disk:
+        demote.hand_over(disk / "space")
+        execute(f"CREATE TABLESPACE small LOCATION '{disk / 'space'}'")
+        execute("ALTER DATABASE poundlock SET default_tablespace = small")
+        fill(disk)
+        try:
+            with pytest.raises(Unavailable, match="disk is full"):
+                prepare(sink, rows(1))
+            empty(disk)
+            assert sink.commit([prepare(sink, rows(1))]) == [DONE]
+        finally:
+            execute("ALTER DATABASE poundlock RESET default_tablespace")
+            execute("DROP TABLE IF EXISTS poundlock_witness")
+            execute("DROP TABLESPACE small")
 
 
 def test_less_than_exactly_once(node: postgres.Node, connect: Any, execute: Any) -> None:

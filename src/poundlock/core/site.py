@@ -6,14 +6,16 @@ commit, and sent after the decision by tasks, not by the driver.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlparse
 
-from poundlock.errors import UsageError
+from poundlock.errors import NotAuthorised, Unavailable, UsageError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -69,6 +71,11 @@ def local(uri: str) -> Path:
 
 def create_local(path: Path, data: bytes) -> bool:
     """Write, fsync, link, fsync the directory: all of the file or none, and never over another."""
+    with reachable(str(path)):
+        return _create(path, data)
+
+
+def _create(path: Path, data: bytes) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
@@ -88,3 +95,23 @@ def create_local(path: Path, data: bytes) -> bool:
     finally:
         os.close(directory)
     return True
+
+
+@contextlib.contextmanager
+def reachable(uri: str) -> Generator[None]:
+    """Say in our words what a file system refused. That a file is missing is the caller's to judge."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise NotAuthorised(
+            f"{uri}: {error}. Let the user of the driver and of the tasks read and write there"
+        ) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Unavailable(
+                f"{uri}: the disk is full ({error}). Nothing is lost: make room there, and the same "
+                "can be done again"
+            ) from error
+        raise Unavailable(f"{uri}: {error}") from error

@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 
 import pyarrow.fs as pafs
 
-from poundlock.errors import Unavailable
+from poundlock.errors import PoundlockError, Unavailable
 from poundlock.kept import open_place, reachable
 
 METADATA = "_spark_metadata"
@@ -128,7 +128,7 @@ class Manifest:
         self.last = number
         self._note(files)
         if _compacted(number):
-            with contextlib.suppress(Unavailable, FileNotFoundError):  # they only take space
+            with contextlib.suppress(PoundlockError, FileNotFoundError):  # they only take space
                 self._drop_below(number - _KEPT)
         return True
 

@@ -66,7 +66,10 @@ def too_long(directory: str) -> str | None:
     """Say why a directory cannot be made; None if it can."""
     for name in directory.split("/"):
         if len(name.encode()) > LONGEST:
-            return f"the partition directory {name[:40]}... has more than {LONGEST} bytes"
+            column = name.partition("=")[0]
+            return (
+                f"its directory, {column[:40]}=..., would have a name of more than {LONGEST} bytes"
+            )
     return None
 
 
@@ -90,8 +93,10 @@ class ParquetFile:
         self._writer.write_batch(rows)
 
     def close(self) -> None:
-        self._writer.close()
-        self._stream.close()
+        try:
+            self._writer.close()
+        finally:  # or a full disk stays full: of a file that is open, no byte is freed
+            self._stream.close()
 
 
 class TextFile:
@@ -112,6 +117,7 @@ class TextFile:
         self._out.write(ended.buffers()[2])
 
     def close(self) -> None:
-        self._out.close()
-        if self._out is not self._stream:
+        try:
+            self._out.close()
+        finally:
             self._stream.close()

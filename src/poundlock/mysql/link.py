@@ -35,6 +35,8 @@ XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
 _REFUSED = {1044, 1045, 1095, 1142, 1143, 1227, 1370, 1401, 1410, 1698}
 _AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 3169}
 _AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
+_STRANGER = {1045, 1698}  # of those refused: user or password
+_CROWDED = {1040, 1203, 1226}  # as many connections as the server allows, or allows the account
 _UNKNOWN_NAME = {1046, 1049, NO_SUCH_TABLE}
 _CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
 
@@ -62,6 +64,9 @@ _WRONG = {
 # At the end of a message only: what stands before it may be data.
 _COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$")
 _ROW = re.compile(r"at row (\d+)\s*$")
+# Several numbers have the system's own beside them, for any of its calls may fail by a full disk.
+_DISK_FULL = {1021, 1114}
+_NO_SPACE = re.compile(r"(?:errno|errcode|error):? 28\b", re.IGNORECASE)
 
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
@@ -302,6 +307,11 @@ def said(sink: str) -> Iterator[None]:
 
 def told(error: BaseException, sink: str) -> NoReturn:
     code = code_of(error)
+    if code in _STRANGER:
+        raise NotAuthorised(
+            f"the server refuses the connection ({_text(error)}). Check user and password in url=",
+            sink=sink,
+        ) from error
     if code in _REFUSED:
         raise NotAuthorised(f"the server refuses ({_text(error)}). Grant it, or use another account",
                             sink=sink) from error  # fmt: skip
@@ -310,11 +320,25 @@ def told(error: BaseException, sink: str) -> NoReturn:
     if code in _CONTENDED:
         raise Rejected(
             f"rows or tables are locked by another transaction (error {code}). Another writer of the "
-            "same keys, or a branch of an earlier attempt, holds them; the batch is tried again",
+            "same keys, or a branch of an earlier attempt, holds them; the batch is tried again. Where "
+            "two tasks write one key, that does not help: use mode='staged', or partition the frame by "
+            "the key",
             sink=sink,
         ) from None
     if reason := fault(error):
         raise BadRow(reason, sink=sink) from None
+    if code in _DISK_FULL or _NO_SPACE.search(str(error.args[-1] if error.args else "")):
+        raise Unavailable(
+            f"the server's disk is full, or the table's space is at its limit (error {code}). Nothing "
+            "is lost: make room there, and the batch can be run again",
+            sink=sink,
+        ) from None
+    if code in _CROWDED:
+        raise Unavailable(
+            f"the server has no connection left ({_text(error)}). Raise its max_connections, or let "
+            "fewer tasks run at once",
+            sink=sink,
+        ) from error
     if code in _AWAY or not code:
         raise Unavailable(f"the server cannot be reached ({_text(error)})", sink=sink) from error
     raise Rejected(

@@ -27,6 +27,7 @@ _PASSING = (
     said.RedisClusterException,
 )
 _OURS = "POUNDLOCK "  # how a script of ours begins its errors
+_FULL = "OOM command not allowed"  # which servers before 7 put in the middle, if a script met it
 
 
 class Client:
@@ -86,18 +87,24 @@ class Client:
                 sink=self._sink,
             ) from error
         except _PASSING as error:
-            raise Unavailable(f"{doing}: {error}", sink=self._sink) from error
-        except said.OutOfMemoryError as error:
-            raise Unavailable(
-                f"{doing}: the server is out of memory and changed nothing. Raise maxmemory, or free "
-                "some",
-                sink=self._sink,
-            ) from error
+            text = str(error)
+            if "max number of clients" in text:
+                text = (
+                    "the server has no connection left. Raise its maxclients, or let fewer tasks run "
+                    "at once"
+                )
+            raise Unavailable(f"{doing}: {text}", sink=self._sink) from error
         except said.ResponseError as error:
             text = str(error)
+            if isinstance(error, said.OutOfMemoryError) or _FULL in text:
+                raise Unavailable(
+                    f"{doing}: the server has no memory left (maxmemory) and changed nothing. Nothing "
+                    "is lost: make room there, or raise maxmemory, and the same can be done again",
+                    sink=self._sink,
+                ) from error
             if text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
                 raise NotAuthorised(f"{doing}: {text}", sink=self._sink) from error
-            if text.startswith(("LOADING", "BUSY", "MISCONF", "NOREPLICAS", "OOM")):
+            if text.startswith(("LOADING", "BUSY", "MISCONF", "NOREPLICAS")):
                 raise Unavailable(f"{doing}: {text}", sink=self._sink) from error
             if not text.startswith(_OURS):
                 raise InDoubt(f"{doing}: {text}", sink=self._sink) from error

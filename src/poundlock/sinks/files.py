@@ -388,8 +388,8 @@ class FilesWriter(Writer):
         shown = self._exact or self._system.type_name in _OBJECT_STORES
         self._hidden = "" if shown else "."
         self._open = dict[str, tuple[str, Any]]()  # by partition, the least used first
-        self._done: list[str] = []  # paths below the root
-        self._count = 0
+        self._begun: list[str] = []  # paths below the root, of all files that may be there
+        self._done: list[str] = []  # and of those that are whole
         with reachable(sink.place):
             self._system.create_dir(self._root, recursive=True)
             if self._exact:
@@ -423,9 +423,9 @@ class FilesWriter(Writer):
             if len(self._open) >= _OPEN_FILES:
                 self._close_one(next(iter(self._open)))
             ending = suffix(self._sink.format, self._sink.compression)
-            name = f"{self._hidden}part-{self._name}-{self._count:05}{ending}"
-            self._count += 1
+            name = f"{self._hidden}part-{self._name}-{len(self._begun):05}{ending}"
             place = f"{directory}/{name}".lstrip("/")
+            self._begun.append(place)
             if directory:
                 self._system.create_dir(f"{self._root}/{directory}", recursive=True)
             stream = self._system.open_output_stream(f"{self._root}/{place}", compression=None)
@@ -435,8 +435,8 @@ class FilesWriter(Writer):
 
     def _close_one(self, directory: str) -> None:
         place, file = self._open.pop(directory)
-        self._done.append(place)
         file.close()
+        self._done.append(place)
 
     def prepare(self) -> PreparedBranch | None:
         try:
@@ -496,10 +496,12 @@ class FilesWriter(Writer):
         for directory in list(self._open):
             with contextlib.suppress(Exception):
                 self._close_one(directory)
-        places = [f"{self._root}/{place}" for place in self._done]
-        for path in (*places, self._mark(_STAGED), self._mark(_OPEN)):
-            with contextlib.suppress(Exception):
-                self._system.delete_file(path)
+        # The marks last: what cannot be deleted now is left to the sweep, which goes by them.
+        places = [f"{self._root}/{place}" for place in self._begun]
+        with contextlib.suppress(Exception):
+            for path in (*places, self._mark(_STAGED), self._mark(_OPEN)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._system.delete_file(path)
 
 
 def committed(path: str | os.PathLike[str]) -> list[str]:
@@ -531,15 +533,22 @@ def _branch_of(file: str) -> str | None:
 
 def _put(system: Any, path: str, data: bytes, uri: str) -> None:
     """Write a small file as a whole: under its name only once it is durable."""
+    local = isinstance(system, pafs.LocalFileSystem)
+    directory, _, name = path.rpartition("/")
+    aside = f"{directory}/.{name}.tmp" if local else path
     with reachable(uri):
-        local = isinstance(system, pafs.LocalFileSystem)
-        directory, _, name = path.rpartition("/")
-        aside = f"{directory}/.{name}.tmp" if local else path
-        with system.open_output_stream(aside, compression=None) as stream:
-            stream.write(data)
-        sync(system, aside)
+        try:
+            with system.open_output_stream(aside, compression=None) as stream:
+                stream.write(data)
+            sync(system, aside)
+            if local:
+                system.move(aside, path)
+        except BaseException:
+            if local:  # nobody would look for it
+                with contextlib.suppress(OSError):
+                    system.delete_file(aside)
+            raise
         if local:
-            system.move(aside, path)
             sync(system, path)
 
 

@@ -61,7 +61,8 @@ pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in 
 logger = logging.getLogger("poundlock")
 
 _CHUNK = 1 << 19  # bytes: few round trips, and no command that keeps others waiting
-_LONGEST = 512 << 20  # Redis's own limit of a value
+_LONGEST = 512 << 20  # bytes of a value, unless somebody changed proto-max-bulk-len
+_HEAD = 5  # bytes before each value of a chunk, and before the chunk
 _AT_ONCE = 1000  # fields of the witness in one command
 _DAY_MS = 24 * 3600 * 1000  # how long a dead task's rows stay that nobody sweeps
 
@@ -127,6 +128,7 @@ class Redis(Participant):
         self.name = checked_name("sink name", name or label[:63] or "redis")
         self.semantic = Semantic(semantic)
         self.timeout = timeout
+        self.longest = _LONGEST
         self._url = url
         self._client: Client | None = None
 
@@ -197,7 +199,9 @@ class Redis(Participant):
             )
 
     def _check_settings(self, client: Client, here: str) -> list[str]:
-        names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+        names = (
+            "appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "proto-max-bulk-len",
+        )  # fmt: skip
         try:
             with client.errors("reading the configuration"):
                 found: dict[str, str] = {}
@@ -210,6 +214,7 @@ class Redis(Participant):
                 "the server does not tell its configuration: make sure that it has appendonly yes, "
                 "appendfsync always and maxmemory-policy noeviction"
             ]
+        self.longest = int(found.get("proto-max-bulk-len", _LONGEST))
         warnings: list[str] = []
         if found.get("appendonly") != "yes":
             warnings.append(
@@ -427,9 +432,13 @@ class RedisWriter(Writer):
         self._refuse(bad)
 
     def _check_lengths(self, columns: Sequence[pa.Array]) -> None:
-        long = [np.asarray(pc.fill_null(pc.binary_length(it), 0)) > _LONGEST for it in columns]
-        found = np.flatnonzero(np.logical_or.reduce(long))
-        self._refuse({int(row): "a value is longer than 512 MiB" for row in found})
+        # A row is staged whole: all of it must fit into one value.
+        lengths = [np.asarray(pc.fill_null(pc.binary_length(it), 0)) + _HEAD for it in columns]
+        long = np.flatnonzero(np.add.reduce(lengths) + _HEAD > self._sink.longest)
+        reason = (
+            f"the row is longer than the server's proto-max-bulk-len, {self._sink.longest} bytes"
+        )
+        self._refuse({int(row): reason for row in long})
 
     def _refuse(self, bad: Mapping[int, str]) -> None:
         if bad:

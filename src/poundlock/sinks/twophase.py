@@ -133,12 +133,12 @@ class TwoPhase(Participant):
                     + ", ".join(there),
                     sink=self.name,
                 )
+            warnings = [
+                "rows go through the driver one by one (executemany): slow. PostgreSQL and MySQL have "
+                "sinks of their own"
+            ]
             if self.semantic is Semantic.EXACTLY_ONCE:
-                self._try_two_phases(link)
-        warnings = [
-            "rows go through the driver one by one (executemany): slow. PostgreSQL and MySQL have "
-            "sinks of their own"
-        ]
+                warnings += self._try_two_phases(link)
         if self.speculates and self.semantic is Semantic.EXACTLY_ONCE:
             warnings.append(
                 "spark.speculation is on, so that a task cannot roll back what an earlier attempt of "
@@ -147,8 +147,11 @@ class TwoPhase(Participant):
             )
         return warnings
 
-    def _try_two_phases(self, link: Link) -> None:
-        """Prepare an empty branch and roll it back: a server may have it switched off."""
+    def _try_two_phases(self, link: Link) -> list[str]:
+        """Prepare an empty branch and roll it back: a server may have it switched off.
+
+        One that is full has it on. What fills it may be ours, left by a crash, which a start ends.
+        """
         gtrid = f"preflight.{time.time_ns():x}"
         try:
             link.connection.tpc_begin(link.xid(FORMAT, gtrid, "poundlock"))
@@ -157,11 +160,14 @@ class TwoPhase(Participant):
             link.connection.tpc_rollback()
         except link.driver.Error as error:
             code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
+            if code == "53200":
+                return [str(link.told(error).args[0])]
             raise UsageError(
                 f"the database does not prepare a branch ({type(error).__name__} {code}): switch "
                 "two-phase commit on (PostgreSQL: max_prepared_transactions above 0, and a restart)",
                 sink=self.name,
             ) from None
+        return []
 
     # In a task.
 

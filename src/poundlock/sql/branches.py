@@ -152,12 +152,16 @@ class Witness:
             link.connection.commit()
         except link.driver.DatabaseError as error:
             link.connection.rollback()
-            if not self.exists(link):  # else somebody was faster
-                raise UsageError(
-                    f"the witness table {self.table} cannot be created ({type(error).__name__}): "
-                    "grant the right to create tables, or create it once by hand",
-                    sink=link.sink,
-                ) from None
+            if self.exists(link):
+                return  # somebody was faster
+            problem = link.told(error)
+            if isinstance(problem, Unavailable):
+                raise problem from None
+            raise UsageError(
+                f"the witness table {self.table} cannot be created ({type(error).__name__}): "
+                "grant the right to create tables, or create it once by hand",
+                sink=link.sink,
+            ) from None
 
     def insert(self, link: Link, branch: Named, state: str) -> None:
         name = branch.name

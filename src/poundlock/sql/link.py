@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from poundlock.errors import (
     BadRow,
+    NotAuthorised,
     PoundlockError,
     Rejected,
     Unavailable,
@@ -21,6 +22,27 @@ from poundlock.errors import (
 from poundlock.secret import resolve
 
 Row = Sequence[Any]
+
+# States whose meaning PEP 249 has no class for: PostgreSQL's, and of those that follow it.
+_KNOWN: Mapping[str, tuple[type[PoundlockError], str]] = {
+    "53100": (
+        Unavailable,
+        "the database's disk is full. Nothing is lost: make room there, and the batch can be run "
+        "again",
+    ),
+    "53200": (
+        Rejected,
+        "the database has no memory left, or none for another branch. In PostgreSQL raise "
+        "max_prepared_transactions above the tasks of a batch, and restart it",
+    ),
+    "55P03": (
+        Rejected,
+        "waited for a lock longer than setup= allows: two tasks write one key, or somebody else holds "
+        "it. Partition the frame by the key",
+    ),
+}
+# A refused login often has no number, but the words of PostgreSQL, MySQL and their like.
+_STRANGER = ("authentication", "access denied", "password", "pg_hba.conf")
 
 
 class Link:
@@ -168,9 +190,16 @@ class Link:
         which = f"branch {branch}: " if branch else ""
         said = _kind(error)
         if isinstance(error, self.driver.IntegrityError | self.driver.DataError):
-            return BadRow(f"{which}the database does not take a row: {said}", sink=self.sink)
+            return BadRow(
+                f"{which}the database does not take a row: {said}{_place(error)}. Correct it in the "
+                "query, or send it elsewhere with on_bad_row=",
+                sink=self.sink,
+            )
         if isinstance(error, self.driver.InterfaceError) or self.lost:
             return Unavailable(f"{which}the connection was lost: {said}", sink=self.sink)
+        if known := _KNOWN.get(str(_number(error))):
+            kind, words = known
+            return kind(f"{which}{words} ({said})", sink=self.sink)
         if isinstance(error, self.driver.ProgrammingError | self.driver.NotSupportedError):
             return UsageError(f"{which}the database refuses: {said}", sink=self.sink)
         return Rejected(f"{which}the database refuses: {said}", sink=self.sink)
@@ -188,7 +217,13 @@ class Link:
 
 def _refused(error: Exception, sink: str) -> PoundlockError:
     if type(error).__name__ == "OperationalError":
-        return Unavailable(f"the database cannot be reached: {error}".strip(), sink=sink)
+        said = str(error).strip()
+        if any(words in said.lower() for words in _STRANGER):
+            return NotAuthorised(
+                f"the database refuses the connection: {said}. Check user and password in dsn=",
+                sink=sink,
+            )
+        return Unavailable(f"the database cannot be reached: {said}", sink=sink)
     return UsageError(
         f"connect= failed with {_kind(error)}: give a callable that returns a new connection",
         sink=sink,
@@ -197,9 +232,20 @@ def _refused(error: Exception, sink: str) -> PoundlockError:
 
 def _kind(error: Exception) -> str:
     """The error's name and number, for its text may hold values of a row."""
-    number = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    number = number or next((arg for arg in error.args if isinstance(arg, int)), None)
+    number = _number(error)
     return f"{type(error).__name__}{f' [{number}]' if number else ''}"
+
+
+def _number(error: Exception) -> str | int | None:
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state or next((arg for arg in error.args if isinstance(arg, int)), None)
+
+
+def _place(error: Exception) -> str:
+    """The column or constraint that a row violates, where the driver tells it apart from the text."""
+    told = getattr(error, "diag", None)
+    places = [(word, getattr(told, f"{word}_name", None)) for word in ("column", "constraint")]
+    return "".join(f", {word} {name}" for word, name in places if name)
 
 
 def _parts(xid: Any) -> tuple[int, str, str] | None:
