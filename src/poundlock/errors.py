@@ -18,8 +18,8 @@
     ├── Parted                log, checkpoint and systems do not belong together
     └── LogCorrupt            a published record cannot be read: never guess, stop
 
-A message says what happened, to which transaction, and what to do next. No message carries a secret
-or row data.
+A message says what happened, to which transaction, and what to do next. No message carries a secret,
+or more of a row than the key that a person needs to find it.
 """
 
 from __future__ import annotations

@@ -10,24 +10,25 @@ import pytest
 
 from .subject import Subject
 
-SUBJECTS = [
-    "memory",
-    "kafka",
-    "files",
-    "delta",
-    "writeahead",
-    "sqlite",
-    "redis",
-    "redis_counter",
-    "opensearch",
-    "mysql_xa",
-    "mysql_staged",
-    "postgres",
-    "postgres_staged",
-    "postgres_upsert",
-    "twophase",
-    "twophase_psycopg2",
-]
+# The name of each, and what docs/troubles.md calls it.
+SUBJECTS = {
+    "memory": None,
+    "kafka": "Kafka",
+    "files": "Files",
+    "delta": "Delta",
+    "writeahead": "WriteAhead",
+    "sqlite": "the template",
+    "redis": "Redis, values",
+    "redis_counter": "Redis, counters",
+    "opensearch": "OpenSearch",
+    "mysql_xa": "MySQL, XA",
+    "mysql_staged": "MySQL, staged",
+    "postgres": "Postgres, prepared",
+    "postgres_staged": "Postgres, staged",
+    "postgres_upsert": "Postgres, upsert",
+    "twophase": "TwoPhase, psycopg",
+    "twophase_psycopg2": "TwoPhase, psycopg2",
+}
 
 
 def _module(name: str) -> Any:

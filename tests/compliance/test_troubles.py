@@ -43,9 +43,27 @@ def test_each_excuse_is_explained(name: str) -> None:
     assert all(reason.endswith(".") for reason in excuses.values())
 
 
-@pytest.mark.parametrize("trouble", [it for it in TROUBLES if it != "killed_task"])
+TRIED = [it for it in TROUBLES if it != "killed_task"]
+
+
+def documented(label: str) -> dict[str, str]:
+    """Read the line of a sink in docs/troubles.md: trouble to the word for what comes of it."""
+    text = (Path(__file__).parents[2] / "docs" / "troubles.md").read_text()
+    [line] = [it for it in text.splitlines() if it.startswith(f"| {label} |")]
+    words = [word.strip() for word in line.strip("|").split("|")][1:]
+    return dict(zip(TRIED, words, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name, label in SUBJECTS.items() if label])
+def test_the_table_shows_what_cannot_befall(name: str) -> None:
+    excuses = import_module(f".subject_{name}", __package__).EXCUSED
+    line = documented(str(SUBJECTS[name]))
+    assert {trouble for trouble, word in line.items() if word == "-"} == set(excuses)
+
+
+@pytest.mark.parametrize("trouble", TRIED)
 def test_a_trouble_is_told_and_leaves_nothing(
-    subject: Subject, sink: Participant, trouble: str
+    subject: Subject, sink: Participant, trouble: str, request: pytest.FixtureRequest
 ) -> None:
     innocent = prepare(subject, sink, range(100, 103), task=40)
     with getattr(subject, trouble)(sink) as tried:
@@ -53,6 +71,9 @@ def test_a_trouble_is_told_and_leaves_nothing(
         using = tried.sink or sink
         error = met(subject, using, tried)
         tried.over()
+        seen = "goes on" if error is None else type(error).__name__
+        label = SUBJECTS[request.node.callspec.params["subject"]]
+        assert documented(str(label))[trouble] == seen, f"{error!r}"
         if tried.survived:
             assert error is None, f"{error!r}"
             assert commit(sink, [innocent]) == [DONE]
