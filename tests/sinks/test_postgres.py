@@ -34,6 +34,7 @@ from poundlock.errors import (
     Unavailable,
     UsageError,
 )
+from poundlock.postgres import witness
 from poundlock.postgres.move import FLAG
 from poundlock.postgres.target import staging_name
 from poundlock.servers import postgres
@@ -651,10 +652,37 @@ class TestTheWitness:
         assert not db("SELECT to_regclass('poundlock.witness')")[0][0]
         assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # none of a decision
         assert again.commit([receipt]) == [UNKNOWN]
-        assert again.check([receipt]) == ["its witness table was dropped meanwhile"]
+        assert again.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
         db("UPDATE poundlock.witness SET state = 'committed'")
         assert again.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [(1,)]
+
+    @pytest.mark.parametrize("mode", ["prepared", "staged"])
+    @pytest.mark.parametrize("how", ["TRUNCATE poundlock.witness", "DELETE FROM poundlock.witness"])
+    def test_an_emptied_table_proves_nothing(self, db: Database, mode: str, how: str) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode=mode)
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert sink.commit([receipt]) == [DONE]
+        db(how)
+        assert sink.commit([receipt]) == [UNKNOWN]
+        assert db("SELECT * FROM poundlock.witness") == []  # no tombstone that would say otherwise
+        later = db.prepare(sink, keyed((2, "b")), 1)  # it goes on with new ones
+        assert sink.check([later]) == [None]
+        assert sink.commit([later]) == [DONE]
+        assert sink.commit([receipt]) == [UNKNOWN]
+        assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,)]
+
+    def test_a_table_that_is_being_read_is_not_emptied(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        db.prepare(sink, keyed((1, "a")))
+        with psycopg.connect(db.dsn) as reader:
+            assert witness.hold(reader, sink.target)
+            db("SET lock_timeout = '200ms'")
+            for how in ("DELETE FROM", "TRUNCATE"):
+                with pytest.raises(psycopg.errors.LockNotAvailable):
+                    db(f"{how} poundlock.witness")
 
     def test_another_cluster_is_not_believed(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")

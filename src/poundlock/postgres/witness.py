@@ -2,13 +2,15 @@
 
 Whether a branch was committed is asked by trying to write its tombstone. The key lets only one of the
 two in: a tombstone that enters proves that the branch was not committed and never will be. That holds
-for the very table that the branch would have written to, and for no other. So a receipt carries that
-table's oid, which a table made in its place cannot have.
+for the very table that the branch would have written to, and for no other, and only while nobody has
+emptied it. So a receipt carries that table's oid, which a table made in its place cannot have, and
+what its first row says, which tells of itself and goes with the others.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,26 +24,35 @@ from poundlock.postgres.target import Target, read_id
 logger = logging.getLogger("poundlock")
 
 _LOCK = 0x706F756E646C6F63  # for all who might create the schema at once
+_ITSELF = "witness"  # the row about the table; no branch is called so
+_EMPTIED = "emptied"
 _STATES = {"committed": BranchState.COMMITTED, "aborted": BranchState.ABORTED}
 
 
-def identity(connection: Connection[Any], target: Target) -> str | None:
-    """Return what tells the witness table from any other of this database; None: there is none."""
+def identity(connection: Connection[Any], target: Target, *, hold: bool = False) -> str | None:
+    """Return what tells the witness table from any other of this database; None: there is none.
+
+    `hold` keeps its rows from being deleted until the transaction ends.
+    """
+    oid = _oid(connection, target)
+    if oid is None:
+        return None
+    query = sql.SQL("SELECT identity FROM {} WHERE branch = %s").format(target.witness)
+    if hold:
+        query += sql.SQL(" FOR KEY SHARE")
+    itself = connection.execute(query, [_ITSELF]).fetchone()
+    return f"{oid}:{itself[0] if itself is not None else _EMPTIED}"
+
+
+def _oid(connection: Connection[Any], target: Target) -> str | None:
     found = connection.execute(
         "SELECT to_regclass(%s)::oid::text", [target.witness.as_string(connection)]
     ).fetchone()
     return found[0] if found is not None else None
 
 
-def exists(connection: Connection[Any], target: Target) -> bool:
-    return identity(connection, target) is not None
-
-
 def hold(connection: Connection[Any], target: Target) -> str | None:
-    """Return the witness table's identity, and keep the table from being dropped meanwhile.
-
-    In a transaction.
-    """
+    """Return the witness table's identity, and keep the table as it is meanwhile. In a transaction."""
     try:
         with connection.transaction():
             connection.execute(
@@ -49,7 +60,7 @@ def hold(connection: Connection[Any], target: Target) -> str | None:
             )
     except (errors.UndefinedTable, errors.InvalidSchemaName):
         return None
-    return identity(connection, target)
+    return identity(connection, target, hold=True)
 
 
 def is_witness(target: Target, held: str | None, receipt: Receipt) -> bool:
@@ -61,7 +72,9 @@ def is_witness(target: Target, held: str | None, receipt: Receipt) -> bool:
         "sink %s: %s.witness is %s, so that it proves nothing of branch %s. Where witness_schema= was "
         "changed, give it as it was",
         *(target.sink, target.witness_schema),
-        "missing" if held is None else "not the table that was there when the branch was written",
+        "missing"
+        if held is None
+        else "not as it was when the branch was written (another, or emptied)",
         receipt.id,
     )
     return False
@@ -84,7 +97,7 @@ def missing_grant(connection: Connection[Any], target: Target) -> str | None:
         database = sql.Identifier(connection.info.dbname).as_string(connection)
         return f"GRANT CREATE ON DATABASE {database} TO {role}"
     table = target.witness.as_string(connection)
-    if has_schema and exists(connection, target):
+    if has_schema and _oid(connection, target) is not None:
         found = connection.execute(
             "SELECT bool_and(has_table_privilege(%s, word)) "
             "FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) word",
@@ -96,8 +109,9 @@ def missing_grant(connection: Connection[Any], target: Target) -> str | None:
 
 
 def ensure(connection: Connection[Any], target: Target) -> None:
-    """Create the witness's schema and table where they are missing. In autocommit."""
-    if exists(connection, target):
+    """Create the witness's schema, table and first row where they are missing. In autocommit."""
+    known = identity(connection, target)
+    if known is not None and not known.endswith(_EMPTIED):
         return
     try:
         with connection.transaction():
@@ -109,6 +123,10 @@ def ensure(connection: Connection[Any], target: Target) -> None:
             if found is not None and found[0]:
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
             connection.execute(_CREATE.format(target.witness))
+            connection.execute(
+                _CLAIM.format(_INSERT.format(target.witness)),
+                [[_ITSELF], [""], [secrets.token_hex(8)], [0], [""], [0], ["committed"]],
+            )
     except errors.InsufficientPrivilege:
         grant = missing_grant(connection, target)
         raise NotAuthorised(
@@ -232,7 +250,7 @@ def proven(
 
 
 def newest_generation(connection: Connection[Any], target: Target, namespace: Namespace) -> int:
-    if not exists(connection, target):
+    if _oid(connection, target) is None:
         return 0
     found = connection.execute(
         sql.SQL(
@@ -245,7 +263,7 @@ def newest_generation(connection: Connection[Any], target: Target, namespace: Na
 
 def prune(connection: Connection[Any], target: Target, namespace: Namespace, floor: int) -> None:
     """Forget the batches below `floor`, but never the newest generation."""
-    if not exists(connection, target):
+    if _oid(connection, target) is None:
         return
     connection.execute(
         sql.SQL(

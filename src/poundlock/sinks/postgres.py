@@ -336,7 +336,7 @@ class Postgres(Participant):
             self._same_system(connection, receipts)
             held = witness.identity(connection, self.target)
             if not all(witness.is_witness(self.target, held, receipt) for receipt in receipts):
-                return ["its witness table was dropped meanwhile"] * len(receipts)
+                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
             return self._by_road(
                 receipts, lambda road, mine: road.check(connection, self.target, mine)
             )
