@@ -6,8 +6,9 @@ Run by `test_delta.py`, for the session of the other tests does not know Delta.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import poundlock as lock
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import Step
-from poundlock.errors import InDoubt, UsageError
+from poundlock.errors import PoundlockError, UsageError
 from poundlock.sinks import Delta
 from poundlock.spark.site import SparkSite
 
@@ -43,7 +44,7 @@ def main(directory: Path) -> None:
     history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").collect()
     report["appends"] = sum(row.operation == "WRITE" for row in history)
     report["commit"] = _commit(spark, directory)
-    report["constraints"] = _constraints(spark, directory)
+    report["demands"] = _demands(spark, directory)
     report["wrong type"] = _wrong_type(spark, directory, table)
     print(json.dumps(report))
 
@@ -122,40 +123,93 @@ def _commit(spark, directory: Path) -> dict[str, object]:
     return seen
 
 
-def _constraints(spark, directory: Path) -> dict[str, object]:
-    """A row that the table will not take: known before the decision, or, if it must be, after it."""
-    table = str(directory / "third")
-    spark.sql(f"CREATE TABLE delta.`{table}` (number BIGINT) USING delta")
-    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT small CHECK (number < 100)")
+def _demands(spark, directory: Path) -> dict[str, object]:
+    """What a table demands of rows: known before the decision or, if it must be, after it."""
+    seen: dict[str, object] = {}
+    numbers = iter(range(100))
 
-    def made() -> Delta:
+    def made(table: str, frame: str = "n bigint") -> Delta:
         sink = Delta(table, name="checked")
         sink.attach(SparkSite(spark, str(directory / "log")))
-        sink.project({"number": Column("number", "bigint")})
-        sink.preflight()
+        columns = (column.split(" ", 1) for column in frame.split(", "))
+        sink.project({name: Column(f"`{name}`", kind) for name, kind in columns})
+        sink.told = sink.preflight()  # type: ignore[attr-defined]
         return sink
 
-    def prepare(batch: int, *numbers: int) -> Receipt:
-        writer = made().begin(Branch(Transaction(OURS, 1, batch, 1), "checked", 0, 0))
-        writer.write(pa.RecordBatch.from_pydict({"number": list(numbers)}))
+    def table(columns: str) -> str:
+        path = str(directory / f"demands {next(numbers)}")
+        spark.sql(f"CREATE TABLE delta.`{path}` ({columns}) USING delta")
+        return path
+
+    def prepare(sink: Delta, rows: pa.RecordBatch) -> Receipt:
+        writer = sink.begin(Branch(Transaction(OURS, 1, next(numbers), 1), "checked", 0, 0))
+        writer.write(rows)
         prepared = writer.prepare()
         assert prepared is not None
-        return Receipt("checked", prepared.id, 0, Fingerprint(len(numbers), 0))
+        return Receipt("checked", prepared.id, 0, Fingerprint(len(rows), 0))
 
-    seen: dict[str, object] = {}
-    seen["before"] = made().check([prepare(0, 1, 54321)])[0]
-    sink, good = made(), prepare(1, 1, 77)
+    def refusal(act: Callable[[], object]) -> str:
+        try:
+            return f"taken: {act()}"
+        except PoundlockError as error:
+            said = f"{type(error).__name__}: {error} {error.__cause__}"
+            return said.replace(str(directory), "DIR")
+
+    def of(**columns: list[object]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict(columns)
+
+    # A constraint that is there, and one that comes after the decision.
+    path = table("n BIGINT")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT small CHECK (n < 10000)")
+    sink = made(path)
+    seen["broken"] = refusal(lambda: sink.check([prepare(sink, of(n=[1, 54321]))]))
+    good = prepare(sink, of(n=[1, 7654]))
     assert sink.check([good]) == [None]
-    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT smaller CHECK (number < 50)")
-    try:
-        sink.commit([good])
-    except InDoubt as error:
-        seen["after"] = f"{error} {error.__cause__}"
-    spark.sql(f"ALTER TABLE delta.`{table}` DROP CONSTRAINT smaller")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT smaller CHECK (n < 50)")
+    seen["too late"] = refusal(lambda: sink.commit([good]))
+    spark.sql(f"ALTER TABLE delta.`{path}` DROP CONSTRAINT smaller")
     seen["put right"] = sink.commit([good])[0].value
-    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMN word STRING")
-    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT w CHECK (word IS NULL OR word <> '')")
-    seen["another column"] = made().preflight()
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMN word STRING")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT w CHECK (word IS NULL OR word <> '')")
+    seen["another column"] = made(path).told  # type: ignore[attr-defined]
+
+    # Columns in other letters; nulls and lengths inside; columns that Delta fills.
+    path = table("id BIGINT NOT NULL, word VARCHAR(3)")
+    sink = made(path, "ID bigint, WORD string")
+    seen["other letters"] = [
+        refusal(lambda: prepare(sink, of(ID=[1, None], WORD=["a", "b"]))),
+        refusal(lambda: prepare(sink, of(ID=[1], WORD=["long"]))),
+    ]
+    path = table("s STRUCT<a: BIGINT NOT NULL>, w ARRAY<VARCHAR(3)>")
+    sink = made(path, "s struct<a:bigint>, w array<string>")
+    seen["inside"] = sink.told  # type: ignore[attr-defined]
+    seen["null inside"] = refusal(
+        lambda: sink.check(
+            [prepare(sink, of(s=[{"a": 1}, {"a": None}, None], w=[["a"], None, []]))]
+        )
+    )
+    good = prepare(sink, of(s=[{"a": 1}, {"a": 2}], w=[["abc"], None]))
+    seen["good inside"] = [sink.check([good])[0], sink.commit([good])[0].value]
+    path = table("n BIGINT, m BIGINT NOT NULL GENERATED ALWAYS AS (n + 1)")
+    sink = made(path)
+    good = prepare(sink, of(n=[1]))
+    seen["filled"] = [sink.told, sink.check([good])[0], sink.commit([good])[0].value]  # type: ignore
+    sink = made(path, "n bigint, m bigint")
+    seen["filled otherwise"] = refusal(lambda: sink.check([prepare(sink, of(n=[1], m=[5]))]))
+    path = table("word STRING")
+    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT number CHECK (CAST(word AS INT) > 0)")
+    sink = made(path, "word string")
+    seen["no number"] = refusal(lambda: sink.check([prepare(sink, of(word=["many"]))]))
+
+    # A path that is relative, which only the JVM's own directory resolves; rows that are damaged.
+    path = os.path.relpath(table("n BIGINT"))
+    sink = made(path)
+    good = prepare(sink, of(n=[1]))
+    seen["relative"] = [sink.check([good])[0], sink.commit([good])[0].value]
+    damaged = prepare(sink, of(n=[1]))
+    file = directory / "log" / "rows" / "checked" / f"{damaged.id}.arrow"
+    file.write_bytes(file.read_bytes()[:-20])
+    seen["damaged"] = refusal(lambda: sink.commit([damaged]))
     return seen
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,16 +40,29 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
         "its neighbour": ["committed", 9],
         "replayed": ["committed", 12],
     }
-    told = report["constraints"]
-    assert (
-        "rows break constraint small (1 rows)" in told["before"] and "54321" not in told["before"]
-    )
-    assert "its rows are kept: correct the table" in told["after"] and "77" not in told["after"]
-    assert told["put right"] == "committed"
-    [warning] = told["another column"]
-    assert "constraint w" in warning and "needs columns that the frame has not" in warning
+    check_demands(report["demands"])
     assert "has type string, but bigint in the table" in report["wrong type"]
     assert "the table has no column 'extra'" in report["wrong type"]
+
+
+def check_demands(told: dict[str, Any]) -> None:
+    """Every row that the table refuses is told, in time, and without its values."""
+    assert re.match(r"BadRow: .*constraint small \(1 rows\)", told["broken"])
+    assert re.match(r"InDoubt: .*its rows are kept: correct the table", told["too late"])
+    assert told["put right"] == "committed"
+    assert ["not all columns for constraint w" in it for it in told["another column"]] == [True]
+    null, long = told["other letters"]
+    assert re.match(r"BadRow: .*ID is null", null) and re.match(r"BadRow: .*WORD is longer", long)
+    assert ["the lengths inside w" in it for it in told["inside"]] == [True]
+    assert re.match(r"BadRow: .*`s`.`a` NOT NULL \(2 rows\)", told["null inside"])
+    assert told["good inside"] == [None, "committed"]
+    assert told["filled"] == [[], None, "committed"]
+    assert re.match(r"BadRow: .*demands: m \(1 rows\)", told["filled otherwise"])
+    assert re.match(r"BadRow: .*expression of the table fail", told["no number"])
+    assert told["relative"] == [None, "committed"]
+    assert re.match(r"InDoubt: .*damaged .*Delete the file", told["damaged"])
+    for value in ("54321", "7654", "many", "long "):
+        assert value not in json.dumps(told)
 
 
 def test_without_spark_it_says_so(tmp_path: Path) -> None:

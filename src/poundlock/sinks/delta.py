@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
+from poundlock import errors
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer
@@ -32,7 +33,10 @@ from poundlock.kept import KeptBranches, KeptWriter, Shelf, open_place, reachabl
 
 _WRITES = 1000  # of one batch: more than one only where branches were lost and repaired
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-_LENGTH = "__CHAR_VARCHAR_TYPE_STRING"  # where Spark keeps it in a column's metadata
+# Words of a column's metadata.
+_LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
+_GENERATED = "delta.generationExpression"
+_FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
 _CONSTRAINT = "delta.constraints."
 _UNFIT = re.compile(r"(^|[<,:])(void|interval)")
 
@@ -120,14 +124,12 @@ class Delta(KeptBranches):
             if type(error).__name__ == "AnalysisException":
                 return []  # there is no table yet
             raise
-        self._check_table(spark, table)
-        quoted = self.path.replace("`", "``")
-        detail = spark.sql(f"DESCRIBE DETAIL delta.`{quoted}`").select("properties").first()
-        found = _Invariants.of(table, detail["properties"])
+        found = _Invariants.of(*_demands(spark, self.path))
+        self._check_table(spark, table, found)
         self._invariants, warnings = self._known(spark, found)
         return warnings
 
-    def _check_table(self, spark: Any, table: Any) -> None:
+    def _check_table(self, spark: Any, table: Any, found: _Invariants) -> None:
         """Compare the columns with those of the table: Delta would say no too late."""
         there = {field.name.lower(): field.dataType.simpleString() for field in table.fields}
         mine = {
@@ -146,9 +148,8 @@ class Delta(KeptBranches):
                 if name not in there
             ]
         problems += [
-            f"the table requires {field.name!r}, and the frame has no such column"
-            for field in table.fields
-            if not field.nullable and field.name.lower() not in mine
+            f"the table requires {name!r}, and the frame has no such column"
+            for name in sorted(found.required - found.filled - mine.keys())
         ]
         if problems:
             raise UsageError(
@@ -157,9 +158,12 @@ class Delta(KeptBranches):
             )
 
     def _known(self, spark: Any, found: _Invariants) -> tuple[_Invariants, list[str]]:
-        """Keep the constraints that the frame's columns are enough for; warn of the others."""
+        """Keep the checks that the frame's columns are enough for; warn of the others."""
         frame = spark.createDataFrame([], self._schema)
         checks, warnings = dict[str, str](), list[str]()
+        late = (
+            f"of the table {self.path}: a row that breaks it stops the pipeline after the decision"
+        )
         for name, check in found.checks.items():
             try:
                 frame.selectExpr(check)
@@ -167,10 +171,9 @@ class Delta(KeptBranches):
             except Exception as error:
                 if type(error).__name__ != "AnalysisException":
                     raise
-                warnings.append(
-                    f"constraint {name} of the table {self.path} needs columns that the frame has "
-                    "not: a row that breaks it is found after the decision, and stops the pipeline"
-                )
+                if name not in found.filled:  # else Delta makes the column itself
+                    warnings.append(f"the frame has not all columns for {name} {late}")
+        warnings += [f"nobody looks at the lengths inside {name} {late}" for name in found.unseen]
         return replace(found, checks=checks), warnings
 
     def _spark(self) -> Any:
@@ -187,23 +190,25 @@ class Delta(KeptBranches):
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         reasons = super().check(receipts)
-        if any(reasons) or not self._invariants.checks:
-            return reasons
-        broken = self._broken([receipt.id for receipt in receipts])
-        told = (
-            f"rows break {broken} of the table {self.path}. Correct the query" if broken else None
-        )
-        return [told] * len(receipts)
+        if self._invariants.checks and not any(reasons):
+            self._look_at([receipt.id for receipt in receipts])
+        return reasons
 
-    def _broken(self, names: Sequence[str]) -> str:
-        """Have Spark look for rows that break a constraint. Say which, and how many."""
-        with _in_our_words(f"{self.path}: its constraints could not be checked", self.name):
-            counts = self._rows(names).selectExpr(*self._invariants.counts()).first()
-        return ", ".join(
-            f"constraint {name} ({count} rows)"
-            for name, count in zip(self._invariants.checks, counts, strict=True)
-            if count
-        )
+    def _look_at(self, names: Sequence[str]) -> None:
+        """Have Spark look for rows that the table will refuse. Say why, and how many."""
+        checks, rows = self._invariants.checks, self._rows(names)
+        counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
+        with _in_our_words(
+            f"the rows cannot be held against {self.path}", self.name, decided=False
+        ):
+            found = rows.selectExpr(*counts).first()
+        broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
+        if broken:
+            raise BadRow(
+                f"rows break what the table {self.path} demands: {', '.join(broken)}. Correct the "
+                "query",
+                sink=self.name,
+            )
 
     # After the decision, on the driver.
 
@@ -272,7 +277,7 @@ class Delta(KeptBranches):
         )
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
-        with _in_our_words(f"{self.path} could not be written", self.name):
+        with _in_our_words(f"{self.path} could not be written", self.name, decided=True):
             writer.save(self.path)
 
     def _rows(self, names: Sequence[str]) -> Any:
@@ -314,41 +319,72 @@ class Delta(KeptBranches):
 
 @dataclass(frozen=True, slots=True)
 class _Invariants:
-    """What the table demands of rows, and would say only after the decision."""
+    """What the table demands of rows, and would say only after the decision. Names in lower case."""
 
     required: frozenset[str] = frozenset()
+    filled: frozenset[str] = frozenset()  # by Delta itself, where the frame has no such column
     longest: Mapping[str, int] = field(default_factory=dict[str, int])
+    unseen: tuple[str, ...] = ()  # columns with lengths inside
     checks: Mapping[str, str] = field(default_factory=dict[str, str])  # name to SQL
 
     @classmethod
-    def of(cls, table: Any, properties: Mapping[str, str]) -> _Invariants:
-        longest = dict[str, int]()
-        for column in table.fields:
-            match = re.search(r"char\((\d+)\)", column.metadata.get(_LENGTH, ""))
-            if match:
-                longest[column.name] = int(match[1])
-        checks = {
-            name.removeprefix(_CONSTRAINT): check
-            for name, check in properties.items()
-            if name.startswith(_CONSTRAINT)
-        }
-        required = frozenset(column.name for column in table.fields if not column.nullable)
-        return cls(required, longest, checks)
-
-    def counts(self) -> list[str]:
-        """Spell in SQL how many rows break each constraint. One that is unknown counts as broken."""
-        return [f"count_if(NOT coalesce(({check}), false))" for check in self.checks.values()]
+    def of(cls, schema: Mapping[str, Any], properties: Mapping[str, str]) -> _Invariants:
+        longest, unseen, checks = dict[str, int](), list[str](), dict[str, str]()
+        required, filled = set[str](), set[str]()
+        for column in schema["fields"]:
+            name, metadata = column["name"].lower(), column["metadata"]
+            if not column["nullable"]:
+                required.add(name)
+            if any(word.startswith(_FILLED) for word in metadata):
+                filled.add(name)
+            if _GENERATED in metadata:
+                checks[name] = f"{_quoted(name)} <=> ({metadata[_GENERATED]})"
+            if length := re.fullmatch(r"(?:var)?char\((\d+)\)", metadata.get(_LENGTH, "")):
+                longest[name] = int(length[1])
+            elif _LENGTH in metadata:
+                unseen.append(name)
+            checks |= _nested(_quoted(name), column["type"])
+        for name, check in properties.items():
+            if name.startswith(_CONSTRAINT):
+                checks[f"constraint {name.removeprefix(_CONSTRAINT)}"] = check
+        return cls(frozenset(required), frozenset(filled), longest, tuple(unseen), checks)
 
     def broken(self, rows: pa.RecordBatch) -> dict[int, str]:
         """Name the rows that the table will not take, and why each."""
         found = dict[int, str]()
-        for name in self.required & set(rows.schema.names):
-            found |= _at(rows.column(name).is_null(), f"{name} is null, and the table requires it")
-        for name in self.longest.keys() & set(rows.schema.names):
-            lengths = pc.call_function("utf8_length", [rows.column(name)])
-            too_long = pc.call_function("greater", [lengths, pa.scalar(self.longest[name])])
-            found |= _at(too_long.fill_null(False), f"{name} is longer than {self.longest[name]}")
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if name.lower() in self.required:
+                found |= _at(column.is_null(), f"{name} is null, and the table requires it")
+            if longest := self.longest.get(name.lower()):
+                lengths = pc.call_function("utf8_length", [column])
+                too_long = pc.call_function("greater", [lengths, pa.scalar(longest)])
+                found |= _at(too_long.fill_null(False), f"{name} is longer than {longest}")
         return found
+
+
+def _nested(place: str, kind: Any) -> dict[str, str]:
+    """Spell in SQL what is required inside a struct, to any depth: Delta then requires that too."""
+    if not isinstance(kind, Mapping) or kind["type"] != "struct":
+        return {}
+    checks = dict[str, str]()
+    for inner in kind["fields"]:
+        there = f"{place}.{_quoted(inner['name'])}"
+        if not inner["nullable"]:
+            checks[f"{there} NOT NULL"] = f"{there} IS NOT NULL"
+        checks |= _nested(there, inner["type"])
+    return checks
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _demands(spark: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Read a table's schema, with notes of Delta's that Spark's own hides, and its properties."""
+    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    metadata = log.unsafeVolatileSnapshot().metadata()
+    as_java = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava
+    return json.loads(metadata.schemaString()), dict(as_java(metadata.configuration()))
 
 
 def _at(mask: Any, reason: str) -> dict[int, str]:
@@ -373,37 +409,42 @@ class _Writer(KeptWriter):
 
 
 @contextmanager
-def _in_our_words(what: str, sink: str) -> Iterator[None]:
+def _in_our_words(what: str, sink: str, *, decided: bool) -> Generator[None]:
     """Raise Spark's errors as ours, without the values of rows that its words carry."""
     problem: PoundlockError | None = None
     try:
         yield
     except Exception as error:  # noqa: BLE001 (Spark's and py4j's are of many kinds)
-        problem = _told(error, what, sink)
+        problem = _told(error, what, sink, decided=decided)
     if problem is not None:
         raise problem
 
 
-def _told(error: Exception, what: str, sink: str) -> PoundlockError:
-    kept = (
-        "The batch is decided and its rows are kept: correct the table and start the pipeline again"
-    )
-    if type(error).__name__ == "AnalysisException":
-        refusal = str(error).splitlines()[0]
-        return InDoubt(f"{what}: Delta refuses the batch: {refusal}. {kept}", sink=sink)
-    cause = getattr(error, "java_exception", None)
+def _told(error: Exception, what: str, sink: str, *, decided: bool) -> PoundlockError:
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     while cause is not None and cause.getCause() is not None:
         cause = cause.getCause()
     kind = type(error).__name__ if cause is None else cause.getClass().getName()
-    if kind.endswith("InvariantViolationException"):
+    said = str(error) if cause is None else str(cause.getMessage())
+    if ours := re.search(r"^poundlock\.errors\.(InDoubt|NotAuthorised): (.*)$", said, re.MULTILINE):
+        return getattr(errors, ours[1])(f"{what}: {ours[2]}", sink=sink)  # a task could not read
+    refused = ""
+    if type(error).__name__ == "AnalysisException":
+        refused = f"Delta refuses the batch: {str(error).splitlines()[0]}"
+    elif kind.endswith("InvariantViolationException"):
+        refused = "a row breaks a demand of the table that was not there, or not seen, before"
+    elif kind.startswith("org.apache.spark.Spark") and not decided:
+        refused = f"a row makes an expression of the table fail ({kind.rpartition('.')[2]})"
+    if refused and decided:
         return InDoubt(
-            f"{what}: a row breaks a constraint that the table did not have when the pipeline "
-            f"started. {kept}",
+            f"{what}: {refused}. The batch is decided and its rows are kept: correct the table and "
+            "start the pipeline again",
             sink=sink,
         )
-    text = ""
-    if cause is not None and kind.startswith(("java.io.", "java.nio.")):  # a disk's words, no row's
-        text = f": {cause.getMessage()}"
+    if refused:
+        return BadRow(f"{what}: {refused}. Correct the query", sink=sink)
+    # What a disk says is no row's.
+    text = f": {said}" if kind.startswith(("java.io.", "java.nio.")) else ""
     return Unavailable(f"{what} ({kind}{text}). Nothing is lost: it is tried again", sink=sink)
 
 
