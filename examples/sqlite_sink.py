@@ -158,8 +158,14 @@ class SqliteTable(Participant):
             )
             yield db
             db.execute("COMMIT")
-        except sqlite3.OperationalError as error:  # "locked", "disk is full", "disk I/O error"
-            raise Unavailable(
+        except sqlite3.OperationalError as error:
+            if str(error).startswith(("no such", "no column", "table ")):  # a person must look
+                raise InDoubt(
+                    f"{self.path}: {error}. The table was changed while the pipeline ran: put it back "
+                    "as it was, and start the pipeline again",
+                    sink=self.name,
+                ) from error
+            raise Unavailable(  # "locked", "disk is full", "disk I/O error"
                 f"{self.path}: {error}. Nothing is lost: put that right, and the batch can be run "
                 "again",
                 sink=self.name,

@@ -146,6 +146,9 @@ class DeltaSubject(Subject):
 
 @contextmanager
 def started(directory: Path) -> Iterator[Subject]:
+    from pyspark.sql import SparkSession
+
+    assert SparkSession.getActiveSession() is None, "Delta needs a session of its own: run it alone"
     conf = {"spark.ui.enabled": "false", "spark.databricks.delta.snapshotPartitions": "1"}
     spark = lock.session("local[2]", delta=True, parallelism=1, conf=conf)
     spark.sparkContext.setLogLevel("ERROR")

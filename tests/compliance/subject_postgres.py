@@ -179,13 +179,17 @@ class PostgresSubject(Subject):
             using = self._looked_over("small", sink.name, self._node.dsn(database))
             fill(disk)
             many = self._words(range(100), ["x" * 40] * 100)
-            yield Tried(
-                "disk is full", Unavailable, sink=using, tasks=[[many] * 100],
-                over=lambda: empty(disk),
-            )  # fmt: skip
-            self.execute(f"ALTER DATABASE {database} RESET default_tablespace")
-            self.execute("DROP TABLE small; DROP SCHEMA IF EXISTS poundlock CASCADE")
-            self.execute(f"DROP TABLESPACE {database}")
+            try:
+                yield Tried(
+                    "disk is full", Unavailable, sink=using, tasks=[[many] * 100],
+                    over=lambda: empty(disk),
+                )  # fmt: skip
+            finally:  # the server goes on without this disk
+                using.close()
+                self.roll_back_all()
+                self.execute(f"ALTER DATABASE {database} RESET default_tablespace")
+                self.execute("DROP TABLE small; DROP SCHEMA IF EXISTS poundlock CASCADE")
+                self.execute(f"DROP TABLESPACE {database}")
 
     @contextmanager
     def lost_connection(self, sink: Participant) -> Iterator[Tried]:

@@ -69,8 +69,10 @@ def test_a_trouble_is_told_and_leaves_nothing(
     with getattr(subject, trouble)(sink) as tried:
         assert isinstance(tried, Tried)
         using = tried.sink or sink
-        error = met(subject, using, tried)
-        tried.over()
+        try:
+            error = met(subject, using, tried)
+        finally:
+            tried.over()
         seen = "goes on" if error is None else type(error).__name__
         label = SUBJECTS[request.node.callspec.params["subject"]]
         assert documented(str(label))[trouble] == seen, f"{error!r}"

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import json
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -495,18 +496,21 @@ class TestTheDisk:
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
         assert list((tmp_path / "out").rglob("*.parquet")) == []
 
-    def test_one_that_may_not_be_written(self, tmp_path: Path) -> None:
-        sink = made(tmp_path / "out")
-        (tmp_path / "out").mkdir(mode=0o555)
-        user = os.geteuid()
-        os.seteuid(user or 65534)  # root may write anywhere
-        try:
-            with pytest.raises(
-                NotAuthorised, match=r"out: .*Permission denied.*read and write there"
-            ):
-                begin(sink, 0)
-        finally:
-            os.seteuid(user)
+    def test_one_that_may_not_be_written(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:  # which others may enter, unlike pytest's
+            os.chmod(directory, 0o755)
+            sink = made(Path(directory, "out"))
+            Path(directory, "out").mkdir(mode=0o555)
+            user = os.geteuid()
+            os.seteuid(user or 65534)  # root may write anywhere
+            try:
+                assert os.listdir(sink.place) == []
+                with pytest.raises(
+                    NotAuthorised, match=r"out: .*Permission denied.*read and write there"
+                ):
+                    begin(sink, 0)
+            finally:
+                os.seteuid(user)
 
 
 class TestAtLeastOnce:

@@ -31,6 +31,7 @@ from poundlock.errors import (
     BadRow,
     Fenced,
     InDoubt,
+    NotAuthorised,
     OutOfTime,
     Parted,
     PoundlockError,
@@ -649,6 +650,15 @@ def test_the_sweep_waits_for_a_system_and_gives_up_only_when_told() -> None:
     bench.stopping = True
     with pytest.raises(Unavailable, match="the next start will"):
         bench.coordinator.sweep()
+
+
+def test_what_aborted_an_attempt_is_raised_though_it_cannot_be_swept() -> None:
+    bench = Bench()
+    job = Job(bench.sinks, [1])
+    job.fail = lambda attempt: BadRow("a null")
+    bench.sinks["a"].find_error = NotAuthorised("may not look")
+    with pytest.raises(BadRow, match="a null"):
+        bench.coordinator.run(0, "hash-0", job)
 
 
 def test_a_stray_that_somebody_committed_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

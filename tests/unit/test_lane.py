@@ -59,6 +59,17 @@ def test_one_bad_row_fails_the_branch(picky: Picky) -> None:
     assert (caught.value.sink, caught.value.transaction) == ("picky", str(TRANSACTION))
 
 
+def test_no_row_is_left_out_for_what_went_wrong_before_it(picky: Picky) -> None:
+    def refuse(branch: Branch) -> Writer:
+        raise BadRow("the role is gone")  # as some drivers call it
+
+    picky.begin = refuse  # type: ignore[method-assign]
+    lane = Lane(picky, branch("picky", tolerant=True))
+    with pytest.raises(BadRow, match="the role is gone"):
+        lane.take(*columns([2, 4, 6]))
+    assert lane.bad == 0
+
+
 def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
     lane = Lane(picky, branch("picky", tolerant=True))
     lane.take(*columns([2, 3, None, 4, 5, 6, 7, 8]))

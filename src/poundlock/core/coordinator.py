@@ -51,6 +51,7 @@ from poundlock.errors import (
     BadRow,
     Fenced,
     InDoubt,
+    NotAuthorised,
     OperatorFailed,
     OutOfTime,
     Parted,
@@ -65,6 +66,9 @@ from poundlock.errors import (
 logger = logging.getLogger("poundlock")
 
 BranchKey = tuple[str, str]  # (sink, id)
+
+# Where nothing hangs on an answer, these are mentioned and passed over.
+_NOT_NOW = (Unavailable, NotAuthorised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,7 @@ class Coordinator:
         for sink in self.sinks.values():
             try:
                 sink.prune(self.generation.namespace, self.state.batch_floor)
-            except Unavailable as error:  # old witnesses only take space: the next time will do
+            except _NOT_NOW as error:  # old witnesses only take space: the next time will do
                 logger.warning("sink %s: old witnesses were not pruned: %s", sink.name, error)
 
     @contextlib.contextmanager
@@ -485,8 +489,9 @@ class Coordinator:
                 problems.extend(item for item in differing if item.sink not in already)
             if problems:
                 raise self._broken(story, lost, problems)
-            chosen = list(self._annotated(chosen))
-            self._check(transaction, chosen)
+            with concerning(transaction=transaction):
+                chosen = list(self._annotated(chosen))
+                self._check(transaction, chosen)
         except PoundlockError:
             self._abort_attempt(transaction)
             raise
@@ -554,7 +559,7 @@ class Coordinator:
         Kafka shows nothing past its oldest open transaction. No task of ours is running when a
         commit waits.
         """
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(*_NOT_NOW):
             self.log.ensure_owned()
             for sink in self.sinks.values():
                 sweep_once(self.state, sink)
@@ -563,7 +568,7 @@ class Coordinator:
         """Abort what an attempt left. If that fails the next sweep will do it: abort is presumed."""
         try:
             self.sweep()
-        except Unavailable as error:
+        except _NOT_NOW as error:
             logger.warning("%s: its branches wait for the next sweep: %s", transaction, error)
 
     def _taken(self) -> dict[str, frozenset[str]]:

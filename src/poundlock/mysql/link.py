@@ -335,8 +335,8 @@ def told(error: BaseException, sink: str) -> NoReturn:
         ) from None
     if code in _CROWDED:
         raise Unavailable(
-            f"the server has no connection left ({_text(error)}). Raise its max_connections, or let "
-            "fewer tasks run at once",
+            f"the server has no connection left, or the account is at a limit ({_text(error)}). Raise "
+            "max_connections, or that limit, or let fewer tasks run at once",
             sink=sink,
         ) from error
     if code in _AWAY or not code:

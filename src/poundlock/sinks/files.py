@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -429,7 +430,12 @@ class FilesWriter(Writer):
             if directory:
                 self._system.create_dir(f"{self._root}/{directory}", recursive=True)
             stream = self._system.open_output_stream(f"{self._root}/{place}", compression=None)
-            found = (place, self._sink.open_file(stream, schema))
+            try:
+                found = (place, self._sink.open_file(stream, schema))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    stream.close()  # or the bytes of a full disk are not freed with the file
+                raise
         self._open[directory] = found
         return found[1]
 
@@ -535,7 +541,8 @@ def _put(system: Any, path: str, data: bytes, uri: str) -> None:
     """Write a small file as a whole: under its name only once it is durable."""
     local = isinstance(system, pafs.LocalFileSystem)
     directory, _, name = path.rpartition("/")
-    aside = f"{directory}/.{name}.tmp" if local else path
+    # A name that nobody else has: two drivers may put one mark.
+    aside = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp" if local else path
     with reachable(uri):
         try:
             with system.open_output_stream(aside, compression=None) as stream:

@@ -57,9 +57,11 @@ class Lane:
 
     def _write(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
         assert self.branch is not None
+        with concerning(sink=self.sink.name, transaction=self.branch.transaction):
+            # Not below: what is wrong before the first row is no row's fault, and leaves none out.
+            self.writer = self.writer or self.sink.begin(self.branch)
         try:
             with concerning(sink=self.sink.name, transaction=self.branch.transaction):
-                self.writer = self.writer or self.sink.begin(self.branch)
                 self.writer.write(rows)
             self.fingerprint += _fingerprint(hashes)
         except BadRow as error:

@@ -41,8 +41,12 @@ _KNOWN: Mapping[str, tuple[type[PoundlockError], str]] = {
         "it. Partition the frame by the key",
     ),
 }
-# A refused login often has no number, but the words of PostgreSQL, MySQL and their like.
-_STRANGER = ("authentication", "access denied", "password", "pg_hba.conf")
+# A refused login has a number, or only the words of PostgreSQL, MySQL and their like.
+_STRANGERS = ("28000", "28P01", "1045", "1698")
+_STRANGER = (
+    *("password authentication failed", "no password supplied", "no pg_hba.conf entry"),
+    "access denied for user",
+)
 
 
 class Link:
@@ -218,7 +222,8 @@ class Link:
 def _refused(error: Exception, sink: str) -> PoundlockError:
     if type(error).__name__ == "OperationalError":
         said = str(error).strip()
-        if any(words in said.lower() for words in _STRANGER):
+        known = str(_number(error)) in _STRANGERS
+        if known or any(words in said.lower() for words in _STRANGER):
             return NotAuthorised(
                 f"the database refuses the connection: {said}. Check user and password in dsn=",
                 sink=sink,
