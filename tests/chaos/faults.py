@@ -31,12 +31,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from poundlock import sinks
 from poundlock.core.log import Disk
 from poundlock.core.model import Branch, Receipt, Stray
-from poundlock.core.participant import PreparedBranch, Writer
+from poundlock.core.participant import Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import PoundlockError, Rejected
-from poundlock.sinks import Kafka
 
 _POLL_S = 0.01
 
@@ -146,12 +146,12 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-class FaultyKafka(Kafka):
-    """The sink under test, with points around what it does."""
+class Watched(Participant):
+    """A sink under test, with points around what it does."""
 
     faults: Faults
 
-    def begin(self, branch: Branch) -> Any:
+    def begin(self, branch: Branch) -> Writer:
         reached = partial(
             self.faults.reached,
             batch=branch.transaction.batch,
@@ -161,14 +161,9 @@ class FaultyKafka(Kafka):
             retry=branch.retry,
         )
         reached("task:beginning")
-        writer = FaultyWriter(super().begin(branch), reached)
+        writer = WatchedWriter(super().begin(branch), reached)
         reached("task:began")
         return writer
-
-    def _seen(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
-        if receipts:
-            self.faults.reached("commit:sent", sink=self.name)
-        return super()._seen(receipts)
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         states: list[BranchState] = []
@@ -179,7 +174,30 @@ class FaultyKafka(Kafka):
         return states
 
 
-class FaultyWriter(Writer):
+class WatchedKafka(Watched, sinks.Kafka):
+    def _seen(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
+        if receipts:
+            self.faults.reached("commit:sent", sink=self.name)
+        return super()._seen(receipts)
+
+
+class WatchedPostgres(Watched, sinks.Postgres):
+    pass
+
+
+class WatchedMySQL(Watched, sinks.MySQL):
+    pass
+
+
+class WatchedRedis(Watched, sinks.Redis):
+    pass
+
+
+class WatchedOpenSearch(Watched, sinks.OpenSearch):
+    pass
+
+
+class WatchedWriter(Writer):
     """One branch in a task."""
 
     def __init__(self, writer: Writer, reached: Callable[..., None]):

@@ -276,7 +276,7 @@ class Chaos:
         self.lives += 1
         reports = self.directory / f"life-{self.lives}"
         reports.mkdir(parents=True)
-        wanted = {name: _several(fault) for name, fault in (faults or {}).items()}
+        wanted = {name: several(fault) for name, fault in (faults or {}).items()}
         assert wanted.keys() <= self.queries.keys()
         chosen = list(self.queries if only is None else only)
         config = {
@@ -325,7 +325,7 @@ class Chaos:
         life = self.live(faults, only=faults)
         assert life.killed, f"ended with {life.returncode}, not at {faults}:\n{life.tail()}"
         assert life.reached == {
-            name: [fault.report for fault in _several(fault)] for name, fault in faults.items()
+            name: [fault.report for fault in several(fault)] for name, fault in faults.items()
         }
         for name in faults:
             self.check_underway(name)
@@ -420,7 +420,7 @@ def class_archive(bootstrap_servers: str) -> Path:
     return archive
 
 
-def _several(faults: Fault | Sequence[Fault]) -> list[Fault]:
+def several(faults: Fault | Sequence[Fault]) -> list[Fault]:
     return [faults] if isinstance(faults, Fault) else list(faults)
 
 

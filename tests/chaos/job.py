@@ -17,12 +17,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from faults import Faults, FaultyDisk, FaultyKafka
+from faults import (
+    Faults,
+    FaultyDisk,
+    Watched,
+    WatchedKafka,
+    WatchedMySQL,
+    WatchedOpenSearch,
+    WatchedPostgres,
+    WatchedRedis,
+)
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import poundlock as lock
-from poundlock import sinks
 from poundlock.core.log import FileLog
 from poundlock.core.protocol import Step
 from poundlock.sources.kafka import GroupOffsetsBranch
@@ -82,12 +90,10 @@ def run(spark: SparkSession, config: Any, query: Any, faults: Faults) -> None:
             faults.phase = "batch"
         faults.reached(step.value, **facts)
 
-    def sink(topic: str | None, **arguments: Any) -> FaultyKafka:
-        made = FaultyKafka(
+    def sink(topic: str | None, **arguments: Any) -> WatchedKafka:
+        return WatchedKafka(
             topic, bootstrap_servers=config["bootstrap_servers"], **arguments, **query["sink"]
         )
-        made.faults = faults
-        return made
 
     frame, routes, mode = KINDS[query["kind"]](rows(spark, config, query), query, sink)
     settings = lock.Settings(**query["settings"])
@@ -99,6 +105,8 @@ def run(spark: SparkSession, config: Any, query: Any, faults: Faults) -> None:
         settings=settings,
     )
     for made, route in routes:
+        assert isinstance(made, Watched)
+        made.faults = faults
         line = line.to(made, **route)
     line.observe(observe).start(**query["trigger"]).awaitTermination()
 
@@ -160,16 +168,20 @@ def stateful(frame: DataFrame, query: Any, sink: Any) -> Any:
 
 
 def five(frame: DataFrame, query: Any, sink: Any) -> Any:
-    """Each row, to five systems in one decision."""
-    where, table = query["systems"], "t_" + query["outputs"][0].replace("-", "_")
+    """Each row, to five systems in one decision; to some of them in two ways."""
+    at, name = query["systems"], "t_" + query["outputs"][0].replace("-", "_")
     shaped = frame.selectExpr("i", "sensor", "temperature")
     routes = [
         sink(query["outputs"][0], name="kafka", key="sensor", value="json"),
-        sinks.Postgres(table, dsn=where["postgres"], name="postgres"),
-        sinks.MySQL(table, url=where["mariadb"], name="mariadb"),
-        sinks.Redis(hash=table, field="i", value="temperature", url=where["valkey"], name="valkey"),
-        sinks.OpenSearch(table, url=where["opensearch"], id="i", name="opensearch"),
-    ]
+        WatchedPostgres(name, dsn=at["postgres"], name="postgres"),
+        WatchedPostgres(f"{name}_by_key", dsn=at["postgres"], key="i", name="postgres-by-key"),
+        WatchedMySQL(name, url=at["mariadb"], name="mariadb"),
+        WatchedMySQL(f"{name}_by_key", url=at["mariadb"], key="i", name="mariadb-by-key"),
+        WatchedRedis(hash=name, field="i", value="temperature", url=at["valkey"], name="valkey"),
+        WatchedRedis(hash=f"{name}_sums", field="sensor", value="temperature",
+                     operation="increment", url=at["valkey"], name="valkey-sums"),
+        WatchedOpenSearch(name, url=at["opensearch"], id="i", name="opensearch"),
+    ]  # fmt: skip
     return shaped, [(made, {}) for made in routes], "append"
 
 

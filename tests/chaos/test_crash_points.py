@@ -22,6 +22,7 @@ from harness import (
     abort_transactions,
     group_offsets,
     open_transactions,
+    several,
     wait_until,
 )
 
@@ -143,9 +144,7 @@ def lose_what_is_decided(chaos: Chaos) -> None:
 def faults_of(points: Points) -> list[Fault]:
     if isinstance(points, Fault):
         return [points]
-    return [
-        fault for each in points.values() for fault in ([each] if isinstance(each, Fault) else each)
-    ]
+    return [fault for each in points.values() for fault in several(each)]
 
 
 def test_jvm_outlives_its_python(kafka_server: Cluster, tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """One pipeline, one decision, five systems: Kafka, PostgreSQL, MariaDB, Valkey and OpenSearch.
 
-The driver is killed at every step, and each server in turn between the decision and the commit. What is
-in a system is asked of the system itself, by its own driver; nothing of ours takes part in judging.
+The databases are written to in both ways, by branches that they hold and by staging tables, and
+Valkey by values and by increments, which would show a repeat. The driver is killed at every step,
+and each server in turn between prepare and commit. What is in a system is asked of the system itself,
+by its own driver; nothing of ours takes part in judging.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import urllib.request
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,16 @@ import psycopg
 import pymysql
 import pytest
 import redis
-from harness import Chaos, Fault, Query, assert_same
+from harness import (
+    Chaos,
+    Fault,
+    Query,
+    Row,
+    abort_transactions,
+    assert_same,
+    open_transactions,
+    several,
+)
 
 from poundlock.core.protocol import Step
 from poundlock.servers import kafka, mariadb, opensearch, postgres, valkey
@@ -66,18 +79,21 @@ class Systems:
 
     def make(self, table: str) -> None:
         """Make the tables and the index."""
+        columns = "(i INT, sensor VARCHAR(20), temperature INT"
         for name in ("postgres", "mariadb"):
             with self.sql(name) as connection, connection.cursor() as cursor:
-                cursor.execute(f"CREATE TABLE {table} (i INT, sensor VARCHAR(20), temperature INT)")
+                cursor.execute(f"CREATE TABLE {table} {columns})")
+                cursor.execute(f"CREATE TABLE {table}_by_key {columns}, PRIMARY KEY (i))")
         self.ask("PUT", f"/{table}", {"settings": {"number_of_replicas": 0}})
 
     def rows(self, table: str) -> dict[str, Counter[tuple[int, int]]]:
-        """Return number and temperature of every row that each system shows."""
+        """Return number and temperature of every row that each sink shows."""
         found: dict[str, Counter[tuple[int, int]]] = {}
         for name in ("postgres", "mariadb"):
             with self.sql(name) as connection, connection.cursor() as cursor:
-                cursor.execute(f"SELECT i, temperature FROM {table}")
-                found[name] = Counter(cursor.fetchall())
+                for sink, kind in ((name, ""), (f"{name}-by-key", "_by_key")):
+                    cursor.execute(f"SELECT i, temperature FROM {table}{kind}")
+                    found[sink] = Counter(cursor.fetchall())
         with redis.Redis.from_url(self.addresses["valkey"]) as client:
             fields: Any = client.hgetall(table)
             found["valkey"] = Counter((int(k), int(v)) for k, v in fields.items())
@@ -86,17 +102,55 @@ class Systems:
         found["opensearch"] = Counter((int(h["_id"]), h["_source"]["temperature"]) for h in hits)
         return found
 
-    def leftovers(self) -> dict[str, list[str]]:
-        """Return what the systems hold prepared or staged."""
+    def sums(self, table: str) -> Counter[str]:
+        """Return what was added up for each sensor, by increments."""
+        with redis.Redis.from_url(self.addresses["valkey"]) as client:
+            fields: Any = client.hgetall(f"{table}_sums")
+            return Counter({key.decode(): int(value) for key, value in fields.items()})
+
+    def held(self) -> dict[str, list[Any]]:
+        """Return what the servers hold prepared and staged, by the sink that has to do with it."""
         with self.sql("postgres") as connection, connection.cursor() as cursor:
             cursor.execute("SELECT gid FROM pg_prepared_xacts")
             prepared = [row[0] for row in cursor.fetchall()]
+            cursor.execute("SELECT schemaname || '.' || tablename FROM pg_tables "
+                           "WHERE tablename LIKE 'staged%'")  # fmt: skip
+            staged = [row[0] for row in cursor.fetchall()]
         with self.sql("mariadb") as connection, connection.cursor() as cursor:
             cursor.execute("XA RECOVER")
-            recovered = [str(row[-1]) for row in cursor.fetchall()]
+            recovered = list(cursor.fetchall())
+            cursor.execute("SHOW TABLES LIKE '%stage%'")
+            aside = [row[0] for row in cursor.fetchall()]
         with redis.Redis.from_url(self.addresses["valkey"]) as client:
-            staged = [key.decode() for key in client.scan_iter("*stage*")]
-        return {"postgres": prepared, "mariadb": recovered, "valkey": staged}
+            keys = [key.decode() for key in client.scan_iter("*:poundlock.*")]
+            open_ = [name for key in keys if key.endswith(".open") for name in client.smembers(key)]
+            rows = [key for key in keys if not key.endswith((".open", ".witness"))]
+        sums = [key for key in rows if "_sums}" in key]
+        return {
+            "postgres": prepared, "postgres-by-key": staged,
+            "mariadb": recovered, "mariadb-by-key": aside,
+            "valkey": [key for key in rows if key not in sums], "valkey-sums": sums,
+            "valkey, listed": open_,
+        }  # fmt: skip
+
+    def lose(self) -> None:
+        """End all that is held, behind everybody's back."""
+        held = self.held()
+        with self.sql("postgres") as connection, connection.cursor() as cursor:
+            for gid in held["postgres"]:
+                cursor.execute(f"ROLLBACK PREPARED '{gid}'")
+            for table in held["postgres-by-key"]:
+                cursor.execute(f"DROP TABLE {table}")
+        with self.sql("mariadb") as connection, connection.cursor() as cursor:
+            for number, first, second, data in held["mariadb"]:
+                text = data.decode()
+                gtrid, bqual = text[:first], text[first : first + second]
+                cursor.execute(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
+            for table in held["mariadb-by-key"]:
+                cursor.execute(f"DROP TABLE {table}")
+        with redis.Redis.from_url(self.addresses["valkey"]) as client:
+            for key in held["valkey"] + held["valkey-sums"]:
+                assert client.delete(key)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         request = urllib.request.Request(
@@ -121,49 +175,111 @@ class Five(Chaos):
     def __init__(self, directory: Path, systems: Systems, rows: int):
         query = Query(
             "five", rows=rows, rows_per_batch=ROWS_PER_BATCH, systems=systems.addresses,
-            settings={"commits_at_once": 1},
+            settings={"commits_at_once": 1}, source={"group": f"five-{uuid.uuid4().hex[:8]}"},
         )  # fmt: skip
         super().__init__(directory, systems.kafka.bootstrap_servers, [query])
         self.systems, self.table = systems, "t_" + self.outputs("five")[0].replace("-", "_")
         systems.make(self.table)
 
+    def kept(self) -> list[Path]:
+        """Return the rows for OpenSearch that wait beside the log."""
+        files = (self.checkpoint("five") / "poundlock" / "rows").rglob("*")
+        return [file for file in files if file.suffix not in (".sent", ".aborted", "")]
+
+    def held(self) -> dict[str, list[Any]]:
+        kafka = open_transactions(self.servers, self.outputs("five"))
+        return {"kafka": list(kafka), **self.systems.held(), "opensearch": self.kept()}
+
+    def lose(self) -> None:
+        assert abort_transactions(self.servers, self.outputs("five"))
+        self.systems.lose()
+        for file in self.kept():
+            file.unlink()
+        held = self.held()
+        held.pop("valkey, listed")  # the list does not know it yet
+        assert not any(held.values()), held
+
     def check(self) -> None:
         super().check()
-        expected = Counter(
-            (row.i, row.temperature) for batch in self.batches("five") for row in batch
-        )
+        expected = counted(self.batches("five"))
         for name, found in self.systems.rows(self.table).items():
             assert_same(name, expected, found)  # type: ignore[arg-type]
-        assert self.systems.leftovers() == {"postgres": [], "mariadb": [], "valkey": []}
-        kept = (self.checkpoint("five") / "poundlock" / "rows").rglob("*")
-        assert {file.suffix for file in kept if file.is_file()} <= {".sent", ".aborted"}
+        assert self.systems.sums(self.table) == summed(self.batches("five"))
+        assert not any(self.held().values()), self.held()
+
+    def check_underway(self, pipeline: str) -> None:
+        """See that a finished batch is in every system, and an undecided one in none."""
+        super().check_underway(pipeline)
+        batches, log = self.batches(pipeline), self.log(pipeline)
+        finished = sum(record["kind"] == "Finished" for record in log)
+        decided = sum(record["kind"] == "Decided" for record in log)
+        least, most = counted(batches[:finished]), counted(batches[:decided])
+        for name, found in self.systems.rows(self.table).items():
+            assert least <= found <= most, f"{name}: {least - found} {found - most}"
+        sums = self.systems.sums(self.table)
+        assert sums in (summed(batches[:finished]), summed(batches[:decided]))
 
 
-BATCH, TAKE_OVER = {"phase": "batch"}, {"phase": "take-over"}
-SINKS = ("kafka", "postgres", "mariadb", "valkey", "opensearch")
+def counted(batches: Sequence[Sequence[Row]]) -> Counter[tuple[int, int]]:
+    return Counter((row.i, row.temperature) for batch in batches for row in batch)
+
+
+def summed(batches: Sequence[Sequence[Row]]) -> Counter[str]:
+    sums = Counter[str]()
+    for row in itertools.chain(*batches):
+        sums[row.sensor] += row.temperature
+    return sums
+
+
+def at(point: str, phase: str, **facts: str) -> Fault:
+    return Fault(point, match={"phase": phase} | facts)
+
+
+BATCH, TAKE_OVER = "batch", "take-over"
+SERVERS = ("kafka", "postgres", "mariadb", "valkey", "opensearch")
+# In the order of the pipeline.
+SINKS = (
+    *("kafka", "postgres", "postgres-by-key", "mariadb", "mariadb-by-key"),
+    *("valkey", "valkey-sums", "opensearch"),
+)
+PREPARED, DECIDED = at("prepared", BATCH), at("decided", BATCH)
 
 # In the order of a batch's life; what a death leaves behind is what the next line begins with.
-SCRIPT = [
-    Fault("took-over", match=TAKE_OVER),
-    Fault("writing", match=BATCH),
-    Fault("task:wrote"),
-    Fault("prepared", match=BATCH),
-    Fault("sweeping", match=TAKE_OVER),
-    Fault("checked", match=BATCH),
-    Fault("swept", match=TAKE_OVER),
-    Fault("deciding", match=BATCH),
-    Fault("log:Decided:aside", match=BATCH),
-    Fault("log:Decided:linked", match=BATCH),
-    Fault("committing", match=TAKE_OVER),
+SCRIPT: list[Fault | list[Fault]] = [
+    at("taking-over", TAKE_OVER),
+    at("took-over", TAKE_OVER),
+    at("entered", BATCH),
+    at("writing", BATCH),
+    # In a task, between any two systems: the first have prepared, the others have not.
+    *(Fault("task:prepared", match={"sink": sink}) for sink in SINKS),
+    PREPARED,
+    at("sweeping", TAKE_OVER),
+    *(at("sweep:aborted-one", TAKE_OVER, sink=sink) for sink in SINKS),
+    at("checked", BATCH),
+    at("swept", TAKE_OVER),
+    at("deciding", BATCH),
+    at("log:Decided:aside", BATCH),
+    at("log:Decided:linked", BATCH),
+    at("committing", TAKE_OVER),
     # Between any two systems: the first have the batch, the others do not yet.
-    *(Fault("committed-one", match=TAKE_OVER | {"sink": sink}) for sink in SINKS),
-    Fault("committed", match=TAKE_OVER),
-    Fault("finishing", match=TAKE_OVER),
-    Fault("finished", match=TAKE_OVER),
-    Fault("returning", match=BATCH),
-    Fault("decided", match=BATCH),
-    Fault("committed", match=BATCH),
-    Fault("finished", match=BATCH),
+    *(at("committed-one", TAKE_OVER, sink=sink) for sink in SINKS),
+    at("committed", TAKE_OVER),
+    at("finishing", TAKE_OVER),
+    at("finished", TAKE_OVER),
+    at("handing-back", BATCH),
+    at("handed-back", BATCH),
+    at("returning", BATCH),
+    # Decided, and then lost in every system.
+    DECIDED,
+    at("repairing", BATCH),
+    at("log:Repaired:aside", BATCH),
+    at("repaired", BATCH),
+    # The second gate, without a crash before it.
+    *(at("committed-one", BATCH, sink=sink) for sink in ("postgres", "mariadb", "valkey")),
+    at("committed", BATCH),
+    at("finished", BATCH),
+    # A no vote in one system.
+    [Fault("task:prepared", "reject", match={"sink": "mariadb"}), at("aborted", BATCH)],
 ]
 
 
@@ -172,24 +288,28 @@ def test_driver_killed_at_every_point(systems: Systems, tmp_path: Path) -> None:
     five = Five(tmp_path, systems, ROWS)
     for fault in SCRIPT:
         five.die_at({"five": fault})
+        if fault == PREPARED:  # what must be gone in the end can be seen while it is there
+            assert all(five.held().values()), five.held()
+        if fault == DECIDED:
+            five.lose()
     five.live().ended()
     five.check()
-    assert {fault.at for fault in SCRIPT} >= {
-        step.value
-        for step in (Step.PREPARED, Step.DECIDED, Step.COMMITTED_ONE, Step.FINISHED, Step.SWEPT)
-    }
+    died_at = {fault.at for line in SCRIPT for fault in several(line)}
+    without_state = {step.value for step in Step} - {"draining", "drained"}
+    assert without_state <= died_at
+    assert {"Decided", "Repaired", "Finished"} <= {record["kind"] for record in five.log("five")}
 
 
 def test_each_server_killed_between_prepare_and_commit(systems: Systems, tmp_path: Path) -> None:
     """The decision stands while a server is away; when it is back, every system has the batch."""
     five = Five(tmp_path, systems, 8 * ROWS_PER_BATCH)
-    for name in SINKS:
+    for name in SERVERS:
         driver = five.start({"five": Fault("decided", "hold")})
         driver.wait_for("five", "decided")
         with down(systems, name):
             driver.release("five", "decided")
-        driver.finish().ended() if name == SINKS[-1] else driver.kill()
-        if name != SINKS[-1]:
+        driver.finish().ended() if name == SERVERS[-1] else driver.kill()
+        if name != SERVERS[-1]:
             driver.finish()
     five.check()
 
@@ -197,14 +317,14 @@ def test_each_server_killed_between_prepare_and_commit(systems: Systems, tmp_pat
 def test_each_server_killed_before_the_decision(systems: Systems, tmp_path: Path) -> None:
     """A server that is killed after prepare and comes back still holds its branch, or all abort."""
     five = Five(tmp_path, systems, 6 * ROWS_PER_BATCH)
-    for name in SINKS:
+    for name in SERVERS:
         driver = five.start({"five": Fault("prepared", "hold")})
         driver.wait_for("five", "prepared")
         with down(systems, name):
             pass
         driver.release("five", "prepared")
-        driver.finish().ended() if name == SINKS[-1] else driver.kill()
-        if name != SINKS[-1]:
+        driver.finish().ended() if name == SERVERS[-1] else driver.kill()
+        if name != SERVERS[-1]:
             driver.finish()
     five.live().ended()
     five.check()
