@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .subject import Subject
+from poundlock.compliance import TROUBLES, Subject
 
 # The name of each, and what docs/troubles.md calls it.
 SUBJECTS = {
@@ -31,20 +32,17 @@ SUBJECTS = {
 }
 
 
-def _module(name: str) -> Any:
+def module(name: str) -> Any:
     return import_module(f".subject_{name}", __package__)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what cannot befall a sink: its module says why."""
-    excused = [item for item in items if _is_excused(item)]
-    config.hook.pytest_deselected(items=excused)
-    items[:] = [item for item in items if item not in excused]
-
-
-def _is_excused(item: pytest.Item) -> bool:
-    params: dict[str, str] = getattr(getattr(item, "callspec", None), "params", {})
-    return "trouble" in params and params["trouble"] in _module(params["subject"]).EXCUSED
+def documented(label: str) -> dict[str, str]:
+    """Read the line of a sink in docs/troubles.md: trouble to the word for what comes of it."""
+    text = (Path(__file__).parents[2] / "docs" / "troubles.md").read_text()
+    [line] = [it for it in text.splitlines() if it.startswith(f"| {label} |")]
+    words = [word.strip() for word in line.strip("|").split("|")][1:]
+    tried = [trouble for trouble in TROUBLES if trouble != "killed_task"]
+    return dict(zip(tried, words, strict=True))
 
 
 @pytest.fixture(scope="session", params=SUBJECTS)
@@ -52,5 +50,12 @@ def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
     """The module `subject_NAME` has `started(directory)`, which runs the server while it yields."""
-    with _module(request.param).started(tmp_path_factory.mktemp(request.param)) as started:
+    name: str = request.param
+
+    def outcome(trouble: str, word: str) -> None:
+        if label := SUBJECTS[name]:
+            assert documented(label)[trouble] == word
+
+    with module(name).started(tmp_path_factory.mktemp(name)) as started:
+        started.excused, started.outcome = module(name).EXCUSED, outcome
         yield started

@@ -15,14 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import poundlock as lock
+from poundlock.compliance import Subject, Tried, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, Unavailable, UsageError
 from poundlock.sinks import Delta
-
-from .subject import Subject
-from .trouble import Tried, empty, fill, small_disk
 
 _NO_KEYS = "A Delta table has no keys."
 _FILES = "Tasks write files, as the process may."

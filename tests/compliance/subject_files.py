@@ -13,14 +13,12 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from poundlock.compliance import Subject, Tried, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, Unavailable, UsageError
 from poundlock.sinks import Files
-
-from .subject import Subject
-from .trouble import Tried, empty, fill, small_disk
 
 EXCUSED: Mapping[str, str] = {
     "wrong_password": "A directory has no password; one that may not be written is tried in "

@@ -12,14 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 import oracle
+from poundlock.compliance import Subject, Tried, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.servers import kafka
 from poundlock.sinks import Kafka
-
-from .subject import Subject
-from .trouble import Tried, empty, fill, small_disk
 
 _NO_KEYS = "A topic takes any number of rows with one key."
 

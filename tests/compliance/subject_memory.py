@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from poundlock.compliance import Subject
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState
 from poundlock.sinks import Memory
 from poundlock.sinks.memory import MemorySystem
-
-from .subject import Subject
 
 _TAKES_ALL = "It takes any value of any row, however often."
 _NO_SERVER = "There is no server, and no disk."

@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import mysqld
+from poundlock.compliance import Subject, Tried
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
 from poundlock.sinks import MySQL
 
-from .subject import Subject
 from .subject_mysql_xa import MySQLSubject
-from .trouble import Tried
 
 EXCUSED: Mapping[str, str] = {}
 

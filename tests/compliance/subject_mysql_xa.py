@@ -15,15 +15,13 @@ import pyarrow as pa
 import pymysql
 
 import mysqld
+from poundlock.compliance import Subject, Tried, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.mysql.branches import Witness
 from poundlock.servers import demote, mariadb
 from poundlock.sinks import MySQL
-
-from .subject import Subject
-from .trouble import Tried, empty, fill, small_disk
 
 EXCUSED: Mapping[str, str] = {}
 

@@ -14,15 +14,13 @@ from typing import Any
 import opensearchpy
 import pyarrow as pa
 
+from poundlock.compliance import Subject, Tried, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.servers import opensearch
 from poundlock.sinks import OpenSearch
-
-from .subject import Subject
-from .trouble import Tried, empty, fill, small_disk
 
 EXCUSED: Mapping[str, str] = {
     "no_room": "Branches are files beside the log, of which there may be as many as the disk holds.",

@@ -13,15 +13,13 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from poundlock.compliance import Subject, Tried, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.postgres.target import staging_name
 from poundlock.servers import demote, postgres
 from poundlock.sinks import Postgres
-
-from .subject import Subject
-from .trouble import Tried, empty, fill, small_disk
 
 EXCUSED: Mapping[str, str] = {}
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from poundlock.compliance import Subject
+
 from . import subject_postgres
-from .subject import Subject
 
 EXCUSED: Mapping[str, str] = {
     "no_room": "The server holds no branch: there are as many as there is room for tables.",

@@ -12,14 +12,12 @@ from typing import Any
 import pyarrow as pa
 import redis
 
+from poundlock.compliance import Subject, Tried
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
-
-from .subject import Subject
-from .trouble import Tried
 
 EXCUSED: Mapping[str, str] = {
     "duplicate_key": "Of several rows for one field the greatest by order_by wins, or any one of them.",

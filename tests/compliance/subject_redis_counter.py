@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from poundlock.compliance import Subject, Tried
 from poundlock.core.participant import Participant
 from poundlock.errors import BadRow, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
 
-from .subject import Subject
 from .subject_redis import RedisSubject
-from .trouble import Tried
 
 EXCUSED: Mapping[str, str] = {
     "duplicate_key": "All rows for one field are added.",

@@ -12,15 +12,14 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from poundlock.compliance import Subject, Tried
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow
 from poundlock.servers import postgres
 from poundlock.sinks import TwoPhase
 
-from .subject import Subject
 from .subject_postgres import FRAME, PostgresSubject
-from .trouble import Tried
 
 EXCUSED: Mapping[str, str] = {}
 

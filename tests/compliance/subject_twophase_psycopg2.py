@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psycopg2
 
+from poundlock.compliance import Subject
+
 from . import subject_twophase
-from .subject import Subject
 
 EXCUSED: Mapping[str, str] = {}
 

@@ -17,14 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from poundlock.compliance import Subject, Tried, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
 from poundlock.core.site import LocalSite
 from poundlock.errors import Unavailable
 from poundlock.sinks import WriteAhead
-
-from .subject import Subject
-from .trouble import Tried, empty, fill, small_disk
 
 _TAKEN = "The function is given the rows as they are: what it does not take it must say itself."
 EXCUSED: Mapping[str, str] = {

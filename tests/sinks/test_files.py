@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import poundlock as lock
 import trial
-from compliance.trouble import empty, fill, small_disk
+from poundlock.compliance import empty, fill, small_disk
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState, Step

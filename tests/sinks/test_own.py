@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shutil
 import socket
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -19,8 +22,8 @@ from pyspark.sql import SparkSession
 
 import poundlock as lock
 import trial
-from compliance.subject_sqlite import example
-from compliance.trouble import fill, small_disk
+from compliance.subject_sqlite import EXAMPLES, example
+from poundlock.compliance import fill, small_disk
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.naming import parse_name
 from poundlock.core.participant import Participant
@@ -243,3 +246,12 @@ def test_the_whole_template_runs_in_a_pipeline(spark: SparkSession, tmp_path: Pa
     trial.finish(into(spark, tmp_path, module.SqliteTable(path, "numbers")))
     with sqlite3.connect(path) as db:
         assert Counter(n for (n,) in db.execute("SELECT number FROM numbers")) == Counter(range(20))
+
+
+def test_the_template_passes_the_suite_in_a_project_of_its_own(tmp_path: Path) -> None:
+    for name in ("sqlite_sink.py", "test_sqlite_sink.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), "-p", "no:timeout"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 25, done.stdout

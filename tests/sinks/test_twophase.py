@@ -17,7 +17,7 @@ import psycopg2
 import pyarrow as pa
 import pytest
 
-from compliance.trouble import empty, fill, small_disk
+from poundlock.compliance import empty, fill, small_disk
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState

@@ -17,7 +17,7 @@ def test_every_invariant_names_tests_that_exist() -> None:
     numbers = [int(number) for number in re.findall(r"^(\d+)\. ", invariants, re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
     for item in re.split(r"^\d+\. ", invariants, flags=re.MULTILINE)[1:]:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", item)
+        named = re.findall(r"`((?:tests|src/poundlock/compliance)/[\w/]+\.py)::(\w+)`", item)
         assert named, f"no test is named by: {item[:60]}"
         for file, test in named:
             assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test}"

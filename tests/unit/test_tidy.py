@@ -112,7 +112,7 @@ LAYERS = (
     ("sinks", "sources"),
     ("spark", "inspectors"),
     ("sqljob",),
-    ("cli", "demo", "run", "verify", "dashboard", "txn.py", "jobfile.py"),
+    ("cli", "demo", "run", "verify", "dashboard", "compliance", "txn.py", "jobfile.py"),
 )
 
 

@@ -1,10 +1,10 @@
-"""What the compliance suite must know of a sink to try it: one `Subject` for each, in a file beside."""
+"""What the compliance suite must know of a sink to try it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import pyarrow as pa
@@ -16,10 +16,11 @@ from poundlock.core.participant import Participant
 class Subject(ABC):
     """A sink together with its real server, and eyes that are not the sink's own.
 
-    It also has a method for each of `trouble.TROUBLES`, but for those that its module says cannot
-    befall it: `EXCUSED`, with the reason.
+    It also has a method for each of `trouble.TROUBLES`, but for those that cannot befall it: these are
+    in `excused`, with a sentence that says why.
     """
 
+    excused: Mapping[str, str] = {}
     forgets_aborted = False  # a witness cannot tell "aborted" from "never"; say why in the subject
     can_lose = True  # an operator, or time, can undo a prepared branch behind our back
     finds_without_server = False  # open branches are kept elsewhere: `find` needs no server
@@ -54,6 +55,9 @@ class Subject(ABC):
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         """Undo a prepared branch behind our back, as an operator would (ROLLBACK PREPARED, DEL)."""
         raise NotImplementedError
+
+    def outcome(self, trouble: str, word: str) -> None:  # noqa: B027 (not everybody writes a table)
+        """Be told what came of a trouble, the error's name or "goes on": compare it with your docs."""
 
     @property
     def has_server(self) -> bool:

@@ -1,8 +1,8 @@
 """What goes wrong in the life of a sink, and what a subject must say to have it tried.
 
-Every subject either shows each of `TROUBLES`, by a method of that name, or its module says in `EXCUSED`
-why it cannot befall the sink. Such a method is a context manager: inside the block the trouble is
-there, until `Tried.over` is called, and it yields how to meet it. For example
+Every subject either shows each of `TROUBLES`, by a method of that name, or says in `excused` why it
+cannot befall the sink. Such a method is a context manager: inside the block the trouble is there,
+until `Tried.over` is called, and it yields how to meet it. For example
 
     @contextmanager
     def null(self, sink):
@@ -73,7 +73,8 @@ def small_disk(megabytes: int) -> Iterator[Path]:
         inside = f"mount {' '.join(options)} {directory} && echo mounted && exec cat"
         command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-            assert holder.stdout is not None and holder.stdin is not None
+            assert holder.stdout is not None
+            assert holder.stdin is not None
             assert holder.stdout.readline() == b"mounted\n", "neither root nor user namespaces"
             yield Path(f"/proc/{holder.pid}/root{directory}")
             holder.stdin.close()

@@ -1,0 +1,331 @@
+"""The same demands on every sink, against its real server, judged by the server's own view.
+
+The headings are the five demands that two-phase commit makes of a sink.
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+import pytest
+
+from poundlock.compliance.subject import Subject
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
+from poundlock.core.participant import Participant, PreparedBranch
+from poundlock.core.protocol import BranchState
+from poundlock.errors import Unavailable
+
+__all__ = [  # the tests, and the fixture that they share
+    "TestCommitsItIdempotently",
+    "TestHoldsItPendingUntilTold",
+    "TestOpensATransactionForTheIntervalBetweenCheckpoints",
+    "TestRestoresItAfterAFailure",
+    "TestSurvivesItsOwnTimeOut",
+    "sink",
+    "test_a_copy_of_a_sink_carries_no_connection",
+    "test_rows_are_taken_as_arrow",
+]
+
+# Anew for each test, for systems remember: see `sink`.
+OURS = SIMILAR = COPIED = Namespace("trial", "00")
+
+DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
+
+
+def branch(
+    sink: Participant,
+    task: int = 0,
+    *,
+    namespace: Namespace | None = None,
+    generation: int = 1,
+    batch: int = 0,
+    attempt: int = 1,
+    retry: int = 0,
+    tolerant: bool = False,
+    task_attempt: int | None = None,
+) -> Branch:
+    transaction = Transaction(namespace or OURS, generation, batch, attempt)
+    number = task if task_attempt is None else task_attempt
+    return Branch(transaction, sink.name, task, number, retry, tolerant=tolerant)
+
+
+def prepare(
+    subject: Subject, sink: Participant, numbers: Sequence[int], **where: object
+) -> Receipt:
+    """Write and prepare one branch as a task does, with a copy of the sink."""
+    there: Participant = pickle.loads(pickle.dumps(sink))
+    into = branch(sink, **where)  # pyright: ignore[reportArgumentType]
+    writer = there.begin(into)
+    half = len(numbers) // 2
+    for part in (numbers[:half], numbers[half:]):
+        if part:
+            writer.write(subject.rows(part))
+    prepared = writer.prepare()
+    assert isinstance(prepared, PreparedBranch)
+    receipt = Receipt(
+        sink=sink.name,
+        id=prepared.id,
+        task=into.task,
+        fingerprint=Fingerprint(len(numbers), sum(numbers)),
+        handle=prepared.handle,
+        began_at=prepared.began_at,
+        expires_at=prepared.expires_at,
+    )
+    # What the log keeps must be enough.
+    return Receipt.from_json(sink.annotate([receipt])[0].to_json())  # type: ignore[arg-type]
+
+
+def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
+    """Commit as the coordinator does: again, while a branch is still on its way."""
+    return _patiently(lambda: sink.commit(receipts))
+
+
+def abort(sink: Participant, strays: Sequence[Stray]) -> list[BranchState]:
+    return _patiently(lambda: sink.abort(strays))
+
+
+def _patiently(act: Callable[[], list[BranchState]]) -> list[BranchState]:
+    deadline = time.monotonic() + 60
+    while {BranchState.PREPARED, BranchState.UNREACHABLE} & set(states := act()):
+        assert time.monotonic() < deadline, states
+        time.sleep(0.1)
+    return states
+
+
+def again(subject: Subject, sink: Participant) -> Participant:
+    """Return another sink upon the same target, which is closed when the test is over."""
+    _opened.append(subject.again(sink))
+    return _opened[-1]
+
+
+_opened: list[Participant] = []
+
+
+def counted(numbers: Sequence[int]) -> Counter[int]:
+    return Counter(numbers)
+
+
+@pytest.fixture
+def sink(subject: Subject) -> Iterator[Participant]:
+    """A sink upon an empty target, in a namespace that its system has never heard of."""
+    global OURS, SIMILAR, COPIED
+    OURS = Namespace.new("trial", time.time(), secrets.randbits(32))
+    SIMILAR = Namespace("trial-2", OURS.identity)  # a prefix in common, and the identity too
+    COPIED = Namespace("trial", OURS.identity + "0")
+    made = subject.sink()
+    yield made
+    left = made.find(OURS)
+    if left:
+        abort(made, left)
+    made.close()
+    while _opened:
+        _opened.pop().close()
+
+
+class TestOpensATransactionForTheIntervalBetweenCheckpoints:
+    def test_nothing_is_seen_before_the_commit(self, subject: Subject, sink: Participant) -> None:
+        writer = sink.begin(branch(sink))
+        writer.write(subject.rows(range(10)))
+        assert subject.visible(sink) == Counter()
+        assert writer.prepare() is not None
+        assert subject.visible(sink) == Counter()
+        assert subject.open(sink)
+
+    def test_a_commit_shows_every_row_once(self, subject: Subject, sink: Participant) -> None:
+        receipts = [
+            prepare(subject, sink, range(10), task=0),
+            prepare(subject, sink, range(10, 25), task=1),
+        ]
+        assert sink.check(receipts) == [None, None]
+        assert commit(sink, receipts) == [DONE, DONE]
+        assert subject.visible(sink) == counted(range(25))
+        assert not subject.open(sink)
+
+    def test_a_writer_that_gives_up_leaves_nothing(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        writer = sink.begin(branch(sink))
+        writer.write(subject.rows(range(10)))
+        writer.abort()
+        found = sink.find(OURS)
+        if found:  # an abort from the task is a kindness: the sweep is what counts
+            abort(sink, found)
+        assert subject.visible(sink) == Counter()
+        assert not subject.open(sink)
+
+    def test_two_batches_in_turn(self, subject: Subject, sink: Participant) -> None:
+        for batch in range(3):
+            receipt = prepare(subject, sink, range(batch * 10, batch * 10 + 10), batch=batch)
+            assert commit(sink, [receipt]) == [DONE]
+        assert subject.visible(sink) == counted(range(30))
+
+
+class TestHoldsItPendingUntilTold:
+    def test_it_survives_its_writer(self, subject: Subject, sink: Participant) -> None:
+        receipt = prepare(subject, sink, range(10))
+        sink.close()
+        assert again(subject, sink).check([receipt]) == [None]
+
+    def test_it_survives_a_kill_of_the_server(self, subject: Subject, sink: Participant) -> None:
+        if not subject.has_server:
+            assert sink.check([prepare(subject, sink, range(3))]) == [None]
+            return
+        receipt = prepare(subject, sink, range(10))
+        with subject.killed():
+            sink.close()
+        later = again(subject, sink)
+        assert later.check([receipt]) == [None]
+        assert commit(later, [receipt]) == [DONE]
+        assert subject.visible(later) == counted(range(10))
+
+    def test_a_server_that_is_away_is_no_answer(self, subject: Subject, sink: Participant) -> None:
+        if not subject.has_server:
+            assert sink.find(OURS) == []
+            return
+        receipt = prepare(subject, sink, range(10))
+        with subject.killed():
+            try:
+                states = sink.commit([receipt])
+            except Unavailable:
+                states = [BranchState.UNREACHABLE]
+            assert states == [BranchState.UNREACHABLE]
+            if subject.finds_without_server:
+                assert [stray.id for stray in sink.find(OURS)] == [receipt.id]
+            else:
+                with pytest.raises(Unavailable):
+                    sink.find(OURS)
+        assert commit(again(subject, sink), [receipt]) == [DONE]
+        assert subject.visible(sink) == counted(range(10))
+
+
+class TestRestoresItAfterAFailure:
+    def test_another_process_commits_by_the_receipt(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        receipt = prepare(subject, sink, range(10))
+        later = again(subject, sink)
+        assert commit(later, [receipt]) == [DONE]
+        assert subject.visible(later) == counted(range(10))
+
+    def test_orphans_are_found_and_only_ours(self, subject: Subject, sink: Participant) -> None:
+        mine = prepare(subject, sink, range(3))
+        other = subject.sink("out-2")
+        _opened.append(other)
+        foreign = [
+            prepare(subject, sink, range(10, 13), namespace=SIMILAR, task=1),
+            prepare(subject, sink, range(20, 23), namespace=COPIED, task=2),
+            prepare(subject, other, range(30, 33), task=3),
+        ]
+        found = sink.find(OURS)
+        assert [(stray.id, stray.generation, stray.sink) for stray in found] == [
+            (mine.id, 1, sink.name)
+        ]
+        assert abort(sink, found) == [LOST]
+        assert sink.find(OURS) == []
+        assert commit(sink, foreign[:1]) == [DONE]
+        assert commit(sink, foreign[1:2]) == [DONE]
+        assert commit(other, foreign[2:]) == [DONE]
+        assert subject.visible(sink) == counted([10, 11, 12, 20, 21, 22])
+
+    def test_a_retry_of_a_task_is_not_held_up_by_the_attempt_before(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        first = prepare(subject, sink, range(10), task_attempt=0)
+        second = prepare(subject, sink, range(10), task_attempt=1, retry=1)
+        assert first.id != second.id
+        strays = [stray for stray in sink.find(OURS) if stray.id != second.id]
+        if strays:
+            assert abort(sink, strays) == [LOST]
+        assert commit(sink, [second]) == [DONE]
+        assert subject.visible(sink) == counted(range(10))
+        assert not subject.open(sink)
+
+    def test_the_newest_generation_is_remembered(self, subject: Subject, sink: Participant) -> None:
+        assert sink.newest_generation(OURS) == 0
+        old = prepare(subject, sink, range(3), generation=4)
+        commit(sink, [old])
+        assert again(subject, sink).newest_generation(OURS) == 4
+        assert sink.newest_generation(SIMILAR) == 0
+
+
+class TestCommitsItIdempotently:
+    def test_commit_twice(self, subject: Subject, sink: Participant) -> None:
+        receipt = prepare(subject, sink, range(10))
+        assert commit(sink, [receipt]) == [DONE]
+        assert commit(sink, [receipt]) == [DONE]
+        assert commit(again(subject, sink), [receipt]) == [DONE]
+        assert subject.visible(sink) == counted(range(10))
+
+    def test_abort_twice(self, subject: Subject, sink: Participant) -> None:
+        prepare(subject, sink, range(10))
+        strays = sink.find(OURS)
+        assert abort(sink, strays) == [LOST]
+        assert abort(sink, strays) == [LOST]
+        assert subject.visible(sink) == Counter()
+        assert not subject.open(sink)
+
+    def test_a_committed_branch_is_not_aborted(self, subject: Subject, sink: Participant) -> None:
+        receipt = prepare(subject, sink, range(10))
+        strays = sink.find(OURS)
+        assert commit(sink, [receipt]) == [DONE]
+        assert abort(sink, strays) == [DONE]
+        assert subject.visible(sink) == counted(range(10))
+
+    def test_the_witness_tells_committed_from_aborted_from_never(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        committed = prepare(subject, sink, range(3), task=0)
+        aborted = prepare(subject, sink, range(3, 6), task=1)
+        assert commit(sink, [committed]) == [DONE]
+        assert abort(sink, sink.find(OURS)) == [LOST]
+        later = again(subject, sink)
+        assert commit(later, [committed]) == [DONE]
+        expected = BranchState.NO_WITNESS if subject.forgets_aborted else LOST
+        assert commit(later, [aborted]) == [expected]
+        assert subject.visible(sink) == counted(range(3))
+
+
+class TestSurvivesItsOwnTimeOut:
+    def test_a_branch_undone_behind_our_back_is_proven_lost(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        if not subject.can_lose:
+            pytest.fail("say in the subject how a branch is lost")
+        first = prepare(subject, sink, range(10), task=0)
+        subject.lose(sink, first)
+        assert sink.check([first]) != [None]
+        assert commit(sink, [first]) == [LOST]
+        # It stays lost: the witness is final, and a replay takes its place.
+        assert commit(again(subject, sink), [first]) == [LOST]
+        replay = prepare(subject, sink, range(10), task=0, attempt=2, task_attempt=7)
+        assert commit(sink, [replay]) == [DONE]
+        assert subject.visible(sink) == counted(range(10))
+
+    def test_old_witnesses_are_pruned_and_new_ones_kept(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        receipts = [
+            prepare(subject, sink, [number], batch=number, task=number) for number in range(4)
+        ]
+        for receipt in receipts:
+            assert commit(sink, [receipt]) == [DONE]
+        sink.prune(OURS, 2)
+        assert commit(sink, receipts[2:]) == [DONE, DONE]
+        assert subject.visible(sink) == counted(range(4))
+
+
+def test_a_copy_of_a_sink_carries_no_connection(subject: Subject, sink: Participant) -> None:
+    sink.find(OURS)
+    copy: Participant = pickle.loads(pickle.dumps(sink))
+    _opened.append(copy)
+    assert copy.name == sink.name
+    assert copy.find(OURS) == []
+
+
+def test_rows_are_taken_as_arrow(subject: Subject) -> None:
+    assert isinstance(subject.rows([1]), pa.RecordBatch)
