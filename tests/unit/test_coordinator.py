@@ -652,6 +652,25 @@ def test_the_sweep_waits_for_a_system_and_gives_up_only_when_told() -> None:
         bench.coordinator.sweep()
 
 
+def test_whom_the_sweep_waits_for_is_told_before_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    job = Job(bench.sinks, [1])
+    job.fail = lambda attempt: Unavailable("the cable is out") if attempt == 1 else None
+    bench.sinks["a"].find_error = Unavailable("the cable is still out")
+    told: list[str] = []
+
+    def wait(seconds: float) -> None:
+        told[:] = caplog.messages
+        bench.sinks["a"].find_error = None
+
+    bench.coordinator._sleep = wait
+    bench.coordinator.run(0, "hash-0", job)
+    assert [line.split(": ", 1)[1] for line in told] == [
+        "aborted, and it is run again: the cable is out",
+        "waiting to abort strays: [sink a] the cable is still out",
+    ]
+
+
 def test_what_aborted_an_attempt_is_raised_though_it_cannot_be_swept() -> None:
     bench = Bench()
     job = Job(bench.sinks, [1])

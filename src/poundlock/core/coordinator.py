@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from poundlock.core import asking
 from poundlock.core.belonging import check_belonging, exchanged, is_newest
 from poundlock.core.job import Job, Votes
 from poundlock.core.log import TransactionLog
@@ -134,8 +135,10 @@ class Coordinator:
         self._step(Step.TOOK_OVER, generation=self.generation.number)
         with self._true_reason():
             for story in self.state.unfinished:
+                batch = story.decided.batch
+                logger.info("batch %d was decided before this start: committing it", batch)
                 if not self._commit(story):
-                    self._finish(story.decided.batch)
+                    self._finish(batch)
             self.sweep()
 
     def _append_generation(
@@ -252,13 +255,14 @@ class Coordinator:
                 return transaction, self._vote(transaction, job)
             except (Rejected, Unavailable, UsageError) as error:
                 self._step(Step.ABORTED, batch=batch, attempt=attempt, reason=str(error))
+                hopeless = isinstance(error, BadRow | OperatorFailed | UsageError)
+                last = hopeless or attempt >= self.settings.tries
+                # Said before the sweep, which may wait for the very system that is away.
+                then = "it stops" if last else "it is run again"
+                logger.warning("%s: aborted, and %s: %s", transaction, then, error)
                 self._abort_attempt(transaction)
-                hopeless = (
-                    isinstance(error, BadRow | OperatorFailed | UsageError) or self._stopping()
-                )
-                if hopeless or attempt >= self.settings.tries:
+                if last or self._stopping():
                     raise
-                logger.warning("%s: aborted, and run again: %s", transaction, error)
 
     def _vote(self, transaction: Transaction, job: Job) -> Votes:
         self._step(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
@@ -347,7 +351,7 @@ class Coordinator:
                         case _ if story.ruling is Ruling.ACCEPT_LOSS:
                             lost.add((receipt.sink, receipt.id))
                         case _:
-                            error = error or self._undecidable(batch, receipt)
+                            error = error or asking.about_branch(self.log.uri, batch, receipt)
                 self._step(Step.COMMITTED_ONE, batch=batch, sink=receipts[0].sink)
             waiting = again
             if waiting:
@@ -421,14 +425,6 @@ class Coordinator:
             return now
         return warned_at
 
-    def _undecidable(self, batch: int, receipt: Receipt) -> PoundlockError:
-        return InDoubt(
-            f"batch {batch} is decided, but whether branch {receipt.id} was committed cannot be "
-            "proven: its system has forgotten it and the witness is gone. Nothing was guessed. Look "
-            f"at it with 'poundlock txn show {receipt.id}' and rule with 'poundlock txn commit'",
-            sink=receipt.sink,
-        )
-
     def _finish(self, batch: int) -> None:
         if self.state.batches[batch].stage is Stage.FINISHED:
             return
@@ -444,7 +440,11 @@ class Coordinator:
         while lost:
             attempt += 1
             self._step(Step.REPAIRING, batch=batch, lost=len(lost))
-            logger.warning("batch %d: %d branches were lost after the decision", batch, len(lost))
+            names = ", ".join(f"{id_} of sink {sink}" for sink, id_ in sorted(lost)[:3])
+            logger.warning(
+                "batch %d: %d branches were lost after the decision (%s); %s", batch, len(lost), names,
+                "the loss is accepted" if story.ruling is Ruling.ACCEPT_LOSS else "it is run again",
+            )  # fmt: skip
             if story.ruling is Ruling.ACCEPT_LOSS:
                 chosen = list[Receipt]()
             else:
@@ -453,6 +453,8 @@ class Coordinator:
                 Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
             )
             self._step(Step.REPAIRED, batch=batch, branches=len(chosen))
+            rows = sum(receipt.fingerprint.rows for receipt in chosen)
+            logger.warning("batch %d: %d rows take the place of what was lost", batch, rows)
             story = self.state.batches[batch]
             lost = self._commit(story)
         self._finish(batch)
@@ -488,7 +490,7 @@ class Coordinator:
                 differing = compare(story.decided.totals, votes.totals)
                 problems.extend(item for item in differing if item.sink not in already)
             if problems:
-                raise self._broken(story, lost, problems)
+                raise asking.about_loss(self.log.uri, story, lost, problems)
             with concerning(transaction=transaction):
                 chosen = list(self._annotated(chosen))
                 self._check(transaction, chosen)
@@ -496,20 +498,6 @@ class Coordinator:
             self._abort_attempt(transaction)
             raise
         return chosen
-
-    def _broken(
-        self, story: BatchStory, lost: frozenset[BranchKey], problems: Sequence[Mismatch]
-    ) -> PromiseBroken:
-        batch = story.decided.batch
-        ids = ", ".join(id_ for _, id_ in sorted(lost)[:3])
-        return PromiseBroken(
-            f"batch {batch} was decided, then its system aborted {len(lost)} of "
-            f"{len(story.receipts)} branches ({ids}), and the replay may not take their place: "
-            + "; ".join(str(problem) for problem in problems)
-            + f". Nothing was written. Rule with 'poundlock txn commit --log {self.log.uri} --batch "
-            f"{batch} --accept-replay' (take the replay's rows, where a sink lost all its branches) "
-            "or '--accept-loss' (go on without the lost rows), then start the pipeline again"
-        )
 
     def _drain(self, story: BatchStory, job: Job) -> None:
         """Run a batch that is finished already to nowhere, so that Spark keeps its state."""
@@ -519,13 +507,7 @@ class Coordinator:
         self._step(Step.DRAINING, batch=batch)
         problems = compare(story.decided.totals, job.drain())
         if problems and story.ruling is None:
-            raise PromiseBroken(
-                f"batch {batch} is committed, but its replay computed other rows, so the state that "
-                "Spark is about to keep does not belong to the output: "
-                + "; ".join(str(problem) for problem in problems)
-                + f". Make the query deterministic, or rule with 'poundlock txn commit --log "
-                f"{self.log.uri} --batch {batch} --accept-replay', then start the pipeline again"
-            )
+            raise asking.about_state(self.log.uri, batch, problems)
         self._step(Step.DRAINED, batch=batch)
 
     def sweep(self) -> int:
@@ -537,16 +519,19 @@ class Coordinator:
         self.log.ensure_owned()
         count = 0
         for sink in self.sinks.values():
-            delay = self.settings.retry_first_s
+            delay, warned_at = self.settings.retry_first_s, float("-inf")
             while True:
-                aborted, clean = sweep_once(self.state, sink)
+                aborted, problem = sweep_once(self.state, sink)
                 count += aborted
-                if clean:
+                if problem is None:
                     break
                 if self._stopping():
                     raise Unavailable(
-                        "strays could not be swept; the next start will", sink=sink.name
+                        f"strays could not be swept; the next start will: {problem}", sink=sink.name
                     )
+                if self._clock() - warned_at > self.settings.warn_every_s:
+                    warned_at = self._clock()
+                    logger.warning("sink %s: waiting to abort strays: %s", sink.name, problem)
                 self._sleep(delay)
                 delay = min(delay * 2, self.settings.retry_most_s)
         self._swept_at = self._clock()

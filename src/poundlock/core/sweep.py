@@ -7,8 +7,8 @@ from poundlock.core.protocol import RECOVERY, Action, LogState, Stage, to_sweep
 from poundlock.errors import Parted, Unavailable, concerning
 
 
-def sweep_once(state: LogState, sink: Participant) -> tuple[int, bool]:
-    """Abort the strays of a sink. Return how many there were, and whether all are gone.
+def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
+    """Abort the strays of a sink. Return how many there were, and why some are left, if any are.
 
     `state` must be that of a log whose tail was read just now, and no task of ours may be running.
     """
@@ -17,8 +17,8 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, bool]:
         with concerning(sink=sink.name):
             strays = to_sweep(state, sink.find(state.generation.namespace))
             states = sink.abort(strays) if strays else []
-    except Unavailable:
-        return 0, False
+    except Unavailable as error:
+        return 0, str(error)
     actions = [RECOVERY[Stage.NONE][found] for found in states]
     impossible = [
         stray.id for stray, action in zip(strays, actions, strict=True) if action is Action.STOP
@@ -29,4 +29,5 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, bool]:
             "finished it. Compare the output with the input before going on",
             sink=sink.name,
         )
-    return len(strays), all(action is Action.NOTHING for action in actions)
+    left = [s.id for s, action in zip(strays, actions, strict=True) if action is not Action.NOTHING]
+    return len(strays), f"{left[0]} cannot be aborted now" if left else None
