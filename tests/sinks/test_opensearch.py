@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
 from poundlock.core.sparksql import to_json
-from poundlock.errors import BadRow, InDoubt, NotAuthorised, Unavailable, UsageError
+from poundlock.errors import BadRow, NotAuthorised, RefusedForGood, Unavailable, UsageError
 from poundlock.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.opensearch.mapping import compare
 from poundlock.servers import opensearch
@@ -45,10 +47,14 @@ def eyes(server: opensearch.Node) -> Iterator[Any]:
 
 @pytest.fixture
 def make(server: opensearch.Node, eyes: Any, tmp_path: Path) -> Any:
-    def make(mappings: Any = None, **options: Any) -> OpenSearch:
-        index = f"index-{next(_numbers)}"
-        body = {"settings": {"number_of_replicas": 0}, "mappings": mappings or {}}
-        eyes.indices.create(index=index, body=body)
+    def make(
+        mappings: Any = None, *, into: str = "", index_settings: Any = None, **options: Any
+    ) -> OpenSearch:
+        index = into or f"index-{next(_numbers)}"
+        settings = {"number_of_replicas": 0} | (index_settings or {})
+        if not into:
+            body = {"settings": settings, "mappings": mappings or {}}
+            eyes.indices.create(index=index, body=body)
         options = {"id": "id", "retries": 2, "url": server.url, "name": "out"} | options
         sink = OpenSearch(index, **options)
         sink.attach(LocalSite(str(tmp_path)))
@@ -101,14 +107,24 @@ class TestDocuments:
         assert sink.commit([kept(sink, rows(ids))]) == [DONE]
         assert len(found(eyes, sink)) == 2_000
 
-    def test_a_later_batch_wins_and_an_earlier_one_that_comes_late_does_not(
+    def test_an_earlier_batch_that_comes_late_replaces_nothing_and_is_told(
         self, make: Any, eyes: Any
     ) -> None:
+        """No driver that owns its pipeline sends a batch after the next: see `Coordinator.run`."""
         sink = make()
         late = kept(sink, rows(["a", "b"], [1, 1]), batch=1)
         assert sink.commit([kept(sink, rows(["a"], [2]), batch=2)]) == [DONE]
-        assert sink.commit([late]) == [DONE]
+        with pytest.raises(RefusedForGood, match="refuses 1 of its documents: 'a': 409"):
+            sink.commit([late])
         assert found(eyes, sink) == {"a": 2, "b": 1}
+
+    def test_the_same_batch_again_changes_nothing(self, make: Any, eyes: Any) -> None:
+        sink = make(delete="gone")
+        sink.commit([kept(sink, rows(["gone", "a"], [1, 1]))])
+        for task in range(3):  # as if each of them had not known of the one before
+            again = rows(["gone", "never", "a"], [2, 2, 2], delete=[True, True, False])
+            assert sink.commit([kept(sink, again, task=task, batch=1)]) == [DONE]
+        assert found(eyes, sink) == {"a": 2}
 
     def test_a_version_column_decides_in_whatever_task_and_batch(
         self, make: Any, eyes: Any
@@ -126,6 +142,61 @@ class TestDocuments:
         sink.commit([kept(sink, rows(["a", "b"], [1, 1], delete=[False, None]))])
         sink.commit([kept(sink, rows(["a", "never"], [0, 0], delete=[True, True]), batch=1)])
         assert found(eyes, sink) == {"b": 1}
+
+    def test_what_others_change_by_hand_hides_no_batch(self, make: Any, eyes: Any) -> None:
+        sink = make(delete="gone")
+        sink.commit([kept(sink, rows(["a", "b", "c"], [1, 1, 1]))])
+        for _ in range(3):  # each counts the document's version up
+            eyes.update(index=sink.index, id="a", body={"doc": {"by": str(next(_numbers))}})
+        eyes.delete(index=sink.index, id="b")
+        eyes.update(index=sink.index, id="c", body={"doc": {"by": "hand"}})
+        after = rows(["a", "b", "c"], [2, 2, 2], delete=[False, False, True])
+        assert sink.commit([kept(sink, after, batch=1)]) == [DONE]
+        assert found(eyes, sink) == {"a": 2, "b": 2}
+
+    @pytest.mark.parametrize("delete", [False, True])
+    @pytest.mark.parametrize(
+        "stored",
+        [
+            Namespace.new("trial", 1_700_003_600, 2).version(0),  # of a clock that was ahead
+            Namespace.new("other", 1_700_000_000, 3).version(5),  # of another pipeline
+            SPACE.version(0) + 1,  # counted up by hand
+        ],
+    )
+    def test_a_greater_version_of_somebody_else_is_never_taken_for_ours(
+        self, make: Any, eyes: Any, stored: int, delete: bool
+    ) -> None:
+        sink = make(delete="gone", index_settings={"gc_deletes": "0s"})
+        given = {"version": stored, "version_type": "external"}
+        eyes.index(index=sink.index, id="a", body={"v": 1}, params=given)
+        receipt = kept(sink, rows(["a", "b"], [2, 2], delete=[delete, False]))
+        with pytest.raises(RefusedForGood, match="An id has one writer") as raised:
+            sink.commit([receipt])
+        assert f"'a': 409: version {stored} is stored" in str(raised.value)
+        assert found(eyes, sink) == {"a": 1, "b": 2}
+        eyes.delete(index=sink.index, id="a")  # as the error says
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:  # until the server has forgotten it
+            with contextlib.suppress(RefusedForGood):
+                assert sink.commit([receipt]) == [DONE]
+                break
+            eyes.indices.refresh(index=sink.index)
+        assert found(eyes, sink) == ({"b": 2} if delete else {"a": 2, "b": 2})
+
+    def test_a_batch_after_versions_in_microseconds(self, make: Any, eyes: Any) -> None:
+        before = make(version="ts")
+        written = rows(["a"], [1], version=[1_700_000_000_000_000])
+        assert before.commit([kept(before, written)]) == [DONE]
+        sink = make(into=before.index)
+        assert sink.commit([kept(sink, rows(["a"], [2]), batch=1)]) == [DONE]
+        assert found(eyes, sink) == {"a": 2}
+
+    def test_versions_of_two_logs_and_of_two_batches_are_never_one(self) -> None:
+        first, second = (Namespace.new("trial", 1_700_000_000, chance) for chance in (1, 2))
+        assert first.version(0) != second.version(0)
+        assert first.version(1) - first.version(0) > 1000
+        assert Namespace.new("trial", 1_700_000_000.001, 0).version(0) > first.version(0)
+        assert Namespace.new("trial", 9_000_000_000, 1).version(10**9) < 1 << 63
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
     def test_less_is_sent_straight_through_and_needs_no_id(
@@ -241,7 +312,7 @@ class TestRefusals:
     ) -> None:
         sink = make({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
         receipt = kept(sink, rows([str(number) for number in range(8)]))
-        with pytest.raises(InDoubt) as raised:
+        with pytest.raises(RefusedForGood) as raised:
             sink.commit([receipt])
         told = str(raised.value)
         assert "refuses 8 of its documents" in told and "and 3 more" in told
@@ -254,7 +325,7 @@ class TestRefusals:
         sink = make({"properties": {"v": {"type": "long"}}})
         receipt = kept(sink, rows(["a", "b", "c"], [1, "many", 3]))
         with pytest.raises(
-            InDoubt, match="refuses 1 of its documents: 'b': 400 mapper_p"
+            RefusedForGood, match="refuses 1 of its documents: 'b': 400 mapper_p"
         ) as raised:
             sink.commit([receipt])
         assert "many" not in str(raised.value)  # no error carries data
@@ -282,10 +353,27 @@ class TestRefusals:
 
     def test_only_what_failed_is_sent_again(self) -> None:
         client = _Busy()
-        sender = Sender(client, "i", "out", retries=3, sleep=lambda _: None)  # type: ignore[arg-type]
+        sender = Sender(client, "i", "out", retries=3, version=1, sleep=lambda _: None)  # type: ignore[arg-type]
         (request,) = requests(rows(["a", "b", "c"]), 1, max_bytes=9999, max_docs=99)
         assert sender.send(request) == []
         assert client.asked == [["a", "b", "c"], ["b"], ["b"]]
+
+    def test_a_conflict_in_unknown_words_is_looked_up(self) -> None:
+        sender = Sender(_Wordless(), "i", "out", retries=0, version=7)  # type: ignore[arg-type]
+        spoof = "current version [7] is as high as [7]"  # an id, not the server's words
+        (request,) = requests(
+            rows(["ours", "newer", "gone", spoof]), 7, max_bytes=9999, max_docs=99
+        )
+        assert [(it.row, it.foreign) for it in sender.send(request)] == [
+            (1, True), (2, True), (3, True),
+        ]  # fmt: skip
+
+    def test_what_an_ingest_pipeline_drops_is_not_there(self) -> None:
+        sender = Sender(_Dropping(), "i", "out", retries=0)  # type: ignore[arg-type]
+        (request,) = requests(rows(["a", "b"]), 1, max_bytes=9999, max_docs=99)
+        assert [(it.id, it.reason) for it in sender.send(request)] == [
+            ("b", "an ingest pipeline of the index drops it")
+        ]
 
     def test_a_refused_document_is_known_by_its_row(self) -> None:
         client = _Picky()
@@ -303,6 +391,43 @@ class TestRefusals:
         assert len(str(error)) < 1000
 
 
+def _ids(body: bytes) -> list[str]:
+    return [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+
+
+def _conflict(id: str, reason: str) -> Any:
+    error = {"type": "version_conflict_engine_exception", "reason": f"[{id}]: {reason}"}
+    return {"index": {"_id": id, "status": 409, "error": error}}
+
+
+class _Wordless:
+    """A server that tells a conflict in other words than those we know, and can be asked."""
+
+    STORED = {"ours": 7, "newer": 8}  # noqa: RUF012
+
+    def bulk(self, *, body: bytes, **_: Any) -> Any:
+        return {"errors": True, "items": [_conflict(it, "no, 7") for it in _ids(body)]}
+
+    def mget(self, *, body: Any, **_: Any) -> Any:
+        docs = [
+            {"_id": it, "found": True, "_version": self.STORED[it]}
+            if it in self.STORED
+            else {"_id": it, "found": False}
+            for it in body["ids"]
+        ]
+        return {"docs": docs}
+
+
+class _Dropping:
+    """A server whose ingest pipeline drops `b`: ours comes without the processor."""
+
+    def bulk(self, *, body: bytes, **_: Any) -> Any:
+        result = {"b": {"status": 200, "result": "noop"}}
+        made = {"status": 201, "result": "created"}
+        items = [{"index": {"_id": it} | result.get(it, made)} for it in _ids(body)]
+        return {"errors": False, "items": items}
+
+
 class _Small:
     """A server with a small http.max_content_length, which a real one has only at 100 MB."""
 
@@ -312,8 +437,9 @@ class _Small:
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         if len(body) > self.limit:
             raise opensearchpy.exceptions.TransportError(413, "too large", {})
-        self.taken += body.count(b'"_id"')
-        return {"errors": False}
+        ids = _ids(body)
+        self.taken += len(ids)
+        return {"errors": False, "items": [{"index": {"_id": it, "status": 201}} for it in ids]}
 
 
 class _Busy:
@@ -323,13 +449,13 @@ class _Busy:
         self.asked: list[list[str]] = []
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
-        ids = [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+        ids = _ids(body)
         self.asked.append(ids)
         busy = len(self.asked) < 3
         items = [
             {"index": {"_id": it, "status": 429, "error": {"type": "rejected", "reason": "full"}}}
             if it == "b" and busy
-            else {"index": {"_id": it, "status": 409, "error": {"type": "version_conflict"}}}
+            else _conflict(it, "version conflict, current version [1] is as high as [1]")
             for it in ids
         ]
         return {"errors": True, "items": items}
@@ -347,7 +473,7 @@ class _Picky:
             raise opensearchpy.exceptions.TransportError(503, "away", {})
         if len(body) > 400:
             raise opensearchpy.exceptions.TransportError(413, "too large", {})
-        ids = [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+        ids = _ids(body)
         status = {"bad": 400, "late": 429 if self.calls < 8 else 201}
         items = [{"index": {"_id": it, "status": status.get(it, 201)}} for it in ids]
         return {"errors": True, "items": items}

@@ -238,7 +238,10 @@ class OpenSearch(KeptBranches):
             raise refusal(refused, str(name), self.index, self.name)
 
     def send_rows(self, rows: pa.RecordBatch, version: int | None) -> list[Refused]:
-        sender = Sender(self.client, self.index, self.name, retries=self.retries)
+        sender = Sender(
+            self.client, self.index, self.name, retries=self.retries,
+            version=None if "version" in rows.schema.names else version,
+        )  # fmt: skip
         refused: list[Refused] = []
         for request in requests(rows, version, max_bytes=self.max_bytes, max_docs=self.max_docs):
             refused += sender.send(request)
