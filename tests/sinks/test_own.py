@@ -9,6 +9,7 @@ import sqlite3
 import sys
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from poundlock.core.naming import parse_name
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
-from poundlock.errors import InDoubt, Unavailable
+from poundlock.errors import InDoubt, Unavailable, UsageError
 from poundlock.kept import Shelf
 from poundlock.sinks import Console, Simple, WriteAhead
 
@@ -115,6 +116,30 @@ class TestWriteAhead:
         assert Counter(n for call in receiver.calls() for n in call["numbers"]) == Counter(
             range(20)
         )
+
+    def test_a_function_that_a_call_does_not_run_is_refused(self) -> None:
+        async def later(rows: pa.RecordBatch, facts: Any) -> None: ...
+
+        def lazy(rows: pa.RecordBatch, facts: Any) -> Any:
+            yield
+
+        async def both(rows: pa.RecordBatch, facts: Any) -> Any:
+            yield
+
+        class Object:
+            async def __call__(self, rows: pa.RecordBatch, facts: Any) -> None: ...
+
+        for function in (later, lazy, both, Object(), Object().__call__, partial(later, facts=1)):
+            with pytest.raises(UsageError, match="async or a generator"):
+                WriteAhead(function, name="out")
+
+        hidden = [lambda rows, facts, it=it: it(rows, facts) for it in (later, lazy, both)]
+        name = parse_name("poundlock.t.018bcfe5680000000001.1.out.0.1.0")
+        assert name is not None
+        for function in hidden:
+            sink = WriteAhead(function, name="out")
+            with pytest.raises(InDoubt, match=r"which nobody runs.* correct the function"):
+                sink.send(name, iter([pa.RecordBatch.from_pydict({"number": [7]})]))
 
     @pytest.mark.parametrize("refused", [False, True])
     def test_a_disk_that_is_full_after_the_decision_repeats_nothing(
