@@ -15,7 +15,18 @@ import opensearchpy
 import pyarrow as pa
 import pytest
 
-from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.coordinator import Coordinator
+from poundlock.core.job import Votes
+from poundlock.core.log import MemoryLog
+from poundlock.core.model import (
+    Branch,
+    Fingerprint,
+    Namespace,
+    Receipt,
+    Ruled,
+    Ruling,
+    Transaction,
+)
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
@@ -331,6 +342,28 @@ class TestRefusals:
         assert "many" not in str(raised.value)  # no error carries data
         assert found(eyes, sink) == {"a": 1, "c": 3}
 
+    def test_a_person_may_go_on_without_what_is_refused(self, make: Any, eyes: Any) -> None:
+        sink = make({"properties": {"v": {"type": "long"}}})
+        records: dict[int, bytes] = {}
+        job = _Job(sink, [rows(["a", "b"], [1, "many"]), rows(["c"], [3])])
+
+        def start() -> None:
+            coordinator = Coordinator(MemoryLog(records), {"out": sink})
+            coordinator.take_over("trial", query=lambda: None, owner="here")
+            for batch in range(2):
+                coordinator.run(batch, f"offsets {batch}", job)
+                job.batches = [rows(["d"], [4])]
+
+        for _ in range(2):
+            with pytest.raises(RefusedForGood, match=r"'poundlock txn commit .* --accept-loss'"):
+                start()
+        log = MemoryLog(records)
+        log.load()
+        log.append(Ruled(0, Ruling.ACCEPT_LOSS, "me"))
+        start()
+        assert found(eyes, sink) == {"a": 1, "c": 3, "d": 4}
+        assert sink.find(log.load().generation.namespace) == []  # type: ignore[union-attr]
+
     def test_an_index_that_takes_no_writes_now_is_waited_for(self, make: Any, eyes: Any) -> None:
         sink = make(retries=1)
         receipt = kept(sink, rows(["a"]))
@@ -389,6 +422,28 @@ class TestRefusals:
     def test_an_error_names_no_more_than_a_few(self) -> None:
         error = refusal([Refused(str(n), "no") for n in range(1000)], "branch", "i", "out")
         assert len(str(error)) < 1000
+
+
+class _Job:
+    """One task for each batch of rows."""
+
+    stateful = False
+
+    def __init__(self, sink: OpenSearch, batches: list[pa.RecordBatch]):
+        self._sink, self.batches = sink, batches
+
+    def write(self, transaction: Transaction, sinks: Any, taken: Any) -> Votes:
+        receipts: list[Receipt] = []
+        for task, written in enumerate(self.batches):
+            writer = self._sink.begin(Branch(transaction, "out", task, task))
+            writer.write(written)
+            prepared = writer.prepare()
+            assert prepared is not None
+            receipts.append(Receipt("out", prepared.id, task, Fingerprint(len(written))))
+        return Votes(tuple(receipts), {"out": Fingerprint(sum(map(len, self.batches)))})
+
+    def drain(self) -> Any:
+        raise AssertionError("there is no state")
 
 
 def _ids(body: bytes) -> list[str]:
