@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
 import pickle
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import opensearchpy
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Votes
@@ -34,6 +37,7 @@ from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, NotAuthorised, RefusedForGood, Unavailable, UsageError
 from poundlock.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.opensearch.mapping import compare
+from poundlock.opensearch.rows import bad_rows
 from poundlock.servers import opensearch
 from poundlock.sinks import Elasticsearch, OpenSearch
 from poundlock.spark.lane import Lane
@@ -578,11 +582,97 @@ class TestPreflight:
         }
         kinds = {
             "long": "boolean", "integer": "bigint", "date": "string", "boolean": "int",
-            "keyword": "array<string>", "object": "string", "ip": "string", "new": "int",
+            "keyword": "array<int>", "object": "string", "ip": "string", "new": "int",
         }  # fmt: skip
         wrong, doubtful = compare({"properties": fields}, kinds)
         assert [text.split("'")[1] for text in wrong] == ["long", "boolean", "object"]
         assert [text.split("'")[1] for text in doubtful] == ["integer", "date", "ip"]
+
+    @pytest.mark.parametrize(
+        ("kind", "field", "value"),
+        [
+            ("double", {"type": "float"}, 1e300),
+            ("double", {"type": "half_float"}, 7e4),
+            ("bigint", {"type": "half_float"}, 70_000),
+            ("bigint", {"type": "unsigned_long"}, -1),
+            ("double", {"type": "long"}, 1e30),
+            ("decimal(38,0)", {"type": "long"}, 10**25),
+            ("decimal(5,1)", {"type": "long", "coerce": False}, 1.5),
+            ("timestamp", {"type": "date_nanos"}, "1960-01-01T00:00:00.000000Z"),
+            (
+                "timestamp",
+                {"type": "date", "format": "epoch_millis"},
+                "2024-01-01T00:00:00.000000Z",
+            ),
+            ("string", {"type": "keyword"}, "x" * 32_767),
+            ("array<string>", {"type": "keyword"}, ["x" * 32_767]),
+        ],
+    )
+    def test_a_type_with_values_that_the_field_refuses_is_told(
+        self, make: Any, eyes: Any, kind: str, field: Any, value: Any
+    ) -> None:
+        sink = make({"properties": {"v": field}})
+        sink.project(self.COLUMNS | {"v": Column("v", kind)})
+        (told,) = sink.preflight()
+        assert "column 'v'" in told and "stops the pipeline" in told
+        with pytest.raises(opensearchpy.exceptions.RequestError):
+            eyes.index(index=sink.index, body={"v": value})
+
+    @pytest.mark.parametrize(
+        ("kind", "field"),
+        [
+            ("smallint", {"type": "half_float"}),
+            ("decimal(38,0)", {"type": "float"}),
+            ("decimal(18,0)", {"type": "long"}),
+            ("decimal(20,2)", {"type": "long"}),
+            ("double", {"type": "double"}),
+            ("timestamp", {"type": "date", "format": "epoch_millis||strict_date_optional_time"}),
+            ("string", {"type": "keyword", "ignore_above": 256}),
+            ("double", {"type": "long", "ignore_malformed": True}),
+        ],
+    )
+    def test_a_type_that_fits_is_not_told(self, kind: str, field: Any) -> None:
+        assert compare({"properties": {"v": field}}, {"v": kind}) == ([], [])
+
+    def test_an_id_is_never_too_long_for_its_field(self) -> None:
+        mapping = {"properties": {"id": {"type": "keyword"}}}
+        assert compare(mapping, {"id": "string"}, id="id") == ([], [])
+
+    @pytest.mark.parametrize(
+        "name", ["_id", "_source", "_routing", "_version", "_index", "_id.x", "", ".", ".a", "a..b"]
+    )
+    def test_columns_that_no_document_can_have(self, make: Any, eyes: Any, name: str) -> None:
+        sink = make()
+        with pytest.raises(UsageError, match=re.escape(f"column {name!r} has")):
+            sink.project(self.COLUMNS | {name: Column("x", "string")})
+        with pytest.raises(opensearchpy.exceptions.RequestError):
+            eyes.index(index=sink.index, body={name: "x"})
+
+    def test_columns_that_only_look_odd(self, make: Any, eyes: Any) -> None:
+        sink = make(delete="_id")
+        odd = {name: Column("x", "string") for name in ("_type", "a.b", "c.", " ", "x._id")}
+        sink.project(self.COLUMNS | odd | {"_id": Column("y", "boolean")})
+        eyes.index(index=sink.index, body=dict.fromkeys(odd, "x"))
+
+    def test_an_index_that_requires_routing_is_refused(self, make: Any) -> None:
+        with pytest.raises(UsageError, match="requires a routing value"):
+            make({"_routing": {"required": True}}).preflight()
+
+    @pytest.mark.parametrize("index", ["Upper", "index-*", "i1,i2", "_all", "-x", "a b", "x" * 256])
+    def test_names_that_no_index_can_have(self, server: opensearch.Node, index: str) -> None:
+        for semantic in ("exactly_once", "at_least_once"):
+            sink = OpenSearch(index, url=server.url, id="id", name="out", semantic=semantic)
+            with pytest.raises(UsageError, match=r"cannot be|no index can have that name"):
+                sink.preflight()
+
+    def test_settings_that_lose_documents_are_told(self, make: Any, eyes: Any) -> None:
+        eyes.ingest.put_pipeline(id="nothing", body={"processors": []})
+        settings = {"translog.durability": "async", "final_pipeline": "nothing"}
+        told = make(index_settings=settings).preflight()
+        assert ["translog.durability async" in it for it in told] == [True, False]
+        assert "index.final_pipeline nothing" in told[1]
+        quiet = {"translog.durability": "request", "default_pipeline": "_none"}
+        assert make(index_settings=quiet).preflight() == []
 
     def test_a_server_that_is_away(self) -> None:
         sink = OpenSearch("i", url="http://user:hidden@127.0.0.1:1", id="id")
@@ -596,9 +686,112 @@ class TestPreflight:
 
         assert isinstance(problem(error, "looking", "out"), NotAuthorised)
 
+    def test_a_password_with_letters_that_addresses_lack(self) -> None:
+        sink = OpenSearch("i", url="http://us%40er:p%2Fw%25@127.0.0.1:1", id="id")
+        (connection,) = sink.client.transport.connection_pool.connections
+        expected = base64.b64encode(b"us@er:p/w%").decode()
+        assert connection.headers["authorization"] == f"Basic {expected}"
+
     def test_an_address_that_is_none(self) -> None:
         with pytest.raises(UsageError, match="https://user:password@host"):
             OpenSearch("i", url="secret nonsense", id="id").preflight()
+
+
+class TestAliases:
+    """What is sent again must go to the same index."""
+
+    @pytest.fixture
+    def alias(self, eyes: Any) -> Any:
+        def alias(*entries: Any) -> str:
+            name = f"alias-{next(_numbers)}"
+            for number, entry in enumerate(entries):
+                body = {"settings": {"number_of_replicas": 0}, "aliases": {name: entry}}
+                eyes.indices.create(index=f"{name}-{number}", body=body)
+            return name
+
+        return alias
+
+    def test_one_index_behind_an_alias_is_fine_until_the_alias_is_gone(
+        self, make: Any, eyes: Any, alias: Any
+    ) -> None:
+        sink = make(into=alias({}))
+        assert sink.preflight() == []
+        assert sink.commit([kept(sink, rows(["a"]))]) == [DONE]
+        eyes.indices.delete_alias(index=f"{sink.index}-0", name=sink.index)
+        receipt = kept(sink, rows(["b"]), batch=1)
+        with pytest.raises(RefusedForGood, match="is not an alias"):
+            sink.commit([receipt])
+        assert not eyes.indices.exists(index=sink.index)
+        eyes.indices.put_alias(index=f"{sink.index}-0", name=sink.index)
+        assert sink.commit([receipt]) == [DONE]
+        assert set(found(eyes, sink)) == {"a", "b"}
+
+    @pytest.mark.parametrize(
+        "entries", [({"is_write_index": True},), ({"is_write_index": True}, {})]
+    )
+    def test_one_that_a_rollover_may_move_is_not_exactly_once(
+        self, make: Any, alias: Any, entries: Any
+    ) -> None:
+        index = alias(*entries)
+        with pytest.raises(UsageError, match="which a rollover changes"):
+            make(into=index).preflight()
+        assert len(make(into=index, semantic="at_least_once").preflight()) == len(entries) - 1
+
+    @pytest.mark.parametrize("entries", [({"is_write_index": False},), ({}, {})])
+    def test_one_that_nothing_can_be_written_to(self, make: Any, alias: Any, entries: Any) -> None:
+        index = alias(*entries)
+        for semantic in ("exactly_once", "at_least_once"):
+            with pytest.raises(UsageError, match="write index"):
+                make(into=index, semantic=semantic).preflight()
+
+    def test_another_index_each_day_is_not_exactly_once(self, make: Any) -> None:
+        with pytest.raises(UsageError, match="another index each day"):
+            make(into="<day-{now/d}>").preflight()
+        (told,) = make(into="<day-{now/d}>", semantic="at_least_once").preflight()
+        assert "does not exist" in told
+
+
+def test_numbers_that_json_has_no_word_for_are_bad_rows(make: Any, spark: SparkSession) -> None:
+    """Spark spells them as text, and a field of numbers would refuse it after the decision."""
+    values = {
+        "flat": ("double", "double('{}')"),
+        "half": ("float", "float('{}')"),
+        "array": ("array<double>", "array(1.0D, null, double('{}'))"),
+        "deep": (
+            "array<struct<m:map<string,float>,d:decimal(3,1),s:struct<x:double>>>",
+            "array(null, named_struct('m', map('NaN', float('{}')), 'd', 1.5BD, "
+            "'s', named_struct('x', 1D)))",
+        ),
+    }
+    sink = make()
+    columns = {name: Column(f"r.`{name}`", kind) for name, (kind, _) in values.items()}
+    wanted = sink.project({"id": Column("id", "string"), "t": Column("id", "string")} | columns)
+    lines: list[str] = []
+    for number, word in enumerate(["1", "NaN", "Infinity", "-Infinity"]):
+        for odd in values if number else ["flat"]:
+            row = ", ".join(
+                f"{made.format(word if name == odd else 1)} AS {name}"
+                for name, (_, made) in values.items()
+            )
+            lines.append(f"SELECT 'NaN{len(lines)}' AS id, struct({row}) AS r")
+    lines.append(f"SELECT 'NaN' AS id, CAST(null AS {_struct(values)}) AS r")
+    frame = spark.sql(" UNION ALL ".join(lines))
+    got = frame.selectExpr(*(f"{sql} AS {name}" for name, sql in wanted.items())).collect()
+    written = pa.RecordBatch.from_pylist([row.asDict() for row in got])
+    with pytest.raises(BadRow, match="NaN or infinite") as raised:
+        sink.begin(branch(tolerant=True)).write(written)
+    assert sorted(raised.value.rows) == list(range(1, 13))
+    good = kept(sink, written.take(pa.array([0, 13])))
+    assert sink.commit([good]) == [DONE]
+
+
+def _struct(values: Any) -> str:
+    return f"struct<{','.join(f'{name}:{kind}' for name, (kind, _) in values.items())}>"
+
+
+def test_a_document_has_room_for_its_id() -> None:
+    written = rows(["a"]).set_column(2, "document", pa.array(["x" * ((100 << 20) - 100)]))
+    assert "larger than 100 MiB" in bad_rows(written)[0]
 
 
 def test_a_silent_server_is_away_and_a_repeat_changes_nothing(

@@ -132,7 +132,8 @@ class _Part:
 class Sender:
     """Sends requests until every document is there, or one will never be.
 
-    `version` is that of the batch; None where rows have their own, or none.
+    `version` is that of the batch; None where rows have their own, or none. `is_alias`: the index is
+    one, and must still be.
     """
 
     def __init__(
@@ -143,10 +144,13 @@ class Sender:
         *,
         retries: int,
         version: int | None = None,
+        is_alias: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ):
         self._client, self._index, self._sink = client, index, sink
         self._retries, self._version = retries, version
+        # An alias that is gone must not come back as an index with a guessed mapping.
+        self._params = {"filter_path": _ANSWER} | ({"require_alias": "true"} if is_alias else {})
         self._sleep = sleep
 
     def send(self, request: Request) -> list[Refused]:
@@ -177,7 +181,7 @@ class Sender:
             answer = self._client.bulk(
                 body=body,
                 index=self._index,
-                params={"filter_path": _ANSWER},
+                params=dict(self._params),
             )
         except said.TransportError as error:
             if error.status_code == 413:
