@@ -211,6 +211,55 @@ class TestConsole:
         trial.die(into(spark, tmp_path, Console(stream=out)), Step.PREPARED)
         assert out.getvalue() == ""
 
+    @staticmethod
+    def printed(sink: Console, column: pa.Array, tmp_path: Path) -> BranchState:
+        sink.attach(LocalSite(str(tmp_path)))
+        space = Namespace.new("t", 1_700_000_000, 1)
+        writer = sink.begin(Branch(Transaction(space, 1, 0, 1), "console", 0, 0))
+        writer.write(pa.RecordBatch.from_arrays([column], ["v"]))
+        prepared = writer.prepare()
+        assert prepared is not None
+        (state,) = sink.commit([Receipt("console", prepared.id, 0, Fingerprint(len(column)))])
+        return state
+
+    @pytest.mark.parametrize(
+        ("column", "shown"),
+        [
+            (pa.array([2_932_907], pa.date32()), "10000-01-11"),
+            (pa.array([-62_135_683_200_000_000], pa.timestamp("us")), "0000-12-31 00:00"),
+            (pa.array([0], pa.timestamp("us", tz="UTC")), "1970-01-01 00:00"),
+        ],
+    )
+    def test_times_that_python_has_not(self, tmp_path: Path, column: pa.Array, shown: str) -> None:
+        out = io.StringIO()
+        assert self.printed(Console(stream=out), column, tmp_path) is BranchState.COMMITTED
+        assert shown in out.getvalue()
+
+    def test_a_stream_that_lacks_letters(self, tmp_path: Path) -> None:
+        out = io.BytesIO()
+        stream = io.TextIOWrapper(out, encoding="ascii")
+        state = self.printed(Console(stream=stream), pa.array(["größe"]), tmp_path)
+        assert state is BranchState.COMMITTED and b"|gr??e|" in out.getvalue()
+
+    def test_what_cannot_be_printed_is_passed_over_and_told_without_data(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        closed = io.StringIO()
+        closed.close()
+        nowhere = pa.array([0], pa.timestamp("us", tz="Etc/Nowhere"))
+        deep = pa.array([[2_932_907]], pa.list_(pa.date32()))
+        for number, (stream, column) in enumerate(
+            [(io.StringIO(), nowhere), (io.StringIO(), deep), (closed, pa.array(["secret"]))]
+        ):
+            state = self.printed(Console(stream=stream), column, tmp_path / str(number))
+            assert state is BranchState.COMMITTED
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+        assert "secret" not in caplog.text
+
+    def test_no_rows_at_all_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="rows=0"):
+            Console(rows=0)
+
 
 class Failing(Simple):
     def write(self, rows: pa.RecordBatch) -> None:
