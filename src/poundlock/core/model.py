@@ -153,7 +153,7 @@ class Stray:
 class Ruling(Enum):
     """What a person ordered for a batch that cannot be repaired by itself."""
 
-    ACCEPT_LOSS = "accept_loss"  # go on without the rows of the lost branches
+    ACCEPT_LOSS = "accept_loss"  # go on without the rows that are lost, or refused for good
     ACCEPT_REPLAY = "accept_replay"  # take the replay's rows, though they are not the same
 
 
