@@ -14,6 +14,7 @@
     │       └── StateExpired  state was read past its time to live, and the operator asked to be told
     ├── Fenced                a newer driver owns the pipeline: stop
     ├── InDoubt               decided, but a branch cannot be finished now: restart to go on
+    │   └── RefusedForGood    a system will not take some rows as it is: change it, or rule
     ├── PromiseBroken         a system went against the decision, and repair is not allowed
     ├── Parted                log, checkpoint and systems do not belong together
     └── LogCorrupt            a published record cannot be read: never guess, stop
@@ -24,7 +25,7 @@ or more of a row than the key that a person needs to find it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,6 +132,25 @@ class Fenced(PoundlockError):
 
 class InDoubt(PoundlockError):
     """The batch is decided, but a branch cannot be finished now. A restart goes on from here."""
+
+
+class RefusedForGood(InDoubt):
+    """A system answered that it will not take some rows of decided branches; it has all the others.
+
+    `branches` are the ids of those branches: for the coordinator alone, which goes on without the
+    refused rows where a person ruled so. It does not travel.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        transaction: str | None = None,
+        sink: str | None = None,
+        branches: Collection[str] = (),
+    ):
+        super().__init__(message, transaction=transaction, sink=sink)
+        self.branches = branches
 
 
 class PromiseBroken(PoundlockError):

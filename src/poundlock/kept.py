@@ -16,7 +16,7 @@ import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.participant import Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site, reachable
-from poundlock.errors import InDoubt, Unavailable, UsageError
+from poundlock.errors import InDoubt, PoundlockError, RefusedForGood, Unavailable, UsageError
 
 _ASIDE, _KEPT, _SENT, _ABORTED = ".tmp", ".arrow", ".sent", ".aborted"
 _STATES = {_KEPT: BranchState.PREPARED, _SENT: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
@@ -202,10 +202,14 @@ class KeptBranches(Participant):
         assert self._site is not None
         states = self.shelved.states()
         waiting = [r.id for r in receipts if states.get(r.id) is BranchState.PREPARED]
-        self._site.spread(partial(_send, self), waiting)
-        for name in waiting:
-            self.shelved.settle(name, sent=True)
-            states[name] = BranchState.COMMITTED
+        answers = self._site.spread(partial(_send, self), waiting)
+        for name, error in zip(waiting, answers, strict=True):
+            if error is None:
+                self.shelved.settle(name, sent=True)
+                states[name] = BranchState.COMMITTED
+        failed = {name: it for name, it in zip(waiting, answers, strict=True) if it is not None}
+        if failed:
+            raise _first(failed)
         for name in {r.id for r in receipts} - set(states):
             # Somebody took the rows away. Whether they were sent is unknown, but a system that is sent
             # rows after the decision takes a repeat, so the replay may have their place.
@@ -271,10 +275,24 @@ class KeptWriter(Writer):
         self._file.abort()
 
 
-def _send(sink: KeptBranches, name: str) -> None:
+def _send(sink: KeptBranches, name: str) -> PoundlockError | None:
+    """Return what went wrong rather than raise it: the other branches were sent all the same."""
     parsed = parse_name(name)
     assert parsed is not None
-    sink.send(parsed, sink.shelved.read(name))
+    try:
+        sink.send(parsed, sink.shelved.read(name))
+    except PoundlockError as error:
+        return error
+    return None
+
+
+def _first(failed: Mapping[str, PoundlockError]) -> PoundlockError:
+    """Choose the error to raise: first one that passes by itself, so that the rest is tried again."""
+    errors = list(failed.values())
+    error = next((it for it in errors if isinstance(it, Unavailable)), errors[0])
+    if isinstance(error, RefusedForGood):
+        error.branches = [name for name, it in failed.items() if isinstance(it, RefusedForGood)]
+    return error
 
 
 def open_place(uri: str) -> tuple[Any, str]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import itertools
 import json
 import pickle
+import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +16,28 @@ from typing import Any
 import opensearchpy
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
-from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
+from poundlock.core.coordinator import Coordinator
+from poundlock.core.job import Votes
+from poundlock.core.log import MemoryLog
+from poundlock.core.model import (
+    Branch,
+    Fingerprint,
+    Namespace,
+    Receipt,
+    Ruled,
+    Ruling,
+    Transaction,
+)
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
 from poundlock.core.sparksql import to_json
-from poundlock.errors import BadRow, InDoubt, NotAuthorised, Unavailable, UsageError
+from poundlock.errors import BadRow, NotAuthorised, RefusedForGood, Unavailable, UsageError
 from poundlock.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.opensearch.mapping import compare
+from poundlock.opensearch.rows import bad_rows
 from poundlock.servers import opensearch
 from poundlock.sinks import Elasticsearch, OpenSearch
 from poundlock.spark.lane import Lane
@@ -45,10 +62,14 @@ def eyes(server: opensearch.Node) -> Iterator[Any]:
 
 @pytest.fixture
 def make(server: opensearch.Node, eyes: Any, tmp_path: Path) -> Any:
-    def make(mappings: Any = None, **options: Any) -> OpenSearch:
-        index = f"index-{next(_numbers)}"
-        body = {"settings": {"number_of_replicas": 0}, "mappings": mappings or {}}
-        eyes.indices.create(index=index, body=body)
+    def make(
+        mappings: Any = None, *, into: str = "", index_settings: Any = None, **options: Any
+    ) -> OpenSearch:
+        index = into or f"index-{next(_numbers)}"
+        settings = {"number_of_replicas": 0} | (index_settings or {})
+        if not into:
+            body = {"settings": settings, "mappings": mappings or {}}
+            eyes.indices.create(index=index, body=body)
         options = {"id": "id", "retries": 2, "url": server.url, "name": "out"} | options
         sink = OpenSearch(index, **options)
         sink.attach(LocalSite(str(tmp_path)))
@@ -101,14 +122,24 @@ class TestDocuments:
         assert sink.commit([kept(sink, rows(ids))]) == [DONE]
         assert len(found(eyes, sink)) == 2_000
 
-    def test_a_later_batch_wins_and_an_earlier_one_that_comes_late_does_not(
+    def test_an_earlier_batch_that_comes_late_replaces_nothing_and_is_told(
         self, make: Any, eyes: Any
     ) -> None:
+        """No driver that owns its pipeline sends a batch after the next: see `Coordinator.run`."""
         sink = make()
         late = kept(sink, rows(["a", "b"], [1, 1]), batch=1)
         assert sink.commit([kept(sink, rows(["a"], [2]), batch=2)]) == [DONE]
-        assert sink.commit([late]) == [DONE]
+        with pytest.raises(RefusedForGood, match="refuses 1 of its documents: 'a': 409"):
+            sink.commit([late])
         assert found(eyes, sink) == {"a": 2, "b": 1}
+
+    def test_the_same_batch_again_changes_nothing(self, make: Any, eyes: Any) -> None:
+        sink = make(delete="gone")
+        sink.commit([kept(sink, rows(["gone", "a"], [1, 1]))])
+        for task in range(3):  # as if each of them had not known of the one before
+            again = rows(["gone", "never", "a"], [2, 2, 2], delete=[True, True, False])
+            assert sink.commit([kept(sink, again, task=task, batch=1)]) == [DONE]
+        assert found(eyes, sink) == {"a": 2}
 
     def test_a_version_column_decides_in_whatever_task_and_batch(
         self, make: Any, eyes: Any
@@ -126,6 +157,61 @@ class TestDocuments:
         sink.commit([kept(sink, rows(["a", "b"], [1, 1], delete=[False, None]))])
         sink.commit([kept(sink, rows(["a", "never"], [0, 0], delete=[True, True]), batch=1)])
         assert found(eyes, sink) == {"b": 1}
+
+    def test_what_others_change_by_hand_hides_no_batch(self, make: Any, eyes: Any) -> None:
+        sink = make(delete="gone")
+        sink.commit([kept(sink, rows(["a", "b", "c"], [1, 1, 1]))])
+        for _ in range(3):  # each counts the document's version up
+            eyes.update(index=sink.index, id="a", body={"doc": {"by": str(next(_numbers))}})
+        eyes.delete(index=sink.index, id="b")
+        eyes.update(index=sink.index, id="c", body={"doc": {"by": "hand"}})
+        after = rows(["a", "b", "c"], [2, 2, 2], delete=[False, False, True])
+        assert sink.commit([kept(sink, after, batch=1)]) == [DONE]
+        assert found(eyes, sink) == {"a": 2, "b": 2}
+
+    @pytest.mark.parametrize("delete", [False, True])
+    @pytest.mark.parametrize(
+        "stored",
+        [
+            Namespace.new("trial", 1_700_003_600, 2).version(0),  # of a clock that was ahead
+            Namespace.new("other", 1_700_000_000, 3).version(5),  # of another pipeline
+            SPACE.version(0) + 1,  # counted up by hand
+        ],
+    )
+    def test_a_greater_version_of_somebody_else_is_never_taken_for_ours(
+        self, make: Any, eyes: Any, stored: int, delete: bool
+    ) -> None:
+        sink = make(delete="gone", index_settings={"gc_deletes": "0s"})
+        given = {"version": stored, "version_type": "external"}
+        eyes.index(index=sink.index, id="a", body={"v": 1}, params=given)
+        receipt = kept(sink, rows(["a", "b"], [2, 2], delete=[delete, False]))
+        with pytest.raises(RefusedForGood, match="An id has one writer") as raised:
+            sink.commit([receipt])
+        assert f"'a': 409: version {stored} is stored" in str(raised.value)
+        assert found(eyes, sink) == {"a": 1, "b": 2}
+        eyes.delete(index=sink.index, id="a")  # as the error says
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:  # until the server has forgotten it
+            with contextlib.suppress(RefusedForGood):
+                assert sink.commit([receipt]) == [DONE]
+                break
+            eyes.indices.refresh(index=sink.index)
+        assert found(eyes, sink) == ({"b": 2} if delete else {"a": 2, "b": 2})
+
+    def test_a_batch_after_versions_in_microseconds(self, make: Any, eyes: Any) -> None:
+        before = make(version="ts")
+        written = rows(["a"], [1], version=[1_700_000_000_000_000])
+        assert before.commit([kept(before, written)]) == [DONE]
+        sink = make(into=before.index)
+        assert sink.commit([kept(sink, rows(["a"], [2]), batch=1)]) == [DONE]
+        assert found(eyes, sink) == {"a": 2}
+
+    def test_versions_of_two_logs_and_of_two_batches_are_never_one(self) -> None:
+        first, second = (Namespace.new("trial", 1_700_000_000, chance) for chance in (1, 2))
+        assert first.version(0) != second.version(0)
+        assert first.version(1) - first.version(0) > 1000
+        assert Namespace.new("trial", 1_700_000_000.001, 0).version(0) > first.version(0)
+        assert Namespace.new("trial", 9_000_000_000, 1).version(10**9) < 1 << 63
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
     def test_less_is_sent_straight_through_and_needs_no_id(
@@ -241,7 +327,7 @@ class TestRefusals:
     ) -> None:
         sink = make({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
         receipt = kept(sink, rows([str(number) for number in range(8)]))
-        with pytest.raises(InDoubt) as raised:
+        with pytest.raises(RefusedForGood) as raised:
             sink.commit([receipt])
         told = str(raised.value)
         assert "refuses 8 of its documents" in told and "and 3 more" in told
@@ -254,11 +340,33 @@ class TestRefusals:
         sink = make({"properties": {"v": {"type": "long"}}})
         receipt = kept(sink, rows(["a", "b", "c"], [1, "many", 3]))
         with pytest.raises(
-            InDoubt, match="refuses 1 of its documents: 'b': 400 mapper_p"
+            RefusedForGood, match="refuses 1 of its documents: 'b': 400 mapper_p"
         ) as raised:
             sink.commit([receipt])
         assert "many" not in str(raised.value)  # no error carries data
         assert found(eyes, sink) == {"a": 1, "c": 3}
+
+    def test_a_person_may_go_on_without_what_is_refused(self, make: Any, eyes: Any) -> None:
+        sink = make({"properties": {"v": {"type": "long"}}})
+        records: dict[int, bytes] = {}
+        job = _Job(sink, [rows(["a", "b"], [1, "many"]), rows(["c"], [3])])
+
+        def start() -> None:
+            coordinator = Coordinator(MemoryLog(records), {"out": sink})
+            coordinator.take_over("trial", query=lambda: None, owner="here")
+            for batch in range(2):
+                coordinator.run(batch, f"offsets {batch}", job)
+                job.batches = [rows(["d"], [4])]
+
+        for _ in range(2):
+            with pytest.raises(RefusedForGood, match=r"'poundlock txn commit .* --accept-loss'"):
+                start()
+        log = MemoryLog(records)
+        log.load()
+        log.append(Ruled(0, Ruling.ACCEPT_LOSS, "me"))
+        start()
+        assert found(eyes, sink) == {"a": 1, "c": 3, "d": 4}
+        assert sink.find(log.load().generation.namespace) == []  # type: ignore[union-attr]
 
     def test_an_index_that_takes_no_writes_now_is_waited_for(self, make: Any, eyes: Any) -> None:
         sink = make(retries=1)
@@ -282,10 +390,27 @@ class TestRefusals:
 
     def test_only_what_failed_is_sent_again(self) -> None:
         client = _Busy()
-        sender = Sender(client, "i", "out", retries=3, sleep=lambda _: None)  # type: ignore[arg-type]
+        sender = Sender(client, "i", "out", retries=3, version=1, sleep=lambda _: None)  # type: ignore[arg-type]
         (request,) = requests(rows(["a", "b", "c"]), 1, max_bytes=9999, max_docs=99)
         assert sender.send(request) == []
         assert client.asked == [["a", "b", "c"], ["b"], ["b"]]
+
+    def test_a_conflict_in_unknown_words_is_looked_up(self) -> None:
+        sender = Sender(_Wordless(), "i", "out", retries=0, version=7)  # type: ignore[arg-type]
+        spoof = "current version [7] is as high as [7]"  # an id, not the server's words
+        (request,) = requests(
+            rows(["ours", "newer", "gone", spoof]), 7, max_bytes=9999, max_docs=99
+        )
+        assert [(it.row, it.foreign) for it in sender.send(request)] == [
+            (1, True), (2, True), (3, True),
+        ]  # fmt: skip
+
+    def test_what_an_ingest_pipeline_drops_is_not_there(self) -> None:
+        sender = Sender(_Dropping(), "i", "out", retries=0)  # type: ignore[arg-type]
+        (request,) = requests(rows(["a", "b"]), 1, max_bytes=9999, max_docs=99)
+        assert [(it.id, it.reason) for it in sender.send(request)] == [
+            ("b", "an ingest pipeline of the index drops it")
+        ]
 
     def test_a_refused_document_is_known_by_its_row(self) -> None:
         client = _Picky()
@@ -303,6 +428,65 @@ class TestRefusals:
         assert len(str(error)) < 1000
 
 
+class _Job:
+    """One task for each batch of rows."""
+
+    stateful = False
+
+    def __init__(self, sink: OpenSearch, batches: list[pa.RecordBatch]):
+        self._sink, self.batches = sink, batches
+
+    def write(self, transaction: Transaction, sinks: Any, taken: Any) -> Votes:
+        receipts: list[Receipt] = []
+        for task, written in enumerate(self.batches):
+            writer = self._sink.begin(Branch(transaction, "out", task, task))
+            writer.write(written)
+            prepared = writer.prepare()
+            assert prepared is not None
+            receipts.append(Receipt("out", prepared.id, task, Fingerprint(len(written))))
+        return Votes(tuple(receipts), {"out": Fingerprint(sum(map(len, self.batches)))})
+
+    def drain(self) -> Any:
+        raise AssertionError("there is no state")
+
+
+def _ids(body: bytes) -> list[str]:
+    return [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+
+
+def _conflict(id: str, reason: str) -> Any:
+    error = {"type": "version_conflict_engine_exception", "reason": f"[{id}]: {reason}"}
+    return {"index": {"_id": id, "status": 409, "error": error}}
+
+
+class _Wordless:
+    """A server that tells a conflict in other words than those we know, and can be asked."""
+
+    STORED = {"ours": 7, "newer": 8}  # noqa: RUF012
+
+    def bulk(self, *, body: bytes, **_: Any) -> Any:
+        return {"errors": True, "items": [_conflict(it, "no, 7") for it in _ids(body)]}
+
+    def mget(self, *, body: Any, **_: Any) -> Any:
+        docs = [
+            {"_id": it, "found": True, "_version": self.STORED[it]}
+            if it in self.STORED
+            else {"_id": it, "found": False}
+            for it in body["ids"]
+        ]
+        return {"docs": docs}
+
+
+class _Dropping:
+    """A server whose ingest pipeline drops `b`: ours comes without the processor."""
+
+    def bulk(self, *, body: bytes, **_: Any) -> Any:
+        result = {"b": {"status": 200, "result": "noop"}}
+        made = {"status": 201, "result": "created"}
+        items = [{"index": {"_id": it} | result.get(it, made)} for it in _ids(body)]
+        return {"errors": False, "items": items}
+
+
 class _Small:
     """A server with a small http.max_content_length, which a real one has only at 100 MB."""
 
@@ -312,8 +496,9 @@ class _Small:
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         if len(body) > self.limit:
             raise opensearchpy.exceptions.TransportError(413, "too large", {})
-        self.taken += body.count(b'"_id"')
-        return {"errors": False}
+        ids = _ids(body)
+        self.taken += len(ids)
+        return {"errors": False, "items": [{"index": {"_id": it, "status": 201}} for it in ids]}
 
 
 class _Busy:
@@ -323,13 +508,13 @@ class _Busy:
         self.asked: list[list[str]] = []
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
-        ids = [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+        ids = _ids(body)
         self.asked.append(ids)
         busy = len(self.asked) < 3
         items = [
             {"index": {"_id": it, "status": 429, "error": {"type": "rejected", "reason": "full"}}}
             if it == "b" and busy
-            else {"index": {"_id": it, "status": 409, "error": {"type": "version_conflict"}}}
+            else _conflict(it, "version conflict, current version [1] is as high as [1]")
             for it in ids
         ]
         return {"errors": True, "items": items}
@@ -347,7 +532,7 @@ class _Picky:
             raise opensearchpy.exceptions.TransportError(503, "away", {})
         if len(body) > 400:
             raise opensearchpy.exceptions.TransportError(413, "too large", {})
-        ids = [json.loads(line)["index"]["_id"] for line in body.splitlines()[::2]]
+        ids = _ids(body)
         status = {"bad": 400, "late": 429 if self.calls < 8 else 201}
         items = [{"index": {"_id": it, "status": status.get(it, 201)}} for it in ids]
         return {"errors": True, "items": items}
@@ -397,11 +582,97 @@ class TestPreflight:
         }
         kinds = {
             "long": "boolean", "integer": "bigint", "date": "string", "boolean": "int",
-            "keyword": "array<string>", "object": "string", "ip": "string", "new": "int",
+            "keyword": "array<int>", "object": "string", "ip": "string", "new": "int",
         }  # fmt: skip
         wrong, doubtful = compare({"properties": fields}, kinds)
         assert [text.split("'")[1] for text in wrong] == ["long", "boolean", "object"]
         assert [text.split("'")[1] for text in doubtful] == ["integer", "date", "ip"]
+
+    @pytest.mark.parametrize(
+        ("kind", "field", "value"),
+        [
+            ("double", {"type": "float"}, 1e300),
+            ("double", {"type": "half_float"}, 7e4),
+            ("bigint", {"type": "half_float"}, 70_000),
+            ("bigint", {"type": "unsigned_long"}, -1),
+            ("double", {"type": "long"}, 1e30),
+            ("decimal(38,0)", {"type": "long"}, 10**25),
+            ("decimal(5,1)", {"type": "long", "coerce": False}, 1.5),
+            ("timestamp", {"type": "date_nanos"}, "1960-01-01T00:00:00.000000Z"),
+            (
+                "timestamp",
+                {"type": "date", "format": "epoch_millis"},
+                "2024-01-01T00:00:00.000000Z",
+            ),
+            ("string", {"type": "keyword"}, "x" * 32_767),
+            ("array<string>", {"type": "keyword"}, ["x" * 32_767]),
+        ],
+    )
+    def test_a_type_with_values_that_the_field_refuses_is_told(
+        self, make: Any, eyes: Any, kind: str, field: Any, value: Any
+    ) -> None:
+        sink = make({"properties": {"v": field}})
+        sink.project(self.COLUMNS | {"v": Column("v", kind)})
+        (told,) = sink.preflight()
+        assert "column 'v'" in told and "stops the pipeline" in told
+        with pytest.raises(opensearchpy.exceptions.RequestError):
+            eyes.index(index=sink.index, body={"v": value})
+
+    @pytest.mark.parametrize(
+        ("kind", "field"),
+        [
+            ("smallint", {"type": "half_float"}),
+            ("decimal(38,0)", {"type": "float"}),
+            ("decimal(18,0)", {"type": "long"}),
+            ("decimal(20,2)", {"type": "long"}),
+            ("double", {"type": "double"}),
+            ("timestamp", {"type": "date", "format": "epoch_millis||strict_date_optional_time"}),
+            ("string", {"type": "keyword", "ignore_above": 256}),
+            ("double", {"type": "long", "ignore_malformed": True}),
+        ],
+    )
+    def test_a_type_that_fits_is_not_told(self, kind: str, field: Any) -> None:
+        assert compare({"properties": {"v": field}}, {"v": kind}) == ([], [])
+
+    def test_an_id_is_never_too_long_for_its_field(self) -> None:
+        mapping = {"properties": {"id": {"type": "keyword"}}}
+        assert compare(mapping, {"id": "string"}, id="id") == ([], [])
+
+    @pytest.mark.parametrize(
+        "name", ["_id", "_source", "_routing", "_version", "_index", "_id.x", "", ".", ".a", "a..b"]
+    )
+    def test_columns_that_no_document_can_have(self, make: Any, eyes: Any, name: str) -> None:
+        sink = make()
+        with pytest.raises(UsageError, match=re.escape(f"column {name!r} has")):
+            sink.project(self.COLUMNS | {name: Column("x", "string")})
+        with pytest.raises(opensearchpy.exceptions.RequestError):
+            eyes.index(index=sink.index, body={name: "x"})
+
+    def test_columns_that_only_look_odd(self, make: Any, eyes: Any) -> None:
+        sink = make(delete="_id")
+        odd = {name: Column("x", "string") for name in ("_type", "a.b", "c.", " ", "x._id")}
+        sink.project(self.COLUMNS | odd | {"_id": Column("y", "boolean")})
+        eyes.index(index=sink.index, body=dict.fromkeys(odd, "x"))
+
+    def test_an_index_that_requires_routing_is_refused(self, make: Any) -> None:
+        with pytest.raises(UsageError, match="requires a routing value"):
+            make({"_routing": {"required": True}}).preflight()
+
+    @pytest.mark.parametrize("index", ["Upper", "index-*", "i1,i2", "_all", "-x", "a b", "x" * 256])
+    def test_names_that_no_index_can_have(self, server: opensearch.Node, index: str) -> None:
+        for semantic in ("exactly_once", "at_least_once"):
+            sink = OpenSearch(index, url=server.url, id="id", name="out", semantic=semantic)
+            with pytest.raises(UsageError, match=r"cannot be|no index can have that name"):
+                sink.preflight()
+
+    def test_settings_that_lose_documents_are_told(self, make: Any, eyes: Any) -> None:
+        eyes.ingest.put_pipeline(id="nothing", body={"processors": []})
+        settings = {"translog.durability": "async", "final_pipeline": "nothing"}
+        told = make(index_settings=settings).preflight()
+        assert ["translog.durability async" in it for it in told] == [True, False]
+        assert "index.final_pipeline nothing" in told[1]
+        quiet = {"translog.durability": "request", "default_pipeline": "_none"}
+        assert make(index_settings=quiet).preflight() == []
 
     def test_a_server_that_is_away(self) -> None:
         sink = OpenSearch("i", url="http://user:hidden@127.0.0.1:1", id="id")
@@ -415,9 +686,112 @@ class TestPreflight:
 
         assert isinstance(problem(error, "looking", "out"), NotAuthorised)
 
+    def test_a_password_with_letters_that_addresses_lack(self) -> None:
+        sink = OpenSearch("i", url="http://us%40er:p%2Fw%25@127.0.0.1:1", id="id")
+        (connection,) = sink.client.transport.connection_pool.connections
+        expected = base64.b64encode(b"us@er:p/w%").decode()
+        assert connection.headers["authorization"] == f"Basic {expected}"
+
     def test_an_address_that_is_none(self) -> None:
         with pytest.raises(UsageError, match="https://user:password@host"):
             OpenSearch("i", url="secret nonsense", id="id").preflight()
+
+
+class TestAliases:
+    """What is sent again must go to the same index."""
+
+    @pytest.fixture
+    def alias(self, eyes: Any) -> Any:
+        def alias(*entries: Any) -> str:
+            name = f"alias-{next(_numbers)}"
+            for number, entry in enumerate(entries):
+                body = {"settings": {"number_of_replicas": 0}, "aliases": {name: entry}}
+                eyes.indices.create(index=f"{name}-{number}", body=body)
+            return name
+
+        return alias
+
+    def test_one_index_behind_an_alias_is_fine_until_the_alias_is_gone(
+        self, make: Any, eyes: Any, alias: Any
+    ) -> None:
+        sink = make(into=alias({}))
+        assert sink.preflight() == []
+        assert sink.commit([kept(sink, rows(["a"]))]) == [DONE]
+        eyes.indices.delete_alias(index=f"{sink.index}-0", name=sink.index)
+        receipt = kept(sink, rows(["b"]), batch=1)
+        with pytest.raises(RefusedForGood, match="is not an alias"):
+            sink.commit([receipt])
+        assert not eyes.indices.exists(index=sink.index)
+        eyes.indices.put_alias(index=f"{sink.index}-0", name=sink.index)
+        assert sink.commit([receipt]) == [DONE]
+        assert set(found(eyes, sink)) == {"a", "b"}
+
+    @pytest.mark.parametrize(
+        "entries", [({"is_write_index": True},), ({"is_write_index": True}, {})]
+    )
+    def test_one_that_a_rollover_may_move_is_not_exactly_once(
+        self, make: Any, alias: Any, entries: Any
+    ) -> None:
+        index = alias(*entries)
+        with pytest.raises(UsageError, match="which a rollover changes"):
+            make(into=index).preflight()
+        assert len(make(into=index, semantic="at_least_once").preflight()) == len(entries) - 1
+
+    @pytest.mark.parametrize("entries", [({"is_write_index": False},), ({}, {})])
+    def test_one_that_nothing_can_be_written_to(self, make: Any, alias: Any, entries: Any) -> None:
+        index = alias(*entries)
+        for semantic in ("exactly_once", "at_least_once"):
+            with pytest.raises(UsageError, match="write index"):
+                make(into=index, semantic=semantic).preflight()
+
+    def test_another_index_each_day_is_not_exactly_once(self, make: Any) -> None:
+        with pytest.raises(UsageError, match="another index each day"):
+            make(into="<day-{now/d}>").preflight()
+        (told,) = make(into="<day-{now/d}>", semantic="at_least_once").preflight()
+        assert "does not exist" in told
+
+
+def test_numbers_that_json_has_no_word_for_are_bad_rows(make: Any, spark: SparkSession) -> None:
+    """Spark spells them as text, and a field of numbers would refuse it after the decision."""
+    values = {
+        "flat": ("double", "double('{}')"),
+        "half": ("float", "float('{}')"),
+        "array": ("array<double>", "array(1.0D, null, double('{}'))"),
+        "deep": (
+            "array<struct<m:map<string,float>,d:decimal(3,1),s:struct<x:double>>>",
+            "array(null, named_struct('m', map('NaN', float('{}')), 'd', 1.5BD, "
+            "'s', named_struct('x', 1D)))",
+        ),
+    }
+    sink = make()
+    columns = {name: Column(f"r.`{name}`", kind) for name, (kind, _) in values.items()}
+    wanted = sink.project({"id": Column("id", "string"), "t": Column("id", "string")} | columns)
+    lines: list[str] = []
+    for number, word in enumerate(["1", "NaN", "Infinity", "-Infinity"]):
+        for odd in values if number else ["flat"]:
+            row = ", ".join(
+                f"{made.format(word if name == odd else 1)} AS {name}"
+                for name, (_, made) in values.items()
+            )
+            lines.append(f"SELECT 'NaN{len(lines)}' AS id, struct({row}) AS r")
+    lines.append(f"SELECT 'NaN' AS id, CAST(null AS {_struct(values)}) AS r")
+    frame = spark.sql(" UNION ALL ".join(lines))
+    got = frame.selectExpr(*(f"{sql} AS {name}" for name, sql in wanted.items())).collect()
+    written = pa.RecordBatch.from_pylist([row.asDict() for row in got])
+    with pytest.raises(BadRow, match="NaN or infinite") as raised:
+        sink.begin(branch(tolerant=True)).write(written)
+    assert sorted(raised.value.rows) == list(range(1, 13))
+    good = kept(sink, written.take(pa.array([0, 13])))
+    assert sink.commit([good]) == [DONE]
+
+
+def _struct(values: Any) -> str:
+    return f"struct<{','.join(f'{name}:{kind}' for name, (kind, _) in values.items())}>"
+
+
+def test_a_document_has_room_for_its_id() -> None:
+    written = rows(["a"]).set_column(2, "document", pa.array(["x" * ((100 << 20) - 100)]))
+    assert "larger than 100 MiB" in bad_rows(written)[0]
 
 
 def test_a_silent_server_is_away_and_a_repeat_changes_nothing(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from poundlock.core.naming import parse_name
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
-from poundlock.errors import InDoubt, Unavailable
+from poundlock.errors import InDoubt, Unavailable, UsageError
 from poundlock.kept import Shelf
 from poundlock.sinks import Console, Simple, WriteAhead
 
@@ -119,6 +120,30 @@ class TestWriteAhead:
             range(20)
         )
 
+    def test_a_function_that_a_call_does_not_run_is_refused(self) -> None:
+        async def later(rows: pa.RecordBatch, facts: Any) -> None: ...
+
+        def lazy(rows: pa.RecordBatch, facts: Any) -> Any:
+            yield
+
+        async def both(rows: pa.RecordBatch, facts: Any) -> Any:
+            yield
+
+        class Object:
+            async def __call__(self, rows: pa.RecordBatch, facts: Any) -> None: ...
+
+        for function in (later, lazy, both, Object(), Object().__call__, partial(later, facts=1)):
+            with pytest.raises(UsageError, match="async or a generator"):
+                WriteAhead(function, name="out")
+
+        hidden = [lambda rows, facts, it=it: it(rows, facts) for it in (later, lazy, both)]
+        name = parse_name("poundlock.t.018bcfe5680000000001.1.out.0.1.0")
+        assert name is not None
+        for function in hidden:
+            sink = WriteAhead(function, name="out")
+            with pytest.raises(InDoubt, match=r"which nobody runs.* correct the function"):
+                sink.send(name, iter([pa.RecordBatch.from_pydict({"number": [7]})]))
+
     @pytest.mark.parametrize("refused", [False, True])
     def test_a_disk_that_is_full_after_the_decision_repeats_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
@@ -188,6 +213,55 @@ class TestConsole:
         out = io.StringIO()
         trial.die(into(spark, tmp_path, Console(stream=out)), Step.PREPARED)
         assert out.getvalue() == ""
+
+    @staticmethod
+    def printed(sink: Console, column: pa.Array, tmp_path: Path) -> BranchState:
+        sink.attach(LocalSite(str(tmp_path)))
+        space = Namespace.new("t", 1_700_000_000, 1)
+        writer = sink.begin(Branch(Transaction(space, 1, 0, 1), "console", 0, 0))
+        writer.write(pa.RecordBatch.from_arrays([column], ["v"]))
+        prepared = writer.prepare()
+        assert prepared is not None
+        (state,) = sink.commit([Receipt("console", prepared.id, 0, Fingerprint(len(column)))])
+        return state
+
+    @pytest.mark.parametrize(
+        ("column", "shown"),
+        [
+            (pa.array([2_932_907], pa.date32()), "10000-01-11"),
+            (pa.array([-62_135_683_200_000_000], pa.timestamp("us")), "0000-12-31 00:00"),
+            (pa.array([0], pa.timestamp("us", tz="UTC")), "1970-01-01 00:00"),
+        ],
+    )
+    def test_times_that_python_has_not(self, tmp_path: Path, column: pa.Array, shown: str) -> None:
+        out = io.StringIO()
+        assert self.printed(Console(stream=out), column, tmp_path) is BranchState.COMMITTED
+        assert shown in out.getvalue()
+
+    def test_a_stream_that_lacks_letters(self, tmp_path: Path) -> None:
+        out = io.BytesIO()
+        stream = io.TextIOWrapper(out, encoding="ascii")
+        state = self.printed(Console(stream=stream), pa.array(["größe"]), tmp_path)
+        assert state is BranchState.COMMITTED and b"|gr??e|" in out.getvalue()
+
+    def test_what_cannot_be_printed_is_passed_over_and_told_without_data(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        closed = io.StringIO()
+        closed.close()
+        nowhere = pa.array([0], pa.timestamp("us", tz="Etc/Nowhere"))
+        deep = pa.array([[2_932_907]], pa.list_(pa.date32()))
+        for number, (stream, column) in enumerate(
+            [(io.StringIO(), nowhere), (io.StringIO(), deep), (closed, pa.array(["secret"]))]
+        ):
+            state = self.printed(Console(stream=stream), column, tmp_path / str(number))
+            assert state is BranchState.COMMITTED
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+        assert "secret" not in caplog.text
+
+    def test_no_rows_at_all_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="rows=0"):
+            Console(rows=0)
 
 
 class Failing(Simple):

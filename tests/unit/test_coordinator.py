@@ -36,6 +36,7 @@ from poundlock.errors import (
     Parted,
     PoundlockError,
     PromiseBroken,
+    RefusedForGood,
     Rejected,
     Unavailable,
     UsageError,
@@ -568,6 +569,27 @@ def test_accepting_the_loss_ends_what_cannot_be_proven() -> None:
     bench.run(rows=(1,))
     assert bench.sinks["a"].system.visible == [1]
     assert bench.coordinator.state.batches[0].stage is Stage.FINISHED
+
+
+def test_accepting_the_loss_ends_what_is_refused_for_good_and_nothing_else() -> None:
+    bench = Bench(("a",))
+    sink, silent = bench.sinks["a"], iter([Unavailable("down")] * 3)
+
+    def answer(receipt: Receipt) -> PoundlockError | None:
+        if receipt.task == 1:
+            return RefusedForGood("1 row is too long", branches=[receipt.id])
+        return next(silent, None) if receipt.task == 2 else None
+
+    sink.answer = answer
+    with pytest.raises(RefusedForGood, match=r"too long\. Or .* --batch 0 --accept-loss"):
+        bench.run(rows=(1, 2, 3))
+    with pytest.raises(RefusedForGood):
+        ruled(bench, Ruling.ACCEPT_REPLAY)
+    ruled(bench, Ruling.ACCEPT_LOSS)
+    bench.run(rows=(1, 2, 3))
+    assert sink.system.visible == [1, 3] and next(silent, None) is None
+    assert bench.kinds()[-2:] == [Repaired, Finished]
+    assert len(sink.swept) == 1
 
 
 def test_accepting_a_replay_proves_nothing() -> None:

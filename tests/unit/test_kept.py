@@ -14,7 +14,7 @@ from poundlock.core.naming import BranchName
 from poundlock.core.participant import Column, Commitment
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
-from poundlock.errors import InDoubt
+from poundlock.errors import InDoubt, PoundlockError, RefusedForGood, Unavailable
 from poundlock.kept import KeptBranches
 
 SPACE = Namespace("trial", "00")
@@ -26,11 +26,16 @@ class Kept(KeptBranches):
 
     def __init__(self) -> None:
         self.sent: list[int] = []
+        self.calls: list[int] = []  # tasks
+        self.errors: dict[int, PoundlockError] = {}
 
     def project(self, columns: dict[str, Column]) -> dict[str, str]:  # type: ignore[override]
         return {}
 
     def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
+        self.calls.append(name.task_attempt)
+        if name.task_attempt in self.errors:
+            raise self.errors[name.task_attempt]
         for part in rows:
             self.sent += part.column("n").to_pylist()
 
@@ -72,6 +77,23 @@ def test_rows_at_a_message_boundary_are_found_out_too(sink: Kept, tmp_path: Path
     with pytest.raises(InDoubt, match="are damaged"):
         sink.commit([receipt])
     assert sink.sent == []
+
+
+def test_a_branch_that_was_sent_is_not_sent_again_for_another(sink: Kept) -> None:
+    receipts = [prepare(sink, task) for task in range(4)]
+    sink.errors = {1: RefusedForGood("never"), 2: Unavailable("busy")}
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="busy"):  # what may pass is waited for first
+            sink.commit(receipts)
+    del sink.errors[2]
+    for _ in range(2):
+        with pytest.raises(RefusedForGood) as raised:
+            sink.commit(receipts)
+        assert raised.value.branches == [receipts[1].id]
+    assert sink.calls == [0, 1, 2, 3, 1, 2, 1, 2, 1]
+    assert len(sink.sent) == 9000
+    sink.errors = {}
+    assert sink.commit(receipts) == [BranchState.COMMITTED] * 4
 
 
 def test_a_task_that_died_while_writing_leaves_a_stray(sink: Kept, tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def show(id: str, where: Where, as_json: bool) -> None:
 @txn.command()
 @click.argument("id", required=False)
 @click.option("--batch", type=int, help="Rule on a batch that cannot be repaired, instead.")
-@click.option("--accept-loss", is_flag=True, help="With --batch: go on without the lost rows.")
+@click.option(
+    "--accept-loss", is_flag=True, help="With --batch: go on without lost or refused rows."
+)
 @click.option("--accept-replay", is_flag=True, help="With --batch: take the replay's rows.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_where

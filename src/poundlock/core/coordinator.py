@@ -58,6 +58,7 @@ from poundlock.errors import (
     Parted,
     PoundlockError,
     PromiseBroken,
+    RefusedForGood,
     Rejected,
     Unavailable,
     UsageError,
@@ -336,7 +337,7 @@ class Coordinator:
             again = list[Receipt]()
             for receipts in self._portions(waiting):
                 try:
-                    states = self._commit_some(receipts)
+                    states = self._commit_some(story, receipts)
                 except PoundlockError as problem:
                     error = error or problem
                     continue
@@ -371,7 +372,7 @@ class Coordinator:
             size = len(mine) if whole else self.settings.commits_at_once
             yield from (mine[start : start + size] for start in range(0, len(mine), size))
 
-    def _commit_some(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+    def _commit_some(self, story: BatchStory, receipts: Sequence[Receipt]) -> list[BranchState]:
         name = receipts[0].sink
         if name not in self.sinks:
             raise Parted(
@@ -385,6 +386,15 @@ class Coordinator:
         except Unavailable as error:
             logger.warning("sink %s cannot be reached to commit: %s", name, error)
             return [BranchState.UNREACHABLE] * len(receipts)
+        except RefusedForGood as error:
+            if story.ruling is Ruling.ACCEPT_LOSS and error.branches:
+                refused, others = BranchState.NO_WITNESS, BranchState.PREPARED
+                return [refused if r.id in error.branches else others for r in receipts]
+            error.args = (
+                f"{error.args[0]}. Or go on without what is refused: 'poundlock txn commit --log "
+                f"{self.log.uri} --batch {story.decided.batch} --accept-loss'",
+            )
+            raise
         except PoundlockError:
             raise
         except Exception as error:
@@ -463,11 +473,7 @@ class Coordinator:
             self._drain(story, job)  # nothing was replayed, and Spark's state must still be made
 
     def _replay(
-        self,
-        story: BatchStory,
-        lost: frozenset[BranchKey],
-        transaction: Transaction,
-        job: Job,
+        self, story: BatchStory, lost: frozenset[BranchKey], transaction: Transaction, job: Job
     ) -> list[Receipt]:
         """Run the batch again and choose what replaces the lost branches. Aborts the rest."""
         sinks = frozenset(sink for sink, _ in lost)

@@ -17,6 +17,7 @@ from poundlock.errors import UsageError
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
 _DIGEST_SPAN = 1 << 64
+_VERSION_STEP = 1_000_000  # so that versions fit into 63 bits until the year 2262
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
@@ -42,8 +43,13 @@ class Namespace:
         return cls(pipeline, f"{int(now * 1000):012x}{chance % (1 << 32):08x}")
 
     def version(self, batch: int) -> int:
-        """Return a number that grows with every batch, and with every log begun after this one."""
-        return int(self.identity[:12], 16) + batch
+        """Return a number that grows with every batch, and with every log begun after this one.
+
+        It is far from the next and has the log's own chance in it: nobody comes to it by counting up,
+        so whoever finds it in a system has found what this batch wrote.
+        """
+        began, chance = int(self.identity[:12], 16), int(self.identity[12:], 16)
+        return (began + batch) * _VERSION_STEP + chance % _VERSION_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ class Stray:
 class Ruling(Enum):
     """What a person ordered for a batch that cannot be repaired by itself."""
 
-    ACCEPT_LOSS = "accept_loss"  # go on without the rows of the lost branches
+    ACCEPT_LOSS = "accept_loss"  # go on without the rows that are lost, or refused for good
     ACCEPT_REPLAY = "accept_replay"  # take the replay's rows, though they are not the same
 
 

@@ -182,7 +182,8 @@ class Participant(ABC):
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         """Try to commit each branch, in this order, many at a time. Say where each stands now.
 
-        COMMITTED only when readers will see it; PREPARED when it is still to be committed.
+        COMMITTED only when readers will see it; PREPARED when it is still to be committed. Raises
+        `RefusedForGood`, with their ids, for branches that the system will not take whole.
         """
 
     @abstractmethod

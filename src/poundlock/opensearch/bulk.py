@@ -1,7 +1,9 @@
 """Bulk requests: made column by column, sent, and their answers read item by item.
 
 A repeat changes nothing, because every document carries a version and the server keeps the greater
-one. So a conflict means that the document, or a newer one, is there already.
+one. But a conflict alone does not mean that the document is there: where the batch is the version,
+its own must be stored, for no later batch is sent before this one is finished. Where rows bring
+versions of their own, a greater one is what they are for.
 """
 
 from __future__ import annotations
@@ -21,14 +23,19 @@ import pyarrow as pa
 import pyarrow.compute
 from opensearchpy import OpenSearch as Driver
 
-from poundlock.errors import InDoubt, NotAuthorised, Unavailable, UsageError
+from poundlock.errors import InDoubt, NotAuthorised, RefusedForGood, Unavailable, UsageError
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 logger = logging.getLogger("poundlock")
 
 _BYTES = pa.large_binary()
+_ANSWER = "errors,items.*.status,items.*.result,items.*.error,items.*._id"
 _TOLD = 5  # refused documents that an error names
 _LONGEST = 200  # letters of each reason
+_CONFLICT = "version_conflict_engine_exception"
+_STORED = re.compile(
+    r"current version \[(\d+)\][^\[\]]*\[\d+\]$"
+)  # behind the id, which may hold anything
 _PREVIEW = re.compile(r"\.? Preview of field's value: .*", re.DOTALL)
 
 
@@ -111,6 +118,7 @@ class Refused:
     id: str
     reason: str
     row: int = -1  # of those given
+    foreign: bool = False  # somebody else's version of it is stored
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,11 @@ class _Part:
 
 
 class Sender:
-    """Sends requests until every document is there, or one will never be."""
+    """Sends requests until every document is there, or one will never be.
+
+    `version` is that of the batch; None where rows have their own, or none. `is_alias`: the index is
+    one, and must still be.
+    """
 
     def __init__(
         self,
@@ -131,10 +143,14 @@ class Sender:
         sink: str,
         *,
         retries: int,
+        version: int | None = None,
+        is_alias: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ):
         self._client, self._index, self._sink = client, index, sink
-        self._retries = retries
+        self._retries, self._version = retries, version
+        # An alias that is gone must not come back as an index with a guessed mapping.
+        self._params = {"filter_path": _ANSWER} | ({"require_alias": "true"} if is_alias else {})
         self._sleep = sleep
 
     def send(self, request: Request) -> list[Refused]:
@@ -165,7 +181,7 @@ class Sender:
             answer = self._client.bulk(
                 body=body,
                 index=self._index,
-                params={"filter_path": "errors,items.*.status,items.*.error,items.*._id"},
+                params=dict(self._params),
             )
         except said.TransportError as error:
             if error.status_code == 413:
@@ -174,10 +190,14 @@ class Sender:
             if isinstance(told, Unavailable):
                 return _parts(body, rows), str(told.args[0])
             raise told from error
-        if not answer["errors"]:
+        items = answer["items"]
+        if not answer["errors"] and not any(
+            "noop" in it.values() for i in items for it in i.values()
+        ):
             return [], ""
         waiting, why = list[_Part](), ""
-        for part, item in zip(_parts(body, rows), answer["items"], strict=True):
+        conflicts: list[tuple[_Part, Any]] = []
+        for part, item in zip(_parts(body, rows), items, strict=True):
             (result,) = item.values()
             if _is_there(result):
                 continue
@@ -185,9 +205,45 @@ class Sender:
             if _passing(result):
                 waiting.append(part)
                 why = reason
+            elif (result.get("error") or {}).get("type") == _CONFLICT:
+                conflicts.append((part, result))
             else:
                 refused.append(Refused(str(result.get("_id", "")), reason, part.row))
+        if self._version is not None:
+            refused += self._foreign(conflicts)
         return waiting, why
+
+    def _foreign(self, conflicts: Sequence[tuple[_Part, Any]]) -> list[Refused]:
+        """Return those conflicts that are not with the batch itself, sent before."""
+        stored: dict[str, int] = {}
+        for _, result in conflicts:
+            told = _STORED.search(result["error"].get("reason") or "")
+            if told:
+                stored[result["_id"]] = int(told[1])
+        silent = [result["_id"] for _, result in conflicts if result["_id"] not in stored]
+        if silent:
+            stored |= self._ask(silent)
+        return [
+            Refused(
+                result["_id"],
+                f"409: version {stored.get(result['_id'], 'unknown')} is stored, which is not this "
+                f"batch's, {self._version}",
+                part.row,
+                foreign=True,
+            )
+            for part, result in conflicts
+            if stored.get(result["_id"]) != self._version
+        ]
+
+    def _ask(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the stored versions of documents, of those that are there."""
+        try:
+            answer = self._client.mget(
+                body={"ids": list(ids)}, index=self._index, params={"_source": "false"}
+            )
+        except said.TransportError as error:
+            raise problem(error, f"index {self._index}", self._sink) from error
+        return {it["_id"]: it["_version"] for it in answer["docs"] if it.get("found")}
 
     def _halves(
         self, body: bytes, rows: Sequence[int], refused: list[Refused]
@@ -221,8 +277,10 @@ def _parts(body: bytes, rows: Sequence[int]) -> list[_Part]:
 
 def _is_there(result: Any) -> bool:
     status = result["status"]
-    # 409: this version or a newer one. 404 without an error: deleted before.
-    return status in (200, 201, 409) or (status == 404 and "error" not in result)
+    if result.get("result") == "noop":  # an ingest pipeline dropped it
+        return False
+    # 404 without an error: deleted before.
+    return status in (200, 201) or (status == 404 and "error" not in result)
 
 
 def _passing(result: Any) -> bool:
@@ -237,6 +295,8 @@ def _passing(result: Any) -> bool:
 
 def _reason(result: Any) -> str:
     """Say why, without the value that the server shows: no error of ours carries data."""
+    if result.get("result") == "noop":
+        return "an ingest pipeline of the index drops it"
     error = result.get("error") or {}
     text = _PREVIEW.sub("", error.get("reason") or "no reason given")
     cause = (error.get("caused_by") or {}).get("type")
@@ -244,16 +304,26 @@ def _reason(result: Any) -> str:
     return f"{result['status']} {error.get('type', '')}: {text[:_LONGEST]}{because}"
 
 
-def refusal(refused: Sequence[Refused], branch: str, index: str, sink: str) -> InDoubt:
+def refusal(refused: Sequence[Refused], branch: str, index: str, sink: str) -> RefusedForGood:
     """Tell what the server will never take, though the batch is decided."""
     told = "; ".join(f"{it.id!r}: {it.reason}" for it in refused[:_TOLD])
     more = f"; and {len(refused) - _TOLD} more" if len(refused) > _TOLD else ""
-    return InDoubt(
+    cures: list[str] = []
+    if not all(it.foreign for it in refused):
+        cures.append(
+            "Change the index so that it takes them (add the field to the mapping, set "
+            "ignore_malformed, or reindex into one with other types behind the same alias)"
+        )
+    if any(it.foreign for it in refused):
+        cures.append(
+            "An id has one writer, and somebody else wrote these: another pipeline, a program, or an "
+            "earlier log begun by a clock that was ahead. See that nobody does, and delete these "
+            "documents; the server forgets their versions after index.gc_deletes, a minute"
+        )
+    return RefusedForGood(
         f"branch {branch} is decided, but index {index} refuses {len(refused)} of its documents: "
-        f"{told}{more}. All others are there. Change the index so that it takes them (add the field "
-        "to the mapping, set ignore_malformed, or reindex into one with other types behind the same "
-        "alias) and start the pipeline again: it sends the branch once more, which changes nothing "
-        "else",
+        f"{told}{more}. All others are there. {'. '.join(cures)}. Then start the pipeline again: it "
+        "sends the branch once more, which changes nothing else",
         sink=sink,
     )
 

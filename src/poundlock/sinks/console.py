@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,14 +13,17 @@ from poundlock.core.model import Branch, Receipt, checked_name
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer
 from poundlock.core.protocol import BranchState
+from poundlock.errors import PoundlockError, UsageError
 from poundlock.kept import KeptBranches, KeptWriter
+
+logger = logging.getLogger("poundlock")
 
 
 class Console(KeptBranches):
     """Prints the first rows of every batch on the driver.
 
     Args:
-        rows: How many rows of a batch at most.
+        rows: How many rows of a batch at most, 1 or more.
         truncate: How many characters of a value at most; 0 for all.
         name: The sink's name in its pipeline.
         semantic: "at_least_once" is what it gives; asking for "exactly_once" is refused.
@@ -39,6 +43,8 @@ class Console(KeptBranches):
     ):
         self.name = checked_name("sink name", name)
         self.asked = None if semantic is None else Semantic(semantic)
+        if rows < 1:
+            raise UsageError(f"rows={rows} shows none: give 1 or more", sink=self.name)
         self.rows = rows
         self.truncate = truncate
         self._stream = stream
@@ -59,7 +65,7 @@ class Console(KeptBranches):
         states = self.shelved.states()
         waiting = [r for r in receipts if states.get(r.id) is BranchState.PREPARED]
         if waiting:
-            print(self._page(waiting), file=self._stream or sys.stdout, flush=True)
+            self._print(waiting)
         for receipt in waiting:
             self.shelved.settle(receipt.id, sent=True)
         # What was printed now stands as sent, and the base says the rest of it.
@@ -67,6 +73,22 @@ class Console(KeptBranches):
 
     def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
         raise AssertionError("the driver prints by itself")
+
+    def _print(self, receipts: Sequence[Receipt]) -> None:
+        stream = self._stream or sys.stdout
+        try:
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            page = self._page(receipts).encode(encoding, errors="replace").decode(encoding)
+            print(page, file=stream, flush=True)
+        except PoundlockError:
+            raise
+        except Exception as error:  # noqa: BLE001 (a closed stream, a strange value, anything)
+            # No screen is worth a decided batch, which other sinks have a share in. The error's own
+            # words are left out: they may show values.
+            logger.warning(
+                "sink %s: a batch could not be printed (%s), and is passed over",
+                *(self.name, type(error).__name__),
+            )
 
     def _page(self, receipts: Sequence[Receipt]) -> str:
         name = parse_name(receipts[0].id)
@@ -104,7 +126,7 @@ def _grid(table: pa.Table, truncate: int) -> list[str]:
         return text[: max(truncate - 3, 1)] + "..." if short else text
 
     columns = [
-        [name, *(cell(value) for value in table.column(index).to_pylist())]
+        [name, *(cell(value) for value in _readable(table.column(index)).to_pylist())]
         for index, name in enumerate(table.schema.names)
     ]
     widths = [max(map(len, column)) for column in columns]
@@ -114,3 +136,10 @@ def _grid(table: pa.Table, truncate: int) -> list[str]:
         for row in zip(*columns, strict=True)
     ]
     return [rule, rows[0], rule, *rows[1:], rule]
+
+
+def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Spell dates and times as text: Python has none before the year 1 or after 9999."""
+    kind = column.type
+    spelled = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    return column.cast(pa.string()) if spelled else column

@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 import opensearchpy.exceptions as said
@@ -26,20 +26,29 @@ from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Semantic, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
-from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, InDoubt, PoundlockError, UsageError
 from poundlock.kept import KeptBranches, KeptWriter, Shelf
 from poundlock.opensearch.bulk import Refused, Sender, problem, refusal, requests
-from poundlock.opensearch.mapping import compare, forgets_deletes
+from poundlock.opensearch.mapping import (
+    careless,
+    compare,
+    forgets_deletes,
+    impossible_name,
+    unfit_alias,
+)
+from poundlock.opensearch.rows import (
+    EXPRESSIONS,
+    NOT_FINITE,
+    bad_names,
+    bad_rows,
+    document,
+    not_finite,
+    repeated,
+)
 from poundlock.secret import resolve, resolve_all
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 logger = logging.getLogger("poundlock")
-
-_LONGEST_ID = 512  # bytes; the server's own limit
-_LONGEST_DOCUMENT = 100 << 20  # bytes; http.max_content_length, unless somebody changed it
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_AS_ID = (*_INTEGERS, "boolean", "date", "string")
 
 
 class OpenSearch(KeptBranches):
@@ -91,6 +100,7 @@ class OpenSearch(KeptBranches):
         self._url, self._settings = url, dict(settings or {})
         self._id, self._version, self._delete = id, version, delete
         self._columns: dict[str, str] = {}
+        self._is_alias = False  # as preflight saw it
         self._client: Driver | None = None
         self._ids: Shelf | None = None
         if id is None and self.semantic is Semantic.EXACTLY_ONCE:
@@ -140,7 +150,7 @@ class OpenSearch(KeptBranches):
             if name not in columns:
                 problems.append(f"there is no column {name!r} for the {role}")
                 continue
-            expression = _EXPRESSIONS[role](columns[name])
+            expression = EXPRESSIONS[role](columns[name])
             if expression is None:
                 problems.append(
                     f"column {name!r} has type {columns[name].type}, but the {role} needs "
@@ -148,6 +158,7 @@ class OpenSearch(KeptBranches):
                 )
             else:
                 wanted[role] = expression
+        problems += bad_names(name for name in columns if name != self._delete)
         if problems:
             has = ", ".join(f"{name} {column.type}" for name, column in columns.items())
             raise UsageError(
@@ -157,17 +168,30 @@ class OpenSearch(KeptBranches):
         self._columns = {name: column.type for name, column in inside.items()}
         if self._needs_one_row_per_id:
             wanted["hash"] = f"xxhash64({wanted['id']})"
-        return wanted | {"document": _document(inside)}
+        conditions = [not_finite(column.sql, column.type) for column in inside.values()]
+        if any(conditions):
+            wanted[NOT_FINITE] = f"coalesce({' OR '.join(filter(None, conditions))}, false)"
+        return wanted | {"document": document(inside)}
 
     @property
     def _needs_one_row_per_id(self) -> bool:
         return self.semantic is Semantic.EXACTLY_ONCE and self._version is None
 
     def preflight(self) -> list[str]:
+        once = self.semantic is Semantic.EXACTLY_ONCE
+        impossible = impossible_name(self.index, moving=not once)
+        if impossible:
+            raise UsageError(impossible, sink=self.name)
         try:
             self.client.info()
             found: dict[str, Any] = self.client.indices.get(index=self.index)
         except said.NotFoundError:
+            if self.index != self.index.lower():
+                raise UsageError(
+                    f"there is no alias {self.index}, and no index can have that name: write it in "
+                    "small letters",
+                    sink=self.name,
+                ) from None
             return [
                 f"index {self.index} does not exist: the first document makes it, with a mapping "
                 "guessed from that document. Create it with the mapping that you want"
@@ -177,6 +201,13 @@ class OpenSearch(KeptBranches):
             raise (
                 UsageError(*told.args, sink=self.name) if isinstance(told, InDoubt) else told
             ) from error
+        aliases = [
+            it["aliases"][self.index] for it in found.values() if self.index in it["aliases"]
+        ]
+        self._is_alias = bool(aliases)
+        unfit = unfit_alias(self.index, aliases, moving=not once)
+        if unfit:
+            raise UsageError(unfit, sink=self.name)
         warnings: list[str] = []
         for index, content in found.items():
             if "data_stream" in content:
@@ -185,14 +216,15 @@ class OpenSearch(KeptBranches):
                     "outside: write to an index",
                     sink=self.name,
                 )
-            wrong, doubtful = compare(content.get("mappings", {}), self._columns)
+            wrong, doubtful = compare(content.get("mappings", {}), self._columns, id=self._id)
             if wrong:
                 raise UsageError(
                     f"the frame does not fit index {index}: {'; '.join(wrong)}", sink=self.name
                 )
-            warnings += doubtful
+            settings = content.get("settings", {}).get("index", {})
+            warnings += doubtful + careless(index, settings)
             if self._delete:
-                told = forgets_deletes(index, content.get("settings", {}).get("index", {}))
+                told = forgets_deletes(index, settings)
                 warnings += [told] if told else []
         if len(found) > 1:
             warnings.append(
@@ -238,7 +270,11 @@ class OpenSearch(KeptBranches):
             raise refusal(refused, str(name), self.index, self.name)
 
     def send_rows(self, rows: pa.RecordBatch, version: int | None) -> list[Refused]:
-        sender = Sender(self.client, self.index, self.name, retries=self.retries)
+        sender = Sender(
+            self.client, self.index, self.name, retries=self.retries,
+            version=None if "version" in rows.schema.names else version,
+            is_alias=self._is_alias,
+        )  # fmt: skip
         refused: list[Refused] = []
         for request in requests(rows, version, max_bytes=self.max_bytes, max_docs=self.max_docs):
             refused += sender.send(request)
@@ -317,7 +353,7 @@ class KeptDocuments(KeptWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         bad = bad_rows(rows)
         if self._hashes is not None:
-            bad |= {row: it for row, it in _repeated(rows, self._seen).items() if row not in bad}
+            bad |= {row: it for row, it in repeated(rows, self._seen).items() if row not in bad}
         if bad:
             first = min(bad)
             raise BadRow(
@@ -325,7 +361,7 @@ class KeptDocuments(KeptWriter):
                 sink=self._sink.name,
                 rows=bad,
             )
-        super().write(rows)
+        super().write(rows.select([it for it in rows.schema.names if it != NOT_FINITE]))
         if self._hashes is not None:
             mine = pa.Table.from_batches([rows.select(["id", "hash"])]).cast(self._seen.schema)
             self._seen = pa.concat_tables([self._seen, mine])
@@ -409,89 +445,9 @@ def connect(url: str, settings: Mapping[str, Any], timeout: float, sink: str) ->
                 sink=sink,
             )
         if parts.username:
-            options.setdefault("http_auth", (parts.username, parts.password or ""))
+            login = unquote(parts.username), unquote(parts.password or "")
+            options.setdefault("http_auth", login)
         name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         hosts.append(urlunsplit((parts.scheme, f"{name}:{port}", parts.path, "", "")))
     # Our own retries know which documents to send again; the driver's do not.
     return Driver(hosts, timeout=timeout, max_retries=0, retry_on_timeout=False, **options)
-
-
-def bad_rows(rows: pa.RecordBatch) -> dict[int, str]:
-    """Return the rows that the server is sure to refuse, and why."""
-    return bad_documents(rows) | (bad_ids(rows) if "id" in rows.schema.names else {})
-
-
-def bad_ids(rows: pa.RecordBatch) -> dict[int, str]:
-    """Return the rows whose ids the server does not take."""
-    ids = rows.column("id")
-    lengths = pc.binary_length(ids.cast(pa.large_string()).cast(pa.large_binary()))
-    sizes = np.asarray(pc.fill_null(lengths, -1))
-    reasons = {-1: "the id is null", 0: "the id is empty"}
-    return {
-        int(row): reasons.get(int(sizes[row]), f"the id is longer than {_LONGEST_ID} bytes")
-        for row in np.flatnonzero((sizes <= 0) | (sizes > _LONGEST_ID))
-    }
-
-
-def bad_documents(rows: pa.RecordBatch) -> dict[int, str]:
-    """Return the rows that cannot become a document."""
-    sizes = np.asarray(pc.fill_null(pc.binary_length(rows.column("document")), 0))
-    bad = {
-        int(row): "the document is larger than 100 MiB"
-        for row in np.flatnonzero(sizes > _LONGEST_DOCUMENT)
-    }
-    if "version" in rows.schema.names:
-        versions = np.asarray(pc.fill_null(rows.column("version"), -1))
-        bad |= {int(row): "the version is null or negative" for row in np.flatnonzero(versions < 0)}
-    return bad
-
-
-def _repeated(rows: pa.RecordBatch, seen: pa.Table) -> dict[int, str]:
-    """Return the rows whose id another row of the branch has had before; by hash first."""
-    hashes = np.asarray(rows.column("hash"))
-    if (
-        len(np.unique(hashes)) == len(hashes)
-        and not np.isin(hashes, np.asarray(seen["hash"])).any()
-    ):
-        return {}
-    before = set(seen["id"].to_pylist())
-    reason = (
-        "another row of the batch has the same id, and which of them wins would be chance: name a "
-        "version= column, or keep one row of each id (dropDuplicates, or an aggregate)"
-    )
-    bad: dict[int, str] = {}
-    for row, text in enumerate(rows.column("id").to_pylist()):
-        if text in before:
-            bad[row] = reason
-        before.add(text)
-    return bad
-
-
-def _as_id(column: Column) -> str | None:
-    if column.type == "string":
-        return column.sql
-    return f"CAST({column.sql} AS STRING)" if column.type in _AS_ID else None
-
-
-def _as_version(column: Column) -> str | None:
-    if column.type in _INTEGERS:
-        return f"CAST({column.sql} AS BIGINT)"
-    if column.type in ("timestamp", "timestamp_ntz"):
-        return f"unix_micros(CAST({column.sql} AS TIMESTAMP))"
-    return None
-
-
-_EXPRESSIONS = {
-    "id": _as_id,
-    "version": _as_version,
-    "delete": lambda column: column.sql if column.type == "boolean" else None,
-}
-
-
-def _document(columns: Mapping[str, Column]) -> str:
-    def quoted(name: str) -> str:
-        escaped = name.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
-
-    fields = ", ".join(f"{quoted(name)}, {column.sql}" for name, column in columns.items())
-    return to_json(f"named_struct({fields})", nulls=False)

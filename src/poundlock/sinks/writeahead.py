@@ -7,7 +7,8 @@ call is given an id that is the same when it is repeated, for a system that can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from poundlock.core.model import checked_name
 from poundlock.core.naming import BranchName
 from poundlock.core.participant import Column, Commitment, Semantic
-from poundlock.errors import InDoubt, PoundlockError
+from poundlock.errors import InDoubt, PoundlockError, UsageError
 from poundlock.kept import KeptBranches
 
 
@@ -27,7 +28,11 @@ class Facts:
     pipeline: str
     sink: str
     batch: int
-    id: str  # of this call: the same rows have the same id when they are sent again
+    id: str  # of this call: the same when the kept rows are sent again
+
+
+# Calling one of these runs nothing of it.
+_LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
 class WriteAhead(KeptBranches):
@@ -35,8 +40,9 @@ class WriteAhead(KeptBranches):
 
     Args:
         function: Called as `function(rows, facts)` in a task, with a `pyarrow.RecordBatch` and `Facts`.
-            It returns once the rows are safe. It may raise `poundlock.errors.Unavailable` to be called
-            again later; any other error stops the pipeline, and the next start calls it again.
+            It returns once the rows are safe, so it is neither `async` nor a generator. It may raise
+            `poundlock.errors.Unavailable` to be called again later; any other error stops the
+            pipeline, and the next start calls it again.
         name: The sink's name in its pipeline.
         semantic: "at_least_once" is what it gives; asking for "exactly_once" is refused.
     """
@@ -53,6 +59,14 @@ class WriteAhead(KeptBranches):
         self.name = checked_name("sink name", name)
         self.asked = None if semantic is None else Semantic(semantic)
         self.function = function
+        # An object may be called, too.
+        if any(is_later(it) for is_later in _LATER for it in (function, function.__call__)):
+            raise UsageError(
+                f"{function!r} is async or a generator: to call it runs nothing of it. Give a plain "
+                "function that returns once the rows are safe, such as one that calls "
+                "asyncio.run(...)",
+                sink=self.name,
+            )
 
     def __repr__(self) -> str:
         return f"WriteAhead({self.function!r}, name={self.name!r})"
@@ -67,13 +81,23 @@ class WriteAhead(KeptBranches):
         for number, part in enumerate(rows):
             facts = Facts(name.namespace.pipeline, name.sink, name.batch, f"{name}/{number}")
             try:
-                self.function(part, facts)
+                answer = self.function(part, facts)
             except PoundlockError:
                 raise
             except Exception as error:
-                raise InDoubt(
-                    f"the function failed with {facts.id}: {type(error).__name__}: {error}. The batch "
-                    "is decided and its rows are kept: correct the function and start the pipeline "
-                    "again, it is then called with the same rows",
-                    sink=self.name,
-                ) from error
+                told = f"the function failed with {facts.id}: {type(error).__name__}: {error}"
+                raise self._stopped(told) from error
+            if inspect.isawaitable(answer) or isinstance(answer, Generator | AsyncGenerator):
+                if inspect.iscoroutine(answer):
+                    answer.close()  # or Python mentions it, too
+                kind = type(answer).__name__
+                raise self._stopped(
+                    f"the function answered {facts.id} with a {kind}, which nobody runs"
+                )
+
+    def _stopped(self, told: str) -> InDoubt:
+        return InDoubt(
+            f"{told}. The batch is decided and its rows are kept: correct the function and start the "
+            "pipeline again, it is then called with the same rows",
+            sink=self.name,
+        )
