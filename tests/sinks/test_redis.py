@@ -690,6 +690,26 @@ class TestTheServer:
                 sink.preflight()
             node.kill()  # a replica that still looks for its primary is slow to end
 
+    @pytest.mark.parametrize(
+        ("version", "fits"), [("5.0.14", False), ("6.0.16", False), ("6.2.0", True), ("10.0", True)]
+    )
+    def test_one_that_is_too_old_is_refused(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
+    ) -> None:
+        sink = make(list="l", value="v")
+        ask = sink.client.ask
+
+        def told(*command: Any, key: str) -> Any:
+            return {"redis_version": version} if command[0] == "INFO" else ask(*command, key=key)
+
+        monkeypatch.setattr(sink.client, "ask", told)
+        with (
+            nullcontext()
+            if fits
+            else pytest.raises(UsageError, match=f"is Redis {version}, but the sink needs 6.2")
+        ):
+            assert sink.preflight() == []
+
     def test_one_without_memory_moves_nothing_until_it_has_some(self, make: Any, eyes: Any) -> None:
         adding = make(hash="sums", field="id", value="n", operation="increment")
         setting = make(hash="words", field="id", value="v")
