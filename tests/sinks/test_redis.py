@@ -552,9 +552,18 @@ class TestTheWitness:
         receipt = staged(sink, {"value": ["1"]})
         eyes.delete(f"{{l}}:{receipt.id}")
         assert sink.commit([receipt]) == [LOST]
-        assert staged(sink, {"value": ["1"]}).id == receipt.id
+        with pytest.raises(Rejected, match=f"{receipt.id} is aborted already"):
+            staged(sink, {"value": ["1"]})
         assert sink.commit([receipt]) == [LOST]
-        assert eyes.llen("l") == 0
+        assert eyes.llen("l") == 0 and not ours(eyes)
+
+    def test_a_committed_branch_is_not_opened_again(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        receipt = staged(sink, {"value": ["1"]})
+        assert sink.commit([receipt]) == [DONE]
+        with pytest.raises(Rejected, match=f"{receipt.id} is committed already"):
+            staged(sink, {"value": ["1"]})
+        assert sink.find(SPACE) == [] and not ours(eyes)
 
     def test_an_emptied_database_proves_nothing(self, make: Any, eyes: Any) -> None:
         sink = make(list="l", value="v")
@@ -580,17 +589,31 @@ class TestTheWitness:
             sink.commit([receipt])
         assert eyes.llen("l") == 0
 
-    def test_what_a_zombie_stages_after_its_abort_is_swept(self, make: Any, eyes: Any) -> None:
+    def test_a_move_that_stopped_half_way_is_over_when_a_person_says_so(
+        self, make: Any, eyes: Any
+    ) -> None:
+        sink = make(list="l", value="v")
+        receipts = [staged(sink, {"value": [str(task)]}, task) for task in range(2)]
+        (witness,) = eyes.keys("*.witness")
+        for receipt in receipts:
+            eyes.hset(witness, receipt.id, "moving")
+        with pytest.raises(PromiseBroken) as raised:
+            sink.commit(receipts)
+        cure = re.search("say so by '(.*?)'", str(raised.value))
+        assert cure
+        eyes.execute_command(*cure[1].split())
+        assert sink.commit(receipts) == [DONE, DONE]
+        assert sink.find(SPACE) == [] and not ours(eyes) and eyes.llen("l") == 0
+
+    def test_what_a_zombie_writes_after_its_abort_is_not_staged(self, make: Any, eyes: Any) -> None:
         sink = make(list="l", value="v")
         zombie = sink.begin(branch())
         zombie.write(pa.RecordBatch.from_pydict({"value": ["1"]}))
         assert sink.abort(sink.find(SPACE)) == [LOST]
-        zombie.write(pa.RecordBatch.from_pydict({"value": ["2"]}))
-        prepared = zombie.prepare()
-        receipt = Receipt("out", prepared.id, 0, Fingerprint(2), prepared.handle)
-        assert sink.commit([receipt]) == [LOST]
-        assert sink.abort(sink.find(SPACE)) == [LOST]
-        assert not ours(eyes) and eyes.llen("l") == 0
+        with pytest.raises(Rejected, match="is aborted already"):
+            zombie.write(pa.RecordBatch.from_pydict({"value": ["2"]}))
+        zombie.abort()
+        assert sink.find(SPACE) == [] and not ours(eyes)
 
     def test_all_branches_of_a_batch_appear_at_one_instant(self, make: Any, eyes: Any) -> None:
         sink = make(hash="h", field="id", value="v")

@@ -229,16 +229,25 @@ class Redis(Participant):
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         answers = self._run("move", receipts)
-        for branch, answer in answers.items():
-            if answer == "moving":
-                raise PromiseBroken(
-                    f"branch {branch}: a script failed half-way while it moved the rows, so some of "
-                    "them are at the target and some are not. Compare the target with the staged "
-                    f"rows, key {_staged(self.shape.tag, branch)!r}, put it right, and set the "
-                    "branch's field in the witness to 'committed'",
-                    sink=self.name,
-                )
+        stuck = [receipt for receipt in receipts if answers[receipt.id] == "moving"]
+        if stuck:
+            raise self._half_way(stuck)
         return [_STATES[answers[receipt.id]] for receipt in receipts]
+
+    def _half_way(self, stuck: Sequence[Receipt]) -> PromiseBroken:
+        ids = [receipt.id for receipt in stuck]
+        name = parse_name(ids[0])
+        assert name is not None
+        tag = Shape.from_json(str(stuck[0].handle["shape"])).tag
+        witness, _ = self._keys(name.namespace, tag)
+        staged = ", ".join(_staged(tag, id_) for id_ in ids)
+        cure = " ".join(["HSET", witness, *(f"{id_} committed" for id_ in ids)])
+        return PromiseBroken(
+            f"branch {ids[0]}: a script failed half-way while it moved the rows, so some of them are "
+            f"at the target and some are not. Compare the target with the staged rows ({staged}), put "
+            f"it right, say so by '{cure}', and start the pipeline again",
+            sink=self.name,
+        )
 
     def _run(
         self, mode: str, receipts: Sequence[Receipt], own: str | None = None
@@ -362,7 +371,9 @@ class RedisWriter(Writer):
         fresh = secrets.token_hex(8)
         arguments = [str(self._name), fresh, f"{self._chunks}{mark}:{count}", chunk, life]
         with sink.client.errors(f"staging rows of {self._name}"):
-            witness = as_text(sink.client.run(STAGE, keys, arguments))
+            witness, *over = map(as_text, sink.client.run(STAGE, keys, arguments))
+        if over:
+            raise Rejected(f"{self._name} is {over[0]} already: it is over", sink=sink.name)
         if self._witness not in ("", witness):
             raise Rejected(
                 "the witness was deleted while rows were staged: somebody emptied the database, or "
