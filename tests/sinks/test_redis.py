@@ -589,6 +589,21 @@ class TestTheWitness:
             sink.commit([receipt])
         assert eyes.llen("l") == 0
 
+    def test_a_move_that_really_stops_half_way_says_so(
+        self, server: valkey.Valkey, eyes: Any
+    ) -> None:
+        eyes.xadd("s", {"a": "0"}, id=f"{2**64 - 1}-{2**64 - 2}")  # one more, which nobody can see
+        sink = Redis(url=user(server, eyes, "+@all", "-xinfo"), name="out", stream="s")
+        receipt = staged(sink, {".a": ["1", "2"]})
+        assert sink.check([receipt]) == [None]
+        with pytest.raises(InDoubt, match="exhausted the last possible ID") as raised:
+            sink.commit([receipt])
+        assert "Nothing was changed" not in str(raised.value)
+        for _ in range(2):
+            with pytest.raises(PromiseBroken, match="half-way"):
+                sink.commit([receipt])
+        assert [fields["a"] for _, fields in eyes.xrange("s")] == ["0", "1"]
+
     def test_a_move_that_stopped_half_way_is_over_when_a_person_says_so(
         self, make: Any, eyes: Any
     ) -> None:
