@@ -28,9 +28,10 @@ _PASSING = (
 )
 _OURS = "POUNDLOCK "  # how a script of ours begins its errors
 _FULL = "OOM command not allowed"  # which servers before 7 put in the middle, if a script met it
-_AWAY = (  # what a script meets while a cluster is changed
+_AWAY = (  # what a script meets while servers change places
     "access a non local key",  # a slot is on its way to another node
     "while the cluster is down",
+    "against a read only replica",  # in the middle too, before 7
 )
 _FORBIDDEN = (  # what a script meets without a right, from 7 on and before
     "ACL failure in script",
