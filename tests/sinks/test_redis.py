@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import random
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -70,6 +72,13 @@ def staged(sink: Redis, rows: Any, task: int = 0, batch: int = 0) -> Receipt:
 def ours(eyes: Any) -> set[str]:
     """What is left of ours besides the witness."""
     return {key for key in eyes.keys("*poundlock*") if not key.endswith(".witness")}
+
+
+def user(server: valkey.Valkey, eyes: Any, *commands: str, keys: Sequence[str] = ("*",)) -> str:
+    """Give a user these rights and no others, and return the address for it."""
+    rights = {"reset_keys": True, "keys": keys, "commands": ["-@all", *commands]}
+    eyes.acl_setuser("app", enabled=True, passwords=["+pw"], **rights)
+    return server.url.replace("//", "//app:pw@")
 
 
 class TestShapes:
@@ -196,6 +205,18 @@ class TestProject:
         with pytest.raises(UsageError, match=r"at most 15 digits: the server adds them in float"):
             sink.project(columns)
 
+    @pytest.mark.parametrize("options", [{"stream": "s"}, {"key": "id"}])
+    def test_as_many_columns_as_one_command_takes(
+        self, make: Any, eyes: Any, options: dict[str, str]
+    ) -> None:
+        names = [f"c{number}" for number in range(3900 - len(options.get("key", "")) // 2)]
+        sink = make(**options)
+        columns = {name: Column(name, "string") for name in [*names, "id"][-3900:]}
+        rows = {name: ["x"] for name in sink.project(columns)}
+        assert sink.commit([staged(sink, rows)]) == [DONE]
+        with pytest.raises(UsageError, match="3901 columns are more than the 3900"):
+            sink.project(columns | {"more": Column("more", "string")})
+
     def test_only_what_can_be_ordered_orders(self) -> None:
         sink = Redis(url="redis://nowhere", hash="h", field="id", value="n", order_by="tags")
         with pytest.raises(UsageError, match="order needs an integer, a date or a timestamp"):
@@ -207,11 +228,15 @@ class TestRefusals:
         ("options", "says"),
         [
             ({}, "exactly one of"),
+            ({"hash": "", "field": "id", "value": "v"}, "hash= is empty"),
             ({"hash": "h", "list": "l"}, "hash and list"),
             ({"hash": "h", "field": "id"}, "needs value="),
             ({"list": "l", "value": "v", "expire": 5}, "expire= has no meaning"),
             ({"list": "l", "value": "v", "operation": "increment"}, "no meaning with list="),
-            ({"key": "id", "expire": 0}, "above 0"),
+            ({"key": "id", "expire": 0}, "from 0.001 to"),
+            ({"key": "id", "expire": 0.0004}, "from 0.001 to"),
+            ({"key": "id", "expire": 1e20}, "from 0.001 to"),
+            ({"key": "id", "expire": float("nan")}, "from 0.001 to"),
             ({"hash": "h", "field": "f", "value": "v", "operation": "add"}, "'increment'"),
         ],
     )
@@ -285,7 +310,7 @@ class TestTheTarget:
         sink = make(hash="h", field="id", value="v")
         receipt = staged(sink, {"key": ["a"], "value": ["1"]})
         eyes.set("h", "text")
-        with pytest.raises(InDoubt, match="Put the target right"):
+        with pytest.raises(InDoubt, match="Put that right"):
             sink.commit([receipt])
         assert eyes.get("h") == "text"
         eyes.delete("h")
@@ -309,25 +334,180 @@ class TestTheTarget:
         with pytest.raises(InDoubt, match="is of type string"):
             sink.commit([receipt])
 
-    @pytest.mark.parametrize(("value", "fits"), [("12", True), ("1.5", False), ("many", False)])
+    @pytest.mark.parametrize(
+        ("value", "integer", "number"),
+        [
+            ("12", True, True),
+            ("-9223372036854775808", True, True),
+            ("1.5", False, True),
+            ("+.5e-3", False, True),
+            ("9223372036854775808", False, True),
+            ("99999999999999999999", False, True),
+            ("007", False, True),
+            ("many", False, False),
+            ("", False, False),
+            (" 1", False, False),
+            ("inf", False, False),
+            ("nan", False, False),
+            ("1e999", False, False),  # as much as no number: nothing can be added
+        ],
+    )
+    @pytest.mark.parametrize("amount", [1, 0.5])
     def test_a_counter_that_is_no_number(
-        self, make: Any, eyes: Any, value: str, fits: bool
+        self, make: Any, eyes: Any, value: str, integer: bool, number: bool, amount: float
     ) -> None:
         eyes.hset("h", "a", value)
         sink = make(hash="h", field="id", value="n", operation="increment")
-        (reason,) = sink.check([staged(sink, {"key": ["a"], "value": [1]})])
-        assert (reason is None) == fits
+        receipt = staged(sink, {"key": ["a"], "value": [amount]})
+        (reason,) = sink.check([receipt])
+        if integer if amount == 1 else number:
+            assert reason is None and sink.commit([receipt]) == [DONE]
+        else:
+            assert reason and "field a of h" in reason
+            with pytest.raises(InDoubt, match=f"{reason}. Nothing was changed"):
+                sink.commit([receipt])
 
-    def test_an_overflow_is_undone_whole(self, make: Any, eyes: Any) -> None:
+    def test_an_overflow_is_known_before_anything_is_added(self, make: Any, eyes: Any) -> None:
         eyes.hset("h", mapping={"a": 7, "z": 2**63 - 1})
         sink = make(hash="h", field="id", value="n", operation="increment")
         receipt = staged(sink, {"key": ["a", "new", "z"], "value": [1, 1, 1]})
+        assert sink.check([receipt]) == ["adding to field z of h would overflow 64 bits"]
         with pytest.raises(InDoubt, match=r"field z.*overflow"):
             sink.commit([receipt])
         assert eyes.hgetall("h") == {"a": "7", "z": str(2**63 - 1)}
         eyes.hset("h", "z", 0)
         assert sink.commit([receipt]) == [DONE]
         assert eyes.hgetall("h") == {"a": "8", "new": "1", "z": "1"}
+
+    @pytest.mark.parametrize(
+        ("options", "where"),
+        [
+            ({"counter": "c"}, "key c"),
+            ({"key": "id", "prefix": "n:", "operation": "increment"}, "key n:a"),
+            ({"hash": "h", "field": "id", "operation": "increment"}, "field a of h"),
+        ],
+    )
+    @pytest.mark.parametrize("most", [2**62, 1e308])
+    def test_an_overflow_that_only_the_batch_makes(
+        self, make: Any, options: dict[str, str], where: str, most: float
+    ) -> None:
+        sink = make(value="n", **options)
+
+        def rows(*values: float) -> dict[str, Any]:
+            keys = {} if "counter" in options else {"key": ["a"] * len(values)}
+            return keys | {"value": values}
+
+        parts = [staged(sink, rows(most), 0), staged(sink, rows(most), 1)]
+        for reason in sink.check(parts):
+            assert reason and reason.startswith(f"adding to {where} would overflow")
+        with pytest.raises(InDoubt, match=f"adding to {where} would overflow"):
+            sink.commit(parts)
+        sink.abort(sink.find(SPACE))
+        assert sink.check([staged(sink, rows(most), 2)]) == [None]
+
+    def test_sums_are_exact_in_all_64_bits(self, make: Any, eyes: Any) -> None:
+        dice, least, most = random.Random(7), -(2**63), 2**63 - 1
+        edges = [0, 1, -1, 10**9, -(10**9), 10**9 - 1, 2**53 + 1, least, most, least + 1]
+        before, added = {}, []
+        for field in range(300):
+            values = [dice.randrange(10 ** dice.randrange(1, 19)) for _ in range(8)]
+            values = [*(value * dice.choice((1, -1)) for value in values), dice.choice(edges)]
+            old, total = dice.choice(edges), sum(values)
+            if least <= total <= most and least <= old + total <= most:
+                before[f"f{field}"] = old
+                added += [(f"f{field}", value) for value in values]
+        assert len(before) > 100
+        eyes.hset("h", mapping=before)
+        dice.shuffle(added)
+        sink = make(hash="h", field="id", value="n", operation="increment")
+        keys, values = zip(*added, strict=True)
+        receipt = staged(sink, {"key": keys, "value": values})
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        after = dict(before)
+        for key, value in added:
+            after[key] += value
+        assert {field: int(value) for field, value in eyes.hgetall("h").items()} == after
+
+    @pytest.mark.parametrize("edge", [2**63 - 1, -(2**63)])
+    def test_the_last_number_that_fits(self, make: Any, eyes: Any, edge: int) -> None:
+        sink = make(counter="c", value="n")
+        one = 1 if edge > 0 else -1
+        assert sink.commit([staged(sink, {"value": [edge - one, one]})]) == [DONE]
+        assert eyes.get("c") == str(edge)
+        further = staged(sink, {"value": [one]}, batch=1)
+        assert sink.check([further]) == ["adding to key c would overflow 64 bits"]
+
+    RIGHTS = (
+        ({"list": "l", "value": "v"}, {"value": ["1"]}, "rpush"),
+        ({"stream": "s"}, {".a": ["1"]}, "xadd"),
+        ({"hash": "h", "field": "id", "value": "v"}, {"key": ["a"], "value": ["1"]}, "hset"),
+        ({"hash": "h", "field": "id", "value": "v"}, {"key": ["a"], "value": [None]}, "hdel"),
+        ({"key": "id", "value": "v"}, {"key": ["a"], "value": ["1"]}, "set"),
+        ({"key": "id", "value": "v"}, {"key": ["a"], "value": [None]}, "del"),
+        ({"key": "id", "expire": 9}, {"key": ["a"], ".x": ["1"]}, "pexpire"),
+        ({"counter": "c", "value": "n"}, {"value": [1]}, "incrby"),
+        ({"counter": "c", "value": "n"}, {"value": [0.5]}, "incrbyfloat"),
+        ({"list": "l", "value": "v"}, {"value": ["1"]}, "unlink"),
+    )
+
+    @pytest.mark.parametrize(("options", "rows", "right"), RIGHTS)
+    def test_a_right_that_is_missing_is_named_before_the_decision(
+        self, server: valkey.Valkey, eyes: Any, options: Any, rows: Any, right: str
+    ) -> None:
+        sink = Redis(url=user(server, eyes, "+@all"), name="out", **options)
+        columns = {name: pa.array(values) for name, values in rows.items()}
+        if rows.get("value") == [None]:
+            columns["value"] = pa.array([None], pa.string())
+        receipt = staged(sink, columns)
+        user(server, eyes, "+@all", f"-{right}")
+        (reason,) = sink.check([receipt])
+        assert reason and f"does not let the user run {right.upper()} with key" in reason
+        with pytest.raises(InDoubt, match=f"run {right.upper()}.*Nothing was changed"):
+            sink.commit([receipt])
+        user(server, eyes, "+@all")
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+
+    def test_a_right_to_some_of_the_keys_moves_none(self, server: valkey.Valkey, eyes: Any) -> None:
+        url = user(server, eyes, "+@all", keys=["{poundlock}:*", "p:a*"])
+        sink = Redis(url=url, name="out", key="id", prefix="p:", value="v")
+        receipt = staged(sink, {"key": ["a", "b"], "value": ["1", "2"]})
+        assert sink.check([receipt]) == ["the server does not let the user run SET with key p:b"]
+        with pytest.raises(InDoubt, match="Nothing was changed"):
+            sink.commit([receipt])
+        assert not eyes.exists("p:a", "p:b")
+        user(server, eyes, "+@all")
+        assert sink.commit([receipt]) == [DONE]
+        assert eyes.mget("p:a", "p:b") == ["1", "2"]
+
+    def test_a_right_to_read_that_is_missing(self, server: valkey.Valkey, eyes: Any) -> None:
+        url = user(server, eyes, "+@all", "-type")
+        sink = Redis(url=url, name="out", list="l", value="v")
+        with pytest.raises(NotAuthorised, match=r"check of .* run th(e|is) "):
+            sink.check([staged(sink, {"value": ["1"]})])
+
+    @pytest.mark.parametrize("told", [True, False])
+    def test_a_stream_that_has_no_ids_left(
+        self, server: valkey.Valkey, eyes: Any, told: bool
+    ) -> None:
+        url = user(server, eyes, "+@all", "+xinfo" if told else "-xinfo")
+        eyes.xadd("s", {"a": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")
+        sink = Redis(url=url, name="out", stream="s")
+        receipt = staged(sink, {".a": ["1", "2"]})
+        problem = "stream s has no id left that is above its last one"
+        assert sink.check([receipt]) == [problem if told else None]
+        with pytest.raises(InDoubt, match="Nothing was changed"):
+            sink.commit([receipt])
+        eyes.delete("s")
+        assert sink.commit([receipt]) == [DONE] and eyes.xlen("s") == 2
+
+    def test_a_stream_that_has_few_ids_left(self, make: Any, eyes: Any) -> None:
+        sink = make(stream="s")
+        eyes.xadd("s", {"a": "1"}, id=f"{2**64 - 1}-{2**64 - 2}")
+        (reason,) = sink.check([staged(sink, {".a": ["1", "2"]})])
+        assert reason and "no id left" in reason
+        eyes.delete("s")
+        eyes.xadd("s", {"a": "1"}, id=f"{2**64 - 1}-5")
+        assert sink.commit([staged(sink, {".a": ["1", "2"]}, 1)]) == [DONE]
 
 
 class TestTheWitness:
@@ -373,9 +553,18 @@ class TestTheWitness:
         receipt = staged(sink, {"value": ["1"]})
         eyes.delete(f"{{l}}:{receipt.id}")
         assert sink.commit([receipt]) == [LOST]
-        assert staged(sink, {"value": ["1"]}).id == receipt.id
+        with pytest.raises(Rejected, match=f"{receipt.id} is aborted already"):
+            staged(sink, {"value": ["1"]})
         assert sink.commit([receipt]) == [LOST]
-        assert eyes.llen("l") == 0
+        assert eyes.llen("l") == 0 and not ours(eyes)
+
+    def test_a_committed_branch_is_not_opened_again(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        receipt = staged(sink, {"value": ["1"]})
+        assert sink.commit([receipt]) == [DONE]
+        with pytest.raises(Rejected, match=f"{receipt.id} is committed already"):
+            staged(sink, {"value": ["1"]})
+        assert sink.find(SPACE) == [] and not ours(eyes)
 
     def test_an_emptied_database_proves_nothing(self, make: Any, eyes: Any) -> None:
         sink = make(list="l", value="v")
@@ -401,17 +590,46 @@ class TestTheWitness:
             sink.commit([receipt])
         assert eyes.llen("l") == 0
 
-    def test_what_a_zombie_stages_after_its_abort_is_swept(self, make: Any, eyes: Any) -> None:
+    def test_a_move_that_really_stops_half_way_says_so(
+        self, server: valkey.Valkey, eyes: Any
+    ) -> None:
+        eyes.xadd("s", {"a": "0"}, id=f"{2**64 - 1}-{2**64 - 2}")  # one more, which nobody can see
+        sink = Redis(url=user(server, eyes, "+@all", "-xinfo"), name="out", stream="s")
+        receipt = staged(sink, {".a": ["1", "2"]})
+        assert sink.check([receipt]) == [None]
+        with pytest.raises(InDoubt, match="exhausted the last possible ID") as raised:
+            sink.commit([receipt])
+        assert "Nothing was changed" not in str(raised.value)
+        for _ in range(2):
+            with pytest.raises(PromiseBroken, match="half-way"):
+                sink.commit([receipt])
+        assert [fields["a"] for _, fields in eyes.xrange("s")] == ["0", "1"]
+
+    def test_a_move_that_stopped_half_way_is_over_when_a_person_says_so(
+        self, make: Any, eyes: Any
+    ) -> None:
+        sink = make(list="l", value="v")
+        receipts = [staged(sink, {"value": [str(task)]}, task) for task in range(2)]
+        (witness,) = eyes.keys("*.witness")
+        for receipt in receipts:
+            eyes.hset(witness, receipt.id, "moving")
+        with pytest.raises(PromiseBroken) as raised:
+            sink.commit(receipts)
+        cure = re.search("say so by '(.*?)'", str(raised.value))
+        assert cure
+        eyes.execute_command(*cure[1].split())
+        assert sink.commit(receipts) == [DONE, DONE]
+        assert sink.find(SPACE) == [] and not ours(eyes) and eyes.llen("l") == 0
+
+    def test_what_a_zombie_writes_after_its_abort_is_not_staged(self, make: Any, eyes: Any) -> None:
         sink = make(list="l", value="v")
         zombie = sink.begin(branch())
         zombie.write(pa.RecordBatch.from_pydict({"value": ["1"]}))
         assert sink.abort(sink.find(SPACE)) == [LOST]
-        zombie.write(pa.RecordBatch.from_pydict({"value": ["2"]}))
-        prepared = zombie.prepare()
-        receipt = Receipt("out", prepared.id, 0, Fingerprint(2), prepared.handle)
-        assert sink.commit([receipt]) == [LOST]
-        assert sink.abort(sink.find(SPACE)) == [LOST]
-        assert not ours(eyes) and eyes.llen("l") == 0
+        with pytest.raises(Rejected, match="is aborted already"):
+            zombie.write(pa.RecordBatch.from_pydict({"value": ["2"]}))
+        zombie.abort()
+        assert sink.find(SPACE) == [] and not ours(eyes)
 
     def test_all_branches_of_a_batch_appear_at_one_instant(self, make: Any, eyes: Any) -> None:
         sink = make(hash="h", field="id", value="v")
@@ -434,6 +652,34 @@ class TestTheWitness:
         over.set()
         watcher.join()
         assert seen == {0, 40_000}
+
+
+class Slot:
+    """A slot of a cluster of two nodes, on its way from one to the other."""
+
+    def __init__(self, eyes: Any, tag: str, address: str):
+        number, source = eyes.keyslot(tag), eyes.get_node_from_key(tag)
+        (target,) = (it for it in eyes.get_primaries() if it.name != source.name)
+        self._tag, self._password = tag, address.partition("//:")[2].partition("@")[0]
+        self._to = (target.host, target.port)
+        self._ends = [eyes.get_redis_connection(it) for it in (source, target)]
+        self._ids = [it.execute_command("CLUSTER MYID") for it in self._ends]
+        self._set = ("CLUSTER SETSLOT", number)
+
+    def open(self) -> None:
+        self._ends[1].execute_command(*self._set, "IMPORTING", self._ids[0])
+        self._ends[0].execute_command(*self._set, "MIGRATING", self._ids[1])
+
+    def left(self) -> list[str]:
+        return self._ends[0].keys(f"{{{self._tag}}}:*")
+
+    def send(self, *keys: str) -> None:
+        order = ("MIGRATE", *self._to, "", 0, 5000, "AUTH", self._password, "KEYS")
+        self._ends[0].execute_command(*order, *keys)
+
+    def close(self) -> None:
+        for end in reversed(self._ends):
+            end.execute_command(*self._set, "NODE", self._ids[1])
 
 
 class TestTheServer:
@@ -482,6 +728,26 @@ class TestTheServer:
             with pytest.raises(UsageError, match="is a replica"):
                 sink.preflight()
             node.kill()  # a replica that still looks for its primary is slow to end
+
+    @pytest.mark.parametrize(
+        ("version", "fits"), [("5.0.14", False), ("6.0.16", False), ("6.2.0", True), ("10.0", True)]
+    )
+    def test_one_that_is_too_old_is_refused(
+        self, make: Any, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
+    ) -> None:
+        sink = make(list="l", value="v")
+        ask = sink.client.ask
+
+        def told(*command: Any, key: str) -> Any:
+            return {"redis_version": version} if command[0] == "INFO" else ask(*command, key=key)
+
+        monkeypatch.setattr(sink.client, "ask", told)
+        with (
+            nullcontext()
+            if fits
+            else pytest.raises(UsageError, match=f"is Redis {version}, but the sink needs 6.2")
+        ):
+            assert sink.preflight() == []
 
     def test_one_without_memory_moves_nothing_until_it_has_some(self, make: Any, eyes: Any) -> None:
         adding = make(hash="sums", field="id", value="n", operation="increment")
@@ -572,6 +838,54 @@ class TestTheServer:
         with pytest.raises(Rejected) if semantic == "at_least_once" else nullcontext():
             writer.prepare()  # a move that comes late finds nothing, and is no success
         assert eyes.keys("*") == []
+
+    def test_a_replica_is_not_believed(self, make: Any, eyes: Any) -> None:
+        sink = make(list="l", value="v")
+        receipt = staged(sink, {"value": ["1"]})
+        eyes.flushall()  # as it is before it has heard anything
+        eyes.replicaof("127.0.0.1", 1)
+        try:
+            with pytest.raises(Unavailable, match="read only replica"):
+                sink.commit([receipt])
+        finally:
+            eyes.replicaof("no", "one")
+        assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
+
+    def test_a_slot_that_moves_to_another_node_is_waited_for(self) -> None:
+        shapes = {
+            "p": ({"value": "v"}, {"value": ["1", "2"]}, "1"),
+            "q": ({"value": "n", "operation": "increment"}, {"value": [1, 2]}, "11"),
+            "r": ({}, {".x": ["1", "2"]}, {"x": "1", "y": "10"}),
+        }
+        with valkey.running(nodes=2, cluster=True) as node:
+            eyes = redis.RedisCluster.from_url(node.address, decode_responses=True)
+            for tag, (options, rows, after) in shapes.items():
+                old, new = f"{{{tag}}}:a", f"{{{tag}}}:b"
+                if isinstance(after, str):
+                    eyes.set(old, "10")
+                else:
+                    eyes.hset(old, "y", "10")
+                sink = Redis(
+                    url=node.address, name="out", key="id", prefix=f"{{{tag}}}:", **options
+                )
+                receipt = staged(sink, {"key": ["a", "b"]} | rows)
+                slot = Slot(eyes, tag, node.address)
+                slot.open()
+                for who in ("at the source", "at the target"):
+                    for doing in (sink.check, sink.commit):
+                        with pytest.raises(Unavailable, match="non local key"):
+                            doing([receipt])
+                    if who == "at the source":  # our own keys go first, and the script after them
+                        ours = [key for key in slot.left() if "poundlock" in key]
+                        assert len(ours) == 3
+                        slot.send(*ours)
+                assert slot.left() == [old]
+                slot.send(old)
+                slot.close()
+                assert sink.commit([receipt]) == [DONE]
+                assert after == (eyes.get(old) if isinstance(after, str) else eyes.hgetall(old))
+                assert eyes.exists(new)
+            eyes.close()
 
     def test_a_cluster(self) -> None:
         with valkey.running(nodes=3, cluster=True) as node:

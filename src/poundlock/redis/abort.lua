@@ -7,7 +7,7 @@ local answers = {}
 for i = 3, #KEYS do
   local branch = ARGV[i - 1]
   if redis.call('HGET', KEYS[1], branch) ~= 'moving' then -- a person will want to see what it was
-    -- Also of a committed branch: what stands there now was staged by a zombie afterwards.
+    -- Also of a committed branch: what stands there now is over, or it would be `moving`.
     -- First of all, for a server without memory refuses the first write of a script if it could take
     -- some, and what was staged may be what fills it.
     redis.call('UNLINK', KEYS[i])

@@ -28,6 +28,15 @@ _PASSING = (
 )
 _OURS = "POUNDLOCK "  # how a script of ours begins its errors
 _FULL = "OOM command not allowed"  # which servers before 7 put in the middle, if a script met it
+_AWAY = (  # what a script meets while servers change places
+    "access a non local key",  # a slot is on its way to another node
+    "while the cluster is down",
+    "against a read only replica",  # in the middle too, before 7
+)
+_FORBIDDEN = (  # what a script meets without a right, from 7 on and before
+    "ACL failure in script",
+    "The user executing the script can't",
+)
 
 
 class Client:
@@ -102,15 +111,24 @@ class Client:
                     "is lost: make room there, or raise maxmemory, and the same can be done again",
                     sink=self._sink,
                 ) from error
-            if text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+            if text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")) or _has(text, _FORBIDDEN):
                 raise NotAuthorised(f"{doing}: {text}", sink=self._sink) from error
-            if text.startswith(("LOADING", "BUSY", "MISCONF", "NOREPLICAS")):
+            passing = text.startswith(("LOADING", "BUSY", "MISCONF", "NOREPLICAS"))
+            if passing or _has(text, _AWAY):
                 raise Unavailable(f"{doing}: {text}", sink=self._sink) from error
             if not text.startswith(_OURS):
                 raise InDoubt(f"{doing}: {text}", sink=self._sink) from error
             text = text.removeprefix(_OURS).partition(" script: ")[0]
             raise InDoubt(
-                f"{doing}: {text}. Nothing was changed. Put the target right, and start the "
+                f"{doing}: {text}. Nothing was changed. Put that right, and start the "
                 "pipeline again: it goes on from here",
                 sink=self._sink,
             ) from error
+
+
+def as_text(answer: Any) -> str:
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+
+
+def _has(text: str, parts: Sequence[str]) -> bool:
+    return any(part in text for part in parts)

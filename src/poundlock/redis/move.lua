@@ -1,8 +1,9 @@
 -- Move the branches of a batch to their target and write their witness, in one step.
 --
 -- A script is not undone when it fails half-way. So everything that can fail is looked at before
--- anything is changed, and increments, whose overflow cannot be foreseen, are undone by us. Should it
--- fail all the same, the witness says `moving`, and nobody moves the rows a second time.
+-- anything is changed, in the same words before the decision and after it. Should the first change fail
+-- all the same, nothing is. Should a later one, the witness says `moving`, and nobody moves the rows a
+-- second time.
 --
 -- KEYS  witness, open, target (the witness again where each row has a key of its own), then staged
 --       of each branch
@@ -89,8 +90,21 @@ if moving and lost and untouched then
   ready = {}
 end
 
-if #ready == 0 then
+local function finished()
+  -- What is committed leaves nothing behind, also if a person has said so.
+  for i = 4, #KEYS do
+    if answers[i - 3] == 'committed' then
+      redis.call('UNLINK', KEYS[i])
+      redis.call('SREM', open, ARGV[3 + (i - 4) * 5])
+    end
+  end
+  -- No answer comes without a write: a replica, which may not have heard of the witness yet, refuses it.
+  redis.call('SREM', open, '')
   return answers
+end
+
+if #ready == 0 then
+  return moving and finished() or answers
 end
 
 -- Going through the rows of all branches that are ready.
@@ -124,73 +138,228 @@ if shape.order and moving then
 end
 
 local function each_row(take)
-  each_chunk(function(items, rows, serial)
+  each_chunk(function(items, rows, serial, with_nil)
     for row = 1, rows do
       local base = (row - 1) * width
       if not winner or winner[items[base + 1]] == serial + row then
-        take(items, base)
+        take(items, base, with_nil)
       end
     end
   end)
 end
 
--- What is at the target already.
+-- What would stop the move: first of all what is at the target already.
 
 local TYPES = {
   hash_set = 'hash', hash_add = 'hash', list = 'list', stream = 'stream', counter = 'string',
   key_hash = 'hash', key_add = 'string',
 }
+local ADDS = {hash_add = true, key_add = true, counter = true}
+
+local problem -- the first one
 
 local function shown(key) -- in a message
   return #key > 100 and string.sub(key, 1, 100) .. '...' or key
 end
 
-local function misfit(key)
+local function need_type(key)
+  if problem then
+    return
+  end
   local is = redis.call('TYPE', key)['ok']
   if is ~= 'none' and is ~= TYPES[kind] then
-    return 'key ' .. shown(key) .. ' is of type ' .. is .. ', but the sink needs ' .. TYPES[kind]
+    problem = 'key ' .. shown(key) .. ' is of type ' .. is .. ', but the sink needs ' .. TYPES[kind]
   end
 end
 
-local function not_a_number(value, where)
-  if not value then
-    return nil
+local function need_right(command, key, ...)
+  if problem or not redis.acl_check_cmd then -- servers before 7 cannot be asked
+    return
   end
-  local whole = value == '0' or string.match(value, '^-?[1-9]%d*$')
-  if (shape.float and tonumber(value)) or (not shape.float and whole) then
-    return nil
+  local known, allowed = pcall(redis.acl_check_cmd, command, key, ...)
+  if not (known and allowed) then
+    problem = 'the server does not let the user run ' .. command .. ' with key ' .. shown(key)
   end
-  return where .. ' holds what is not a' .. (shape.float and ' number' or 'n integer')
 end
 
-local function problem_at_target()
-  local problem
-  if kind == 'key_set' then
-    return nil
-  elseif kind == 'key_hash' or kind == 'key_add' then
-    each_row(function(items, base)
-      local key = shape.prefix .. items[base + 1]
-      problem = problem or misfit(key)
-      if not problem and kind == 'key_add' then
-        problem = not_a_number(redis.call('GET', key), 'key ' .. shown(key))
-      end
-    end)
-    return problem
+local function need_here(keys)
+  -- While a slot goes to another node of a cluster, some of its keys are here and some there. A command
+  -- that names several and misses one is then refused, at both nodes; one that names one is not.
+  if not problem and #keys > 0 then
+    redis.call('EXISTS', witness, unpack(keys))
   end
-  problem = misfit(target)
-  if not problem and kind == 'counter' then
-    problem = not_a_number(redis.call('GET', target), 'key ' .. shown(target))
-  elseif not problem and kind == 'hash_add' and not moving then
-    each_row(function(items, base)
-      local field = items[base + 1]
-      problem = problem
-        or not_a_number(redis.call('HGET', target, field), 'field ' .. shown(field) .. ' of ' .. shown(target))
-    end)
-  end
-  return problem
 end
 
-local problem = problem_at_target()
+local function need_ids()
+  -- An entry's id is above all before it, and the last of all ids can be reached.
+  local told = redis.pcall('XINFO', 'STREAM', target)
+  for at = 1, #told, 2 do -- none in an error: there is no stream yet, or no right to ask
+    local time, number = string.match(told[at] == 'last-generated-id' and told[at + 1] or '', '(%d+)-(%d+)')
+    if time == '18446744073709551615' and tonumber(number) >= 2 ^ 64 - 2 ^ 32 then
+      problem = 'stream ' .. shown(target) .. ' has no id left that is above its last one'
+    end
+  end
+end
+
+-- Sums. Lua's numbers are exact to 2^53 alone, so an integer is two of them: HIGH * 10^9 + LOW.
+
+local BASE = 1e9
+
+local function split(text)
+  if #text <= 9 then
+    return 0, tonumber(text)
+  end
+  local sign = string.byte(text) == 45 and -1 or 1 -- a minus
+  local digits = sign < 0 and string.sub(text, 2) or text
+  return sign * (tonumber(string.sub(digits, 1, -10)) or 0), sign * tonumber(string.sub(digits, -9))
+end
+
+local function settled(high, low) -- so that 0 <= low < BASE
+  local rest = math.fmod(low, BASE)
+  if rest < 0 then
+    rest = rest + BASE
+  end
+  return high + (low - rest) / BASE, rest
+end
+
+local function overflows(high, low) -- 64 bits
+  if math.abs(high) < 9e9 and math.abs(low) < 1e17 then -- as nearly always
+    return false
+  end
+  high, low = settled(high, low)
+  return high > 9223372036 or (high == 9223372036 and low > 854775807)
+    or high < -9223372037 or (high == -9223372037 and low < 145224192)
+end
+
+local function spelled(high, low)
+  high, low = settled(high, low)
+  local sign = ''
+  if high < 0 then
+    sign = '-'
+    high, low = settled(-high, -low)
+  end
+  if high == 0 then
+    return sign .. string.format('%.0f', low)
+  end
+  return sign .. string.format('%.0f%09.0f', high, low)
+end
+
+local sums = {} -- by field, or by key
+
+local function sum_up()
+  each_row(function(items, base)
+    local id, amount = kind == 'counter' and target or items[base + 1], items[base + width]
+    local sum = sums[id]
+    if not sum then
+      sum = {high = 0, low = 0}
+      sums[id] = sum
+    end
+    if shape.float then
+      sum.low = sum.low + math.abs(tonumber(amount)) -- at the most, in whatever order
+    else
+      local high, low = split(amount)
+      sum.high, sum.low = sum.high + high, sum.low + low
+    end
+  end)
+end
+
+local function place(id)
+  return kind == 'counter' and target or shape.prefix .. id
+end
+
+local function need_sum(id, sum)
+  local old
+  if kind == 'hash_add' then old = redis.call('HGET', target, id) else old = redis.call('GET', place(id)) end
+  old = old or '0'
+  local number, overflow
+  if shape.float then
+    -- Lua takes more for a number than the server does.
+    number = #old < 1000 and string.match(old, '^[-+.%deE]+$') and tonumber(old)
+    overflow = number and math.abs(number) + sum.low == math.huge
+  elseif #old <= 20 and (old == '0' or string.match(old, '^-?[1-9]%d*$')) then
+    local high, low = split(old)
+    number = not overflows(high, low)
+    overflow = overflows(sum.high, sum.low) or overflows(high + sum.high, low + sum.low)
+  end
+  if number and not overflow then
+    return
+  end
+  local where = 'key ' .. shown(place(id))
+  if kind == 'hash_add' then
+    where = 'field ' .. shown(id) .. ' of ' .. shown(target)
+  end
+  if number then
+    problem = 'adding to ' .. where .. ' would overflow' .. (shape.float and '' or ' 64 bits')
+  else
+    problem = where .. ' holds what is not a' .. (shape.float and ' number' or 'n integer of 64 bits')
+  end
+end
+
+local INT, HINT = 'INCRBY', 'HINCRBY'
+if shape.float then
+  INT, HINT = 'INCRBYFLOAT', 'HINCRBYFLOAT'
+end
+
+local function look_at_keys()
+  local keys = {}
+  each_row(function(items, base, with_nil)
+    local key = shape.prefix .. items[base + 1]
+    keys[#keys + 1] = key
+    if #keys >= GROUP then
+      need_here(keys)
+      keys = {}
+    end
+    if kind == 'key_add' then
+      need_right(INT, key, '1')
+    elseif kind == 'key_hash' then
+      need_right('HSET', key, '', '')
+      if with_nil then need_right('HDEL', key, '') end
+      if shape.expire_ms then need_right('PEXPIRE', key, '1') end
+    elseif items[base + 2] then
+      need_right('SET', key, '')
+    else
+      need_right('DEL', key)
+    end
+    if kind ~= 'key_set' then need_type(key) end
+  end)
+  need_here(keys)
+end
+
+local function look_at_target()
+  need_type(target)
+  if kind == 'hash_set' then
+    need_right('HSET', target, '', '')
+    for _, it in ipairs(ready) do
+      if string.find(table.concat(it.names), '?', 1, true) then need_right('HDEL', target, '') end
+    end
+  elseif kind == 'hash_add' then
+    need_right(HINT, target, '', '1')
+  elseif kind == 'counter' then
+    need_right(INT, target, '1')
+  elseif kind == 'list' then
+    need_right('RPUSH', target, '')
+  elseif kind == 'stream' then
+    need_right('XADD', target, '*', '', '')
+    if not problem then need_ids() end
+  end
+end
+
+need_right('UNLINK', ready[1].staged)
+need_right('SREM', open, '')
+need_right('HDEL', witness, '')
+if shape.target == '' then
+  look_at_keys()
+else
+  look_at_target()
+end
+if ADDS[kind] and not problem then
+  sum_up()
+  for id, sum in pairs(sums) do
+    need_sum(id, sum)
+    if problem then break end
+  end
+end
+
 if problem and moving then
   return redis.error_reply('POUNDLOCK ' .. problem)
 end
@@ -203,11 +372,18 @@ end
 
 -- The move.
 
+local changed = false
+
+local function write(...)
+  redis.call(...)
+  changed = true
+end
+
 local pending = {}
 
 local function flush()
   if #pending > 0 then
-    redis.call('HSET', target, unpack(pending))
+    write('HSET', target, unpack(pending))
     pending = {}
   end
 end
@@ -220,45 +396,12 @@ local function gather(field, value)
   end
 end
 
-local before, failed = {}, nil
-
-local function add(command, read, write, delete, key, field, amount)
-  -- `before` remembers what stood there, to put it back.
-  local id = field or key
-  if before[id] == nil then
-    local old
-    if field then old = redis.call(read, key, field) else old = redis.call(read, key) end
-    before[id] = {key = key, field = field, old = old, write = write, delete = delete}
-  end
-  local answer
-  if field then
-    answer = redis.pcall(command, key, field, amount)
+local function add(id, amount)
+  if kind == 'hash_add' then
+    write(HINT, target, id, amount)
   else
-    answer = redis.pcall(command, key, amount)
+    write(INT, place(id), amount)
   end
-  if type(answer) == 'table' and answer.err then
-    failed = 'adding to key ' .. shown(key) .. (field and (', field ' .. shown(field)) or '') .. ' fails: '
-      .. answer.err
-  end
-end
-
-local function put_back()
-  for _, it in pairs(before) do
-    if it.old and it.field then
-      redis.call(it.write, it.key, it.field, it.old)
-    elseif it.old then
-      redis.call(it.write, it.key, it.old, 'KEEPTTL')
-    elseif it.field then
-      redis.call(it.delete, it.key, it.field)
-    else
-      redis.call(it.delete, it.key)
-    end
-  end
-end
-
-local INT, HINT = 'INCRBY', 'HINCRBY'
-if shape.float then
-  INT, HINT = 'INCRBYFLOAT', 'HINCRBYFLOAT'
 end
 
 local MOVES = {
@@ -268,32 +411,17 @@ local MOVES = {
       gather(field, value)
     else
       flush()
-      redis.call('HDEL', target, field)
-    end
-  end,
-  hash_add = function(items, base)
-    if not failed then
-      add(HINT, 'HGET', 'HSET', 'HDEL', target, items[base + 1], items[base + 2])
-    end
-  end,
-  key_add = function(items, base)
-    if not failed then
-      add(INT, 'GET', 'SET', 'DEL', shape.prefix .. items[base + 1], nil, items[base + 2])
-    end
-  end,
-  counter = function(items, base)
-    if not failed then
-      add(INT, 'GET', 'SET', 'DEL', target, nil, items[base + 1])
+      write('HDEL', target, field)
     end
   end,
   key_set = function(items, base)
     local key, value = shape.prefix .. items[base + 1], items[base + 2]
     if not value then
-      redis.call('DEL', key)
+      write('DEL', key)
     elseif shape.expire_ms then
-      redis.call('SET', key, value, 'PX', shape.expire_ms)
+      write('SET', key, value, 'PX', shape.expire_ms)
     else
-      redis.call('SET', key, value)
+      write('SET', key, value)
     end
   end,
   key_hash = function(items, base)
@@ -307,9 +435,9 @@ local MOVES = {
         gone[#gone + 1] = name
       end
     end
-    if #set > 0 then redis.call('HSET', key, unpack(set)) end
-    if #gone > 0 then redis.call('HDEL', key, unpack(gone)) end
-    if shape.expire_ms then redis.call('PEXPIRE', key, shape.expire_ms) end
+    if #set > 0 then write('HSET', key, unpack(set)) end
+    if #gone > 0 then write('HDEL', key, unpack(gone)) end
+    if shape.expire_ms then write('PEXPIRE', key, shape.expire_ms) end
   end,
   stream = function(items, base)
     local entry = {}
@@ -320,44 +448,56 @@ local MOVES = {
         entry[#entry + 1] = value
       end
     end
-    redis.call('XADD', target, '*', unpack(entry))
+    write('XADD', target, '*', unpack(entry))
   end,
 }
+
+local function move()
+  if ADDS[kind] and shape.float then
+    -- Row by row, for the server adds with more digits than Lua.
+    each_row(function(items, base)
+      add(items[base + 1], items[base + width])
+    end)
+  elseif ADDS[kind] then
+    for id, sum in pairs(sums) do
+      add(id, spelled(sum.high, sum.low))
+    end
+  elseif kind == 'list' or (kind == 'hash_set' and not winner) then
+    -- Values stand in the order that the command wants: no step per row, unless some are nil.
+    local command = kind == 'list' and 'RPUSH' or 'HSET'
+    each_chunk(function(items, rows, _, with_nil)
+      if with_nil then
+        for row = 1, rows do
+          MOVES[kind](items, (row - 1) * width)
+        end
+        flush()
+      else
+        for first = 1, rows * width, GROUP do
+          write(command, target, unpack(items, first, math.min(first + GROUP - 1, rows * width)))
+        end
+      end
+    end)
+  else
+    each_row(MOVES[kind])
+  end
+  flush()
+end
 
 for _, it in ipairs(ready) do
   redis.call('HSET', witness, it.branch, 'moving')
 end
-if kind == 'list' or (kind == 'hash_set' and not winner) then
-  -- Values stand in the order that the command wants: no step per row, unless some are nil.
-  local command = kind == 'list' and 'RPUSH' or 'HSET'
-  each_chunk(function(items, rows, _, with_nil)
-    if with_nil then
-      for row = 1, rows do
-        MOVES[kind](items, (row - 1) * width)
-      end
-      flush()
-    else
-      for first = 1, rows * width, GROUP do
-        redis.call(command, target, unpack(items, first, math.min(first + GROUP - 1, rows * width)))
-      end
-    end
-  end)
-else
-  each_row(MOVES[kind])
-end
-if failed then
-  put_back()
+local fine, why = pcall(move)
+if not fine and changed then
+  error(why, 0)
+elseif not fine then
   for _, it in ipairs(ready) do
     redis.call('HDEL', witness, it.branch)
   end
-  return redis.error_reply('POUNDLOCK ' .. failed)
+  return redis.error_reply('POUNDLOCK ' .. (type(why) == 'table' and why.err or tostring(why)))
 end
-flush()
 
 for _, it in ipairs(ready) do
-  redis.call('UNLINK', it.staged)
   redis.call('HSET', witness, it.branch, 'committed')
-  redis.call('SREM', open, it.branch)
   answers[it.slot] = 'committed'
 end
-return answers
+return finished()

@@ -15,6 +15,11 @@ from poundlock.errors import UsageError
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _NESTED = ("struct", "array", "map")
 _DIGITS = 15  # of a decimal, which floating point keeps
+_FIELDS = 3900  # of one row: a script gives a command less than 8000 arguments
+_LIVES = (
+    0.001,
+    1e10,
+)  # seconds: a millisecond at least, and no more than the server can add to now
 _AMOUNT = (
     f"a number, and of decimals one of at most {_DIGITS} digits: the server adds them in floating "
     "point, which would round a longer one. Cast it to bigint, of a smaller unit, or to double"
@@ -120,6 +125,8 @@ def chosen(
             "Redis takes exactly one of hash=, key=, list=, stream= and counter=, but has "
             + (" and ".join(given) or "none")
         )
+    if given != ["key"] and not (hash or list or stream or counter):
+        raise UsageError(f"{given[0]}= is empty: name the key to write to")
     if operation not in ("set", "increment"):
         raise UsageError(f"operation={operation!r}: there are 'set' and 'increment'")
     shape = given[0]
@@ -160,8 +167,9 @@ def _fits(shape: str, adds: bool, **given: Any) -> None:
         for name, it in given.items()
         if it not in (None, "") and name not in takes
     ]
-    if given["expire"] is not None and given["expire"] <= 0:
-        problems.append("expire= is a number of seconds above 0")
+    least, most = _LIVES
+    if given["expire"] is not None and not least <= given["expire"] <= most:
+        problems.append(f"expire= is a number of seconds, from {least} to {most:.0f}")
     if problems:
         raise UsageError("; ".join(problems))
 
@@ -207,6 +215,11 @@ def project(
                 found[f".{name}"] = text(columns[name])
         if not problems and not any(name.startswith(".") for name in found):
             problems.append(f"there is no column besides {wanted.key!r} to write")
+        if len(names) > _FIELDS:
+            problems.append(
+                f"{len(names)} columns are more than the {_FIELDS} that one row can have as fields: "
+                "select fewer, or take value='json'"
+            )
     take("order", wanted.order, _order, "an integer, a date or a timestamp")
     return found, problems
 

@@ -47,14 +47,14 @@ from poundlock.core.participant import (
 from poundlock.core.protocol import BranchState
 from poundlock.errors import (
     BadRow,
-    NotAuthorised,
     PoundlockError,
     PromiseBroken,
     Rejected,
     UsageError,
 )
-from poundlock.redis.client import ABORT, MOVE, STAGE, Client
+from poundlock.redis.client import ABORT, MOVE, STAGE, Client, as_text
 from poundlock.redis.pack import as_bytes, chunks
+from poundlock.redis.settings import check_settings, check_version
 from poundlock.redis.shape import Shape, chosen, project
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
@@ -164,14 +164,15 @@ class Redis(Participant):
         client, shape = self.client, self.shape
         here = f"{{{shape.tag}}}"
         with client.errors("looking at the server"):
+            check_version(client, here, self.name)
             if client.clustered:
                 self._check_slots(client)
-            if _text(client.ask("ROLE", key=here)[0]) not in ("master", "primary"):
+            if as_text(client.ask("ROLE", key=here)[0]) not in ("master", "primary"):
                 raise UsageError(
                     "the server is a replica, which takes no writes: name the primary in url",
                     sink=self.name,
                 )
-            kind = "none" if shape.many else _text(client.ask("TYPE", shape.target, key=here))
+            kind = "none" if shape.many else as_text(client.ask("TYPE", shape.target, key=here))
         needed = {"hash_set": "hash", "hash_add": "hash", "counter": "string"}
         fitting = needed.get(shape.kind, shape.kind)
         if kind not in ("none", fitting):
@@ -180,7 +181,9 @@ class Redis(Participant):
                 "key, or delete that one",
                 sink=self.name,
             )
-        return self._check_settings(client, here)
+        warnings, longest = check_settings(client, here)
+        self.longest = longest or _LONGEST
+        return warnings
 
     def _check_slots(self, client: Client) -> None:
         shape = self.shape
@@ -197,42 +200,6 @@ class Redis(Participant):
                 "without braces, or with one pair of them around some letters",
                 sink=self.name,
             )
-
-    def _check_settings(self, client: Client, here: str) -> list[str]:
-        names = (
-            "appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "proto-max-bulk-len",
-        )  # fmt: skip
-        try:
-            with client.errors("reading the configuration"):
-                found: dict[str, str] = {}
-                for name in names:
-                    found |= _pairs(client.ask("CONFIG", "GET", name, key=here))
-        except PoundlockError as error:
-            if not isinstance(error, NotAuthorised) and "unknown command" not in str(error):
-                raise
-            return [
-                "the server does not tell its configuration: make sure that it has appendonly yes, "
-                "appendfsync always and maxmemory-policy noeviction"
-            ]
-        self.longest = int(found.get("proto-max-bulk-len", _LONGEST))
-        warnings: list[str] = []
-        if found.get("appendonly") != "yes":
-            warnings.append(
-                "appendonly is off: what the server has acknowledged is lost when it ends. Set "
-                "appendonly yes and appendfsync always"
-            )
-        elif found.get("appendfsync") != "always":
-            warnings.append(
-                f"appendfsync is {found.get('appendfsync')}: a crash of the machine loses the last "
-                "second of what was acknowledged. Set appendfsync always"
-            )
-        policy = found.get("maxmemory-policy", "")
-        if policy.startswith("allkeys") and found.get("maxmemory", "0") != "0":
-            warnings.append(
-                f"maxmemory-policy is {policy}: the server may drop staged rows, which are then "
-                "replayed, and witnesses, which stops the pipeline. Set maxmemory-policy noeviction"
-            )
-        return warnings
 
     # In a task.
 
@@ -262,16 +229,25 @@ class Redis(Participant):
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         answers = self._run("move", receipts)
-        for branch, answer in answers.items():
-            if answer == "moving":
-                raise PromiseBroken(
-                    f"branch {branch}: a script failed half-way while it moved the rows, so some of "
-                    "them are at the target and some are not. Compare the target with the staged "
-                    f"rows, key {_staged(self.shape.tag, branch)!r}, put it right, and set the "
-                    "branch's field in the witness to 'committed'",
-                    sink=self.name,
-                )
+        stuck = [receipt for receipt in receipts if answers[receipt.id] == "moving"]
+        if stuck:
+            raise self._half_way(stuck)
         return [_STATES[answers[receipt.id]] for receipt in receipts]
+
+    def _half_way(self, stuck: Sequence[Receipt]) -> PromiseBroken:
+        ids = [receipt.id for receipt in stuck]
+        name = parse_name(ids[0])
+        assert name is not None
+        tag = Shape.from_json(str(stuck[0].handle["shape"])).tag
+        witness, _ = self._keys(name.namespace, tag)
+        staged = ", ".join(_staged(tag, id_) for id_ in ids)
+        cure = " ".join(["HSET", witness, *(f"{id_} committed" for id_ in ids)])
+        return PromiseBroken(
+            f"branch {ids[0]}: a script failed half-way while it moved the rows, so some of them are "
+            f"at the target and some are not. Compare the target with the staged rows ({staged}), put "
+            f"it right, say so by '{cure}', and start the pipeline again",
+            sink=self.name,
+        )
 
     def _run(
         self, mode: str, receipts: Sequence[Receipt], own: str | None = None
@@ -302,7 +278,7 @@ class Redis(Participant):
             with self.client.errors(doing):
                 found = self.client.run(MOVE, keys, arguments)
             for (receipt, _), answer in zip(branches, found, strict=True):
-                answers[receipt.id] = _text(answer)
+                answers[receipt.id] = as_text(answer)
         return answers
 
     def find(self, namespace: Namespace) -> list[Stray]:
@@ -328,7 +304,7 @@ class Redis(Participant):
             with self.client.errors(f"abort of {ids[0]}"):
                 found = self.client.run(ABORT, keys, [secrets.token_hex(8), *ids])
             for id_, answer in zip(ids, found, strict=True):
-                states[id_] = _STATES.get(_text(answer), BranchState.NO_WITNESS)
+                states[id_] = _STATES.get(as_text(answer), BranchState.NO_WITNESS)
         return [states[stray.id] for stray in strays]
 
     def newest_generation(self, namespace: Namespace) -> int:
@@ -395,7 +371,9 @@ class RedisWriter(Writer):
         fresh = secrets.token_hex(8)
         arguments = [str(self._name), fresh, f"{self._chunks}{mark}:{count}", chunk, life]
         with sink.client.errors(f"staging rows of {self._name}"):
-            witness = _text(sink.client.run(STAGE, keys, arguments))
+            witness, *over = map(as_text, sink.client.run(STAGE, keys, arguments))
+        if over:
+            raise Rejected(f"{self._name} is {over[0]} already: it is over", sink=sink.name)
         if self._witness not in ("", witness):
             raise Rejected(
                 "the witness was deleted while rows were staged: somebody emptied the database, or "
@@ -495,17 +473,5 @@ def _staged(tag: str, branch: str) -> str:
 
 
 def _mine(fields: Any) -> list[BranchName]:
-    found = (parse_name(_text(field)) for field in fields)
+    found = (parse_name(as_text(field)) for field in fields)
     return [name for name in found if name is not None]
-
-
-def _text(answer: Any) -> str:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
-
-
-def _pairs(answer: Any) -> dict[str, str]:
-    """Read what CONFIG GET says: a dictionary, or names and values in turn."""
-    if isinstance(answer, Mapping):
-        return {_text(name): _text(value) for name, value in answer.items()}
-    flat = [_text(it) for it in answer]
-    return dict(zip(flat[::2], flat[1::2], strict=True))
