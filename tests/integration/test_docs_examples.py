@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from docs_job import BLOCK
 
+from poundlock import sinks
+
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text())]
@@ -22,6 +24,13 @@ SERVERS = {
     "REDIS_URL": ("valkey_server", "address"),
     "OPENSEARCH_URL": ("opensearch_server", "url"),
 }
+
+
+def test_every_sink_has_a_page_with_an_example_that_is_run() -> None:
+    pages = {page.stem for page in PAGES if page.parent.name == "sinks"}
+    assert pages == {page.stem for page in (DOCS / "sinks").glob("*.md")}
+    named = {name.lower() for name in sinks.__all__}
+    assert named - pages <= {"simple", "elasticsearch", "memory", "memorysystem"}, named - pages
 
 
 @pytest.fixture(scope="module")

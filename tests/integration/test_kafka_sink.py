@@ -103,6 +103,30 @@ def test_time_out_above_the_brokers_limit(
     assert not (tmp_path / "c").exists(), "nothing may be touched"
 
 
+@pytest.mark.parametrize(
+    "trigger", [{"processingTime": "2 secz"}, {"once": True, "availableNow": True}]
+)
+def test_a_trigger_that_spark_refuses_touches_nothing(
+    spark: SparkSession,
+    kafka: oracle.Kafka,
+    source: str,
+    target: str,
+    tmp_path: Path,
+    trigger: dict[str, Any],
+) -> None:
+    with pytest.raises(Exception, match=r"2 secz|single trigger"):
+        copying(spark, kafka, source, target, tmp_path / "c").start(**trigger)
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_is_no_sink_is_refused(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    pipeline = copying(spark, kafka, source, target, tmp_path / "c")
+    with pytest.raises(UsageError, match="takes a sink, such as"):
+        pipeline.to("out")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "1 second"}])
 def test_refused_triggers(
     spark: SparkSession,

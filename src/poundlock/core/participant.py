@@ -27,6 +27,7 @@ from typing import Any
 from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
+from poundlock.errors import UsageError
 
 
 class Commitment(Enum):
@@ -47,6 +48,11 @@ class Semantic(Enum):
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
     NONE = "none"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Semantic:
+        known = ", ".join(repr(it.value) for it in cls)
+        raise UsageError(f"semantic={value!r}: there are {known}")
 
 
 class Writer(ABC):

@@ -84,6 +84,10 @@ class Pipeline:
         aborted), "skip" (they are left out and counted), or a sink that takes them, with the error,
         in the same decision.
         """
+        if not isinstance(sink, Participant):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"to() takes a sink, such as Postgres('readings', dsn=...), not {sink!r}"
+            )
         self._check_output(output, sink)
         if not isinstance(on_bad_row, Participant) and on_bad_row not in ("fail", "skip"):
             raise UsageError(
@@ -151,7 +155,14 @@ class Pipeline:
         spark = self.frame.sparkSession
         plan = read_plan(self.frame)
         statement = self._check(spark, plan)
-        frame = self._routed()
+        writer = (
+            self._routed()
+            .writeStream.queryName(self.name)
+            .outputMode(self.output_mode)
+            .option("checkpointLocation", self.checkpoint_location)
+        )
+        if trigger:
+            writer = writer.trigger(**trigger)  # which Spark may refuse: nothing is touched yet
         sources = [source_of(source.options) for source in plan.sources]
         for source in filter(None, sources):
             source.preflight()
@@ -160,16 +171,8 @@ class Pipeline:
         query = Query(self.name)
         batches = self._batches(spark, plan, sources, query)
         batches.take_over(adopt=self.adopt_checkpoint)
-        writer = (
-            frame.writeStream.queryName(self.name)
-            .outputMode(self.output_mode)
-            .option("checkpointLocation", self.checkpoint_location)
-            .foreachBatch(batches)
-        )
-        if trigger:
-            writer = writer.trigger(**trigger)
         with _ending(spark, plan, trigger):
-            query.started(writer.start(), batches)
+            query.started(writer.foreachBatch(batches).start(), batches)
         return query
 
     def _routed(self) -> DataFrame:

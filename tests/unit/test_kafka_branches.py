@@ -1,0 +1,41 @@
+"""Transactional ids: a bounded set, and none that a decided batch still holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from poundlock.core.model import Branch, Namespace, Transaction
+from poundlock.errors import NoFreeId
+from poundlock.kafka.branches import parse_id, transactional_id
+
+WHERE = Transaction(Namespace("p", "00ff"), 3, 7, 1)
+
+
+def ids(taken: frozenset[str] = frozenset(), tasks: int = 20, bound: int = 8) -> list[str]:
+    return [
+        transactional_id(Branch(WHERE, "out", task, task, taken=taken), bound)
+        for task in range(tasks)
+    ]
+
+
+def test_tasks_of_a_batch_have_ids_of_their_own_as_long_as_there_are_some() -> None:
+    assert len(set(ids(tasks=8))) == 8
+    assert len(set(ids(tasks=20))) == 8
+    assert {parse_id(id_) for id_ in ids()} == {(Namespace("p", "00ff"), 3, "out")}
+
+
+def test_an_id_that_a_decided_batch_holds_is_never_opened_again() -> None:
+    """Opening it would abort what is decided."""
+    held = frozenset(ids(tasks=8)[:6])
+    chosen = ids(held)
+    assert len(set(chosen)) == 2
+    assert not held & set(chosen)
+
+
+def test_without_a_free_one_the_four_cures_are_named() -> None:
+    with pytest.raises(NoFreeId) as caught:
+        ids(frozenset(ids(tasks=8)))
+    told = str(caught.value)
+    for cure in ("Let those finish", "raise transactional_ids=", "fewer tasks", "commits faster"):
+        assert cure in told
+    assert "[p batch 7" in told or str(WHERE) in told
