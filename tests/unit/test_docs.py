@@ -52,3 +52,24 @@ def test_documents_speak_of_the_product_alone() -> None:
     for document in DOCUMENTS:
         found = re.findall(r"(?i)\.\./shared|subagent|\bLLM\b|\bSEEDS\b", document.read_text())
         assert not found, (document.name, found)
+
+
+FIGURES = {  # the beginning of a line in README's table, and where its figures were measured
+    "| Kafka to Kafka": ["kafka:ratio_vs_spark_sink"],
+    "| files to PostgreSQL": ["postgres:ratio_vs_spark_jdbc", "postgres:ratio_vs_spark_jdbc_tuned"],
+    "| files to MariaDB": ["mysql:ratio_vs_spark_jdbc", "mysql:ratio_vs_spark_jdbc_tuned"],
+    "| plain windows": ["streams:ratio_vs_spark_native"],
+}
+
+
+@pytest.mark.parametrize("line", FIGURES)
+def test_figures_are_those_that_were_measured(line: str) -> None:
+    readme = (ROOT / "README.md").read_text().splitlines()
+    [written] = [it.split("|")[-2] for it in readme if it.startswith(line)]
+    measured: list[str] = []
+    for place in FIGURES[line]:
+        file, name = place.split(":")
+        text = (ROOT / "benchmarks" / "results" / f"{file}.json").read_text()
+        [figure] = re.findall(rf'"{name}": ([\d.]+)', text)
+        measured.append(f"{float(figure):.1f}")
+    assert re.findall(r"\d+\.\d", written) == measured
