@@ -7,6 +7,7 @@ import decimal
 import itertools
 import pickle
 import sqlite3
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -321,5 +322,9 @@ def test_every_paramstyle(style: str, expected: str, given: Any) -> None:
 
 def test_what_drivers_recover() -> None:
     assert _parts((1, 3, 2, b"abcde")) == (1, "abc", "de")
+    assert _parts((1, 2, 2, b"\xffabc")) == (1, "\ufffda", "bc")  # another's, cut by its bytes
     assert _parts((1, "abc", "de")) == (1, "abc", "de")
+    # As in the source of python-oracledb: RAW columns, so bytes, in a named tuple.
+    oracle = namedtuple("Xid", ["format_id", "global_transaction_id", "branch_qualifier"])
+    assert _parts(oracle(1, b"abc", b"de")) == (1, "abc", "de")
     assert _parts(psycopg.Xid.from_string("another's")) is None

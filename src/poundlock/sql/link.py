@@ -254,14 +254,22 @@ def _place(error: Exception) -> str:
 
 
 def _parts(xid: Any) -> tuple[int, str, str] | None:
-    """Read what `tpc_recover` gave: an object or a triple as PEP 249 has it, or MariaDB's row."""
+    """Read what `tpc_recover` gave: an object or a triple as PEP 249 has it, or MariaDB's row.
+
+    Names are text or bytes (Oracle's, and MariaDB's): those of others may be no text at all.
+    """
     if hasattr(xid, "gtrid"):
         parts = (xid.format_id, xid.gtrid, xid.bqual)
     elif len(xid) == 4:
         number, first, second, data = xid
-        text = data.decode(errors="replace") if isinstance(data, bytes) else data
-        parts = (number, text[:first], text[first : first + second])
+        parts = (number, data[:first], data[first : first + second])
     else:
         parts = tuple(xid[place] for place in range(3))
     number, gtrid, bqual = parts
-    return None if number is None else (int(number), str(gtrid), str(bqual))
+    return None if number is None else (int(number), _text(gtrid), _text(bqual))
+
+
+def _text(name: Any) -> str:
+    if isinstance(name, bytes | bytearray | memoryview):
+        return bytes(name).decode(errors="replace")
+    return str(name)
