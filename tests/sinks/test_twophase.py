@@ -13,6 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import like_oracle
 import psycopg
 import psycopg2
 import pyarrow as pa
@@ -22,11 +23,18 @@ from compliance.trouble import empty, fill, small_disk
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
-from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
+from poundlock.errors import (
+    BadRow,
+    NotAuthorised,
+    PoundlockError,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
 from poundlock.servers import demote, postgres
 from poundlock.sinks import TwoPhase
 from poundlock.sql.branches import named
-from poundlock.sql.link import Link, _parts
+from poundlock.sql.link import Link, _parts, number
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
 UNKNOWN = BranchState.NO_WITNESS
@@ -265,8 +273,8 @@ def test_a_start_where_open_branches_fill_the_server(
     """One of them is ours, left by a crash: only a start can end it."""
     execute("CREATE TABLE t (k int, v text)")
     receipt = prepare(made(connect, node.dsn()), rows(1))
-    for number in range(postgres.PostgresServer().max_prepared_transactions - 1):
-        execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
+    for other in range(postgres.PostgresServer().max_prepared_transactions - 1):
+        execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {other}'")
     again = TwoPhase(connect, "t", dsn=node.dsn())
     assert any("max_prepared_transactions" in warning for warning in again.preflight())
     assert again.commit([receipt]) == [DONE]
@@ -328,3 +336,125 @@ def test_what_drivers_recover() -> None:
     oracle = namedtuple("Xid", ["format_id", "global_transaction_id", "branch_qualifier"])
     assert _parts(oracle(1, b"abc", b"de")) == (1, "abc", "de")
     assert _parts(psycopg.Xid.from_string("another's")) is None
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(like_oracle, "__name__", "oracledb")
+    return like_oracle.connect
+
+
+def test_a_branch_by_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int UNIQUE, v varchar(9))")
+    sink = made(oracle, node.dsn())
+    assert execute("SELECT * FROM pg_prepared_xacts") == []
+    writer = sink.begin(branch(sink, tolerant=True))
+    writer.write(rows(1, 2))
+    with pytest.raises(BadRow, match=r"IntegrityError .ORA-00001."):
+        writer.write(rows(3, 1))
+    with pytest.raises(BadRow, match=r"DatabaseError .ORA-12899."):
+        writer.write(rows(3, word="much too long"))
+    writer.write(rows(4))
+    done = writer.prepare()
+    assert done is not None
+    [stray] = sink.find(OURS)
+    assert stray.id == done.id and sink.newest_generation(OURS) == 1
+    receipt = Receipt("t", done.id, 0, Fingerprint(3, 0), done.handle)
+    assert sink.check([receipt]) == [None]
+    assert sink.commit([receipt]) == [DONE]
+    assert execute("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+    with pytest.raises(Rejected, match=r"two tasks write one key.*ORA-02049"):
+        prepare(sink, rows(5), 1), prepare(sink, rows(5), 2)
+    again = prepare(sink, rows(5), 1, task_attempt=9, retry=1)
+    assert sink.commit([again, again]) == [DONE, DONE]
+    sink.prune(OURS, 5)
+
+
+def test_a_witness_in_use_by_a_driver_like_oracles(
+    node: postgres.Node, oracle: Any, execute: Any
+) -> None:
+    """Its error for a lock that is held has no class of its own, only a number."""
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(oracle, node.dsn())
+    receipt = prepare(sink, rows(1))
+    assert sink.witness.settle(sink.link(), named(branch(sink))) is OPEN
+    assert sink.commit([receipt]) == [DONE]
+
+
+def test_troubles_of_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(oracle, node.dsn())
+    with pytest.raises(UsageError, match=r"cannot be read .DatabaseError .ORA-00942."):
+        made(oracle, node.dsn(), "nowhere")
+    writer = sink.begin(branch(sink))
+    execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")  # fmt: skip
+    with pytest.raises(Unavailable, match=r"connection was lost: DatabaseError \[DPY-4011\]"):
+        writer.write(rows(1))
+    writer.abort()
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        made(oracle, "postgresql://u:hidden@127.0.0.1:1/x")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("ORA-01017", NotAuthorised), ("ORA-00020", Unavailable), ("DPY-4011", Unavailable),
+     ("DPY-4018", UsageError)],
+)  # fmt: skip
+def test_a_connection_that_oracle_refuses(code: str, expected: type[PoundlockError]) -> None:
+    def refuse() -> None:
+        raise like_oracle.DatabaseError(like_oracle._Error(code, "no"))
+
+    with pytest.raises(expected, match=code) as caught:
+        TwoPhase(refuse, "t").preflight()
+    assert type(caught.value) is expected
+
+
+def test_branches_that_may_not_be_listed(
+    node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any) -> None:
+        raise like_oracle.DatabaseError(like_oracle._Error("ORA-00942", "no such view"))
+
+    execute("CREATE TABLE t (k int, v text)")
+    monkeypatch.setattr(like_oracle.Connection, "tpc_recover", refuse)
+    with pytest.raises(UsageError, match=r"ORA-00942.*DBA_PENDING_TRANSACTIONS"):
+        made(oracle, node.dsn())
+
+
+def test_a_branch_that_is_not_held_is_no_yes(
+    node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(oracle, node.dsn())
+    monkeypatch.setattr(like_oracle.Connection, "tpc_prepare", lambda _: False)
+    with pytest.raises(Rejected, match="holds no branch"):
+        prepare(sink, rows(1))
+
+
+def test_savepoints_are_let_go(node: postgres.Node, connect: Any, execute: Any) -> None:
+    """PostgreSQL nests those of one name, and past 64 levels slows down for everybody."""
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    writer: Any = sink.begin(branch(sink, tolerant=True))
+    for key in range(3):
+        writer.write(rows(key))
+    with pytest.raises(psycopg.Error if connect is psycopg.connect else psycopg2.Error):
+        writer._link.execute("ROLLBACK TO SAVEPOINT poundlock_rows")
+    writer.abort()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (like_oracle.DatabaseError(like_oracle._Error("ORA-00942", "")), "ORA-00942"),
+        (like_oracle.DatabaseError(like_oracle._Error("DPY-4011", "")), "DPY-4011"),
+        (Exception(SimpleNamespace(code=942, message="ORA-00942: ...")), "ORA-00942"),  # cx_Oracle
+        (Exception({"S": "ERROR", "C": "42P01"}), "42P01"),  # pg8000
+        (Exception(1146, "no such table"), 1146),
+        (Exception("text"), None),
+        (Exception(), None),
+    ],
+)
+def test_where_drivers_put_their_numbers(error: Exception, expected: Any) -> None:
+    assert number(error) == expected

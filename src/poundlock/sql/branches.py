@@ -19,7 +19,7 @@ from poundlock.core.model import Branch, Namespace
 from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.protocol import BranchState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
-from poundlock.sql.link import Link
+from poundlock.sql.link import Link, is_lock, kind
 
 logger = logging.getLogger("poundlock")
 
@@ -142,13 +142,15 @@ class Witness:
         return False
 
     def _create(self, link: Link) -> None:
+        # Types that all have: Oracle knows no BIGINT.
+        statement = (
+            f"CREATE TABLE {link.table(self.table)} (branch VARCHAR(250) NOT NULL PRIMARY KEY, "
+            "pipeline VARCHAR(63) NOT NULL, identity VARCHAR(64) NOT NULL, "
+            "generation NUMERIC(19) NOT NULL, sink VARCHAR(63) NOT NULL, "
+            "batch NUMERIC(19) NOT NULL, state VARCHAR(9) NOT NULL)"
+        )
         try:
-            link.execute(
-                f"CREATE TABLE {link.table(self.table)} (branch VARCHAR(250) NOT NULL PRIMARY KEY, "
-                "pipeline VARCHAR(63) NOT NULL, identity VARCHAR(64) NOT NULL, "
-                "generation BIGINT NOT NULL, sink VARCHAR(63) NOT NULL, batch BIGINT NOT NULL, "
-                "state VARCHAR(9) NOT NULL)"
-            )
+            link.execute(statement)
             link.connection.commit()
         except link.driver.DatabaseError as error:
             link.connection.rollback()
@@ -158,8 +160,8 @@ class Witness:
             if isinstance(problem, Unavailable):
                 raise problem from None
             raise UsageError(
-                f"the witness table {self.table} cannot be created ({type(error).__name__}): "
-                "grant the right to create tables, or create it once by hand",
+                f"the witness table {self.table} cannot be created ({kind(error)}). If a right is "
+                f"missing, grant it, or have the table made once by hand: {statement}",
                 sink=link.sink,
             ) from None
 
@@ -199,9 +201,10 @@ class Witness:
         except link.driver.IntegrityError:
             link.connection.rollback()
             return self.state(link, branch)
-        except link.driver.OperationalError as error:
+        except link.driver.DatabaseError as error:
             problem: PoundlockError = link.told(error, branch.id)
-            if isinstance(problem, Unavailable):
+            waited = isinstance(error, link.driver.OperationalError) or is_lock(error)
+            if isinstance(problem, Unavailable) or not waited:
                 raise problem from None
             link.connection.rollback()  # somebody is writing the same witness: not over yet
             return BranchState.PREPARED
