@@ -9,6 +9,7 @@ import pickle
 import sqlite3
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -230,6 +231,48 @@ def test_an_emptied_witness_proves_nothing(
     monkeypatch.setattr(sink.witness, "is_of", lambda *_: True)
     assert sink.commit([receipt]) == [UNKNOWN]
     assert execute("SELECT * FROM poundlock_witness") == []
+
+
+@contextmanager
+def locked(node: postgres.Node, table: str) -> Iterator[None]:
+    with psycopg.connect(node.dsn()) as connection:
+        connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
+        yield
+
+
+def test_a_locked_witness_is_not_a_missing_one(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    receipt = prepare(sink, rows(1))
+    assert sink.commit([receipt]) == [DONE]
+    with locked(node, "poundlock_witness"):
+        assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
+        assert sink.abort([Stray("t", receipt.id, 1, "prepared")]) == [BranchState.UNREACHABLE]
+        for ask in (
+            lambda: sink.check([receipt]),
+            lambda: sink.newest_generation(OURS),
+            lambda: sink.prune(OURS, 5),
+            lambda: prepare(sink, rows(2), 1),
+        ):
+            with pytest.raises(Unavailable, match="poundlock_witness cannot be read now"):
+                ask()
+    assert sink.commit([receipt]) == [DONE] and sink.newest_generation(OURS) == 1
+
+
+def test_a_witness_that_may_not_be_read(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text); CREATE TABLE poundlock_witness (branch text)")
+    execute(
+        "CREATE ROLE other LOGIN; GRANT ALL ON t TO other; GRANT USAGE ON SCHEMA public TO other"
+    )
+    try:
+        sink = TwoPhase(connect, "t", dsn=node.dsn(), setup=["SET ROLE other"])
+        sink.preflight()
+        with pytest.raises(UsageError, match=r"cannot be read .*42501.*grant SELECT, INSERT"):
+            sink.begin(branch(sink))
+    finally:
+        execute("DROP OWNED BY other; DROP ROLE other")
 
 
 def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> None:

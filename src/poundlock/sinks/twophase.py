@@ -276,6 +276,8 @@ class TwoPhase(Participant):
         try:
             with link.errors():
                 yield link
+        except Rejected as error:  # only a task has a vote: here the same step may be repeated
+            raise Unavailable(str(error.args[0]), sink=self.name) from None
         finally:
             link.close()
 

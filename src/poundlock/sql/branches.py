@@ -91,12 +91,23 @@ class Witness:
         self.table = table
 
     def exists(self, link: Link) -> bool:
+        """Whether there is a table. One that cannot be read just now is not a missing one."""
         try:
             link.columns_of(self.table)
         except link.driver.DatabaseError as error:
-            if link.lost:
-                raise link.told(error) from None
-            return False
+            if link.misses_table(error):
+                return False
+            if isinstance(link.told(error), UsageError):
+                raise UsageError(
+                    f"the witness table {self.table} cannot be read ({kind(error)}): grant SELECT, "
+                    "INSERT and DELETE on it",
+                    sink=link.sink,
+                ) from None
+            raise Unavailable(
+                f"the witness table {self.table} cannot be read now ({kind(error)}): the connection "
+                "is lost, or somebody has locked the table",
+                sink=link.sink,
+            ) from None
         return True
 
     def ensure(self, link: Link) -> str:

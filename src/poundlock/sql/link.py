@@ -64,6 +64,7 @@ _STRANGER = (
     *("password authentication failed", "no password supplied", "no pg_hba.conf entry"),
     "access denied for user",
 )
+_NO_TABLE = ("42P01", "42S02", "1146", "ORA-00942")
 # Where a second savepoint of a name replaces the first, and none can be let go.
 _NO_RELEASE = ("oracledb", "cx_Oracle")
 
@@ -234,6 +235,13 @@ class Link:
         if isinstance(error, self.driver.ProgrammingError | self.driver.NotSupportedError):
             return UsageError(f"{which}the database refuses: {said}", sink=self.sink)
         return Rejected(f"{which}the database refuses: {said}", sink=self.sink)
+
+    def misses_table(self, error: Exception) -> bool:
+        """Whether the error says that there is no such table, or at least none for this account."""
+        code = number(error)
+        if code is None:
+            return isinstance(error, self.driver.ProgrammingError) and not self.lost
+        return str(code) in _NO_TABLE
 
     @property
     def lost(self) -> bool:
