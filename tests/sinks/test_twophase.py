@@ -40,6 +40,10 @@ from poundlock.sql.link import Link, _parts, number
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
 UNKNOWN = BranchState.NO_WITNESS
 OURS = Namespace.new("trial", 1_700_000_000, 7)
+HANG_UP = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+    "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
 _numbers = itertools.count()
 
 
@@ -63,6 +67,8 @@ def execute(node: postgres.Node) -> Iterator[Callable[[str], list[Any]]]:
             return done.fetchall() if done.description else []
 
         yield run
+        # What a test that failed has left open would hold up the rest.
+        run(HANG_UP)
         for (gid,) in run("SELECT gid FROM pg_prepared_xacts"):
             run(f"ROLLBACK PREPARED '{gid}'")
         run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
@@ -138,6 +144,24 @@ def test_bad_rows_leave_nothing_and_show_no_data(
     assert done is not None
     assert sink.commit([Receipt("t", done.id, 0, Fingerprint(3, 0))]) == [DONE]
     assert execute("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+
+
+def test_values_that_the_driver_cannot_spell(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    writer = sink.begin(branch(sink, tolerant=True))
+    writer.write(rows(1))
+    good, bad = rows(2).to_pylist(), rows(3, word="hidden\0").to_pylist()
+    with pytest.raises(BadRow, match="does not take a row") as caught:
+        writer.write(pa.RecordBatch.from_pylist(good + bad, rows().schema))
+    assert "hidden" not in str(caught.value) and caught.value.__cause__ is None
+    writer.write(rows(4))
+    done = writer.prepare()
+    assert done is not None
+    assert sink.commit([Receipt("t", done.id, 0, Fingerprint(2, 0))]) == [DONE]
+    assert execute("SELECT k FROM t ORDER BY k") == [(1,), (4,)]
 
 
 def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> None:
@@ -280,8 +304,7 @@ def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> N
     sink = made(connect, node.dsn())
     writer = sink.begin(branch(sink))
     writer.write(rows(1))
-    execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")  # fmt: skip
+    execute(HANG_UP)
     with pytest.raises(Unavailable):
         writer.write(rows(2))
     writer.abort()
@@ -430,8 +453,7 @@ def test_troubles_of_a_driver_like_oracles(node: postgres.Node, oracle: Any, exe
     with pytest.raises(UsageError, match=r"cannot be read .DatabaseError .ORA-00942."):
         made(oracle, node.dsn(), "nowhere")
     writer = sink.begin(branch(sink))
-    execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")  # fmt: skip
+    execute(HANG_UP)
     with pytest.raises(Unavailable, match=r"connection was lost: DatabaseError \[DPY-4011\]"):
         writer.write(rows(1))
     writer.abort()

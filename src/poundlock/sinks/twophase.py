@@ -345,7 +345,7 @@ class TwoPhaseWriter(Writer):
             try:
                 for start in range(0, len(values), sink.rows_at_once):
                     link.execute_many(statement, values[start : start + sink.rows_at_once])
-            except link.driver.DatabaseError as error:
+            except (link.driver.DatabaseError, ValueError, TypeError, OverflowError) as error:
                 problem = link.told(error, self._named.id)
                 if self._tolerant and isinstance(problem, BadRow):
                     link.execute("ROLLBACK TO SAVEPOINT poundlock_rows")

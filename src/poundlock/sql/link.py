@@ -219,7 +219,10 @@ class Link:
         which = f"branch {branch}: " if branch else ""
         said = kind(error)
         known = _KNOWN.get(str(number(error)))
-        if known is _UNFIT or isinstance(error, self.driver.IntegrityError | self.driver.DataError):
+        # A driver that cannot spell a value may raise what is not its own, with the value in the text.
+        spelled = isinstance(error, self.driver.Error)
+        unfit = isinstance(error, self.driver.IntegrityError | self.driver.DataError)
+        if known is _UNFIT or unfit or not spelled:
             return BadRow(
                 f"{which}{_UNFIT[1]}: {said}{_place(error)}. Correct it in the query, or send it "
                 "elsewhere with on_bad_row=",
