@@ -257,6 +257,26 @@ def test_an_emptied_witness_proves_nothing(
     assert execute("SELECT * FROM poundlock_witness") == []
 
 
+def test_the_newest_generation_is_never_pruned(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink, other = made(connect, node.dsn()), made(connect, node.dsn(), name="other")
+    sink.prune(OURS, 5)  # there is no witness yet
+    receipts = [prepare(sink, rows(task), task) for task in range(3)]
+    receipts.append(prepare(sink, rows(9), batch=7))
+    assert sink.commit(receipts) == [DONE] * 4
+    assert other.commit([prepare(other, rows(1))]) == [DONE]
+    count = "SELECT count(*) FROM poundlock_witness WHERE sink = '{}'"
+    other.prune(OURS, 5)
+    assert execute(count.format("other")) == [(1,)] and execute(count.format("t")) == [(4,)]
+    sink.prune(OURS, 5)
+    assert execute("SELECT 1 FROM poundlock_witness WHERE batch = 7") == [(1,)]
+    assert execute(count.format("t"))[0][0] <= 2
+    sink.prune(OURS, 100)
+    assert execute(count.format("t")) == [(1,)] and sink.newest_generation(OURS) == 1
+
+
 @contextmanager
 def locked(node: postgres.Node, table: str) -> Iterator[None]:
     with psycopg.connect(node.dsn()) as connection:

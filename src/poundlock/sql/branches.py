@@ -233,12 +233,20 @@ class Witness:
         return int(found[0][0] or 0)
 
     def prune(self, link: Link, namespace: Namespace, sink: str, floor: int) -> None:
-        """Forget the batches below `floor`, but never the newest generation."""
-        if self.exists(link):
-            newest = self.newest_generation(link, namespace)
+        """Forget the batches below `floor`, but for one row of the sink's newest generation."""
+        if not self.exists(link):
+            return
+        table = link.table(self.table)
+        mine = "pipeline = ? AND identity = ? AND sink = ?"
+        whose = (namespace.pipeline, namespace.identity, sink)
+        found = link.execute(f"SELECT MAX(generation) FROM {table} WHERE {mine}", whose)
+        newest = link.execute(
+            f"SELECT MAX(branch) FROM {table} WHERE {mine} AND generation = ?",
+            (*whose, int(found[0][0] or 0)),
+        )
+        if newest[0][0] is not None:
             link.execute(
-                f"DELETE FROM {link.table(self.table)} WHERE pipeline = ? AND identity = ? "
-                "AND sink = ? AND batch < ? AND (generation < ? OR batch < ?)",
-                (namespace.pipeline, namespace.identity, sink, floor, newest, floor - 1),
+                f"DELETE FROM {table} WHERE {mine} AND batch < ? AND branch <> ?",
+                (*whose, floor, newest[0][0]),
             )
-            link.connection.commit()
+        link.connection.commit()
