@@ -257,6 +257,30 @@ def test_an_emptied_witness_proves_nothing(
     assert execute("SELECT * FROM poundlock_witness") == []
 
 
+def test_rows_that_a_trigger_leaves_out(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    execute("CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN IF NEW.k % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW; END'")  # fmt: skip
+    execute("CREATE TRIGGER odd BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION odd()")
+    sink = made(connect, node.dsn(), rows_at_once=2)
+    assert sink.commit([prepare(sink, rows(1, 3, 5, 7, 9))]) == [DONE]
+    with pytest.raises(Rejected, match="2 rows were sent, and the database took 1"):
+        prepare(sink, rows(1, 3, 4, 5), 1)
+    assert execute("SELECT count(*) FROM t") == [(5,)]
+
+
+def test_a_time_limit_of_the_account(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = TwoPhase(connect, "t", dsn=node.dsn(), setup=["SET statement_timeout = '500ms'"])
+    receipt = prepare(sink, rows(1))
+    assert sink.commit([receipt]) == [DONE]
+    with locked(node, "poundlock_witness"):
+        assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
+    assert sink.commit([receipt]) == [DONE]
+    with locked(node, "t"), pytest.raises(Rejected, match="statement_timeout, which setup= can"):
+        prepare(sink, rows(2), 1)
+
+
 def test_the_newest_generation_is_never_pruned(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
@@ -334,10 +358,17 @@ def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> N
 def test_secrets_are_not_shown(connect: Any) -> None:
     sink = TwoPhase(connect, "t", dsn="postgresql://u:hidden@127.0.0.1:1/x")
     assert "hidden" not in repr(sink)
-    for dsn in ("postgresql://u:hidden@127.0.0.1:1/x", "hidden nonsense"):
+    for dsn in (
+        "postgresql://u:hidden@127.0.0.1:1/x",
+        "hidden nonsense",
+        "postgresql://u:p@hidden@127.0.0.1:1/x",  # taken for the host
+        "postgresql://localhost:hidden/p@127.0.0.1:1/x",  # taken for the port
+    ):
         with pytest.raises(PoundlockError) as caught:
             TwoPhase(connect, "t", dsn=dsn).preflight()
         assert "hidden" not in str(caught.value) and caught.value.__cause__ is None
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1"):
+        sink.preflight()
 
 
 def test_a_driver_without_two_phases_is_refused() -> None:

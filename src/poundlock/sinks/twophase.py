@@ -344,7 +344,8 @@ class TwoPhaseWriter(Writer):
                 link.execute("SAVEPOINT poundlock_rows")
             try:
                 for start in range(0, len(values), sink.rows_at_once):
-                    link.execute_many(statement, values[start : start + sink.rows_at_once])
+                    some = values[start : start + sink.rows_at_once]
+                    self._count(link.execute_many(statement, some), len(some))
             except (link.driver.DatabaseError, ValueError, TypeError, OverflowError) as error:
                 problem = link.told(error, self._named.id)
                 if self._tolerant and isinstance(problem, BadRow):
@@ -352,6 +353,14 @@ class TwoPhaseWriter(Writer):
                 raise problem from None
             if self._tolerant:
                 link.release("poundlock_rows")
+
+    def _count(self, taken: int, given: int) -> None:
+        if 0 <= taken != given:
+            raise Rejected(
+                f"branch {self._named.id}: {given} rows were sent, and the database took {taken}: a "
+                "trigger or a rule leaves rows out, so that nobody could tell what was written",
+                sink=self._sink.name,
+            )
 
     def prepare(self) -> PreparedBranch | None:
         try:

@@ -7,6 +7,7 @@ and what comes back from `tpc_recover`.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,6 +46,11 @@ _KNOWN: Mapping[str, _Meaning] = {
         "max_prepared_transactions above the tasks of a batch, and restart it",
     ),
     "55P03": _LOCKED,
+    "57014": (
+        Rejected,
+        "a statement was cancelled, by somebody or because it took longer than the account may "
+        "(PostgreSQL: statement_timeout, which setup= can set)",
+    ),
     **dict.fromkeys(("ORA-01653", "ORA-01654", "ORA-01658", "ORA-30036"), _FULL),
     **dict.fromkeys(("ORA-00054", "ORA-01591", "ORA-02049"), _LOCKED),
     **dict.fromkeys(
@@ -98,7 +104,7 @@ class Link:
         except PoundlockError:
             raise
         except Exception as error:  # noqa: BLE001 (the driver's own are known once it is)
-            problem = _refused(error, self.sink)
+            problem = _refused(error, self.sink, "" if dsn is None else resolve("dsn", dsn))
         if problem is not None:
             raise problem  # not chained: some drivers repeat the whole address
         self.driver = sys.modules[type(self.connection).__module__.partition(".")[0]]
@@ -128,10 +134,12 @@ class Link:
         finally:
             cursor.close()
 
-    def execute_many(self, statement: str, rows: Sequence[Row]) -> None:
+    def execute_many(self, statement: str, rows: Sequence[Row]) -> int:
+        """Run a statement for each row. Return how many rows it took; -1: the driver does not know."""
         cursor = self.connection.cursor()
         try:
             cursor.executemany(self._spelled(statement), [self._given(row) for row in rows])
+            return -1 if cursor.rowcount is None else int(cursor.rowcount)
         finally:
             cursor.close()
 
@@ -259,11 +267,11 @@ class Link:
                 self.connection.close()
 
 
-def _refused(error: Exception, sink: str) -> PoundlockError:
+def _refused(error: Exception, sink: str, dsn: str = "") -> PoundlockError:
     code = str(number(error))
     answered = type(error).__name__ == "OperationalError" or code.startswith("ORA-")
     if answered or code in _STRANGERS or getattr(_told(error), "isrecoverable", False):
-        said = str(error).strip()
+        said = _without_secrets(str(error).strip(), dsn)
         if code in _STRANGERS or any(words in said.lower() for words in _STRANGER):
             return NotAuthorised(
                 f"the database refuses the connection: {said}. Check user and password in dsn=",
@@ -274,6 +282,20 @@ def _refused(error: Exception, sink: str) -> PoundlockError:
         f"connect= failed with {kind(error)}: give a callable that returns a new connection",
         sink=sink,
     )
+
+
+def _without_secrets(said: str, dsn: str) -> str:
+    """What a driver says of an address, less what it took from before the host.
+
+    A password with a '/' or '@' that is not spelled '%2F' or '%40' is read as host or port.
+    """
+    before, at, _ = dsn.rpartition("@")
+
+    def shown(match: re.Match[str]) -> str:
+        word = match[0][1:-1]
+        return '"..."' if at and ("@" in word or word in before) else match[0]
+
+    return re.sub(r"'[^']*'|\"[^\"]*\"", shown, said)
 
 
 def kind(error: Exception) -> str:
