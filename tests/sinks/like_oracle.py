@@ -188,4 +188,5 @@ def _errors(connection: psycopg.Connection[Any] | None = None) -> Iterator[None]
         text = str(error)
     else:
         return
-    _raise(*raised, text)
+    kind, code = raised
+    _raise(kind, code, text)

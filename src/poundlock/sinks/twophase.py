@@ -156,9 +156,8 @@ class TwoPhase(Participant):
         try:
             link.connection.tpc_begin(link.xid(FORMAT, gtrid, "poundlock"))
             link.execute(f"SELECT 1 FROM {link.table(self.table)} WHERE 1 = 0")
-            if (
-                link.connection.tpc_prepare() is not False
-            ):  # Oracle's: nothing written, so it is over
+            # False is Oracle's answer: nothing was written, so the branch is over.
+            if link.connection.tpc_prepare() is not False:
                 link.connection.tpc_rollback()
         except link.driver.Error as error:
             if number(error) == "53200":
