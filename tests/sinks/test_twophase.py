@@ -7,11 +7,14 @@ import decimal
 import itertools
 import pickle
 import sqlite3
+from collections import namedtuple
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import like_oracle
 import psycopg
 import psycopg2
 import pyarrow as pa
@@ -21,15 +24,26 @@ from poundlock.compliance import empty, fill, small_disk
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
-from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
+from poundlock.errors import (
+    BadRow,
+    NotAuthorised,
+    PoundlockError,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
 from poundlock.servers import demote, postgres
 from poundlock.sinks import TwoPhase
 from poundlock.sql.branches import named
-from poundlock.sql.link import Link, _parts
+from poundlock.sql.link import Link, _parts, number
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
 UNKNOWN = BranchState.NO_WITNESS
 OURS = Namespace.new("trial", 1_700_000_000, 7)
+HANG_UP = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+    "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+)
 _numbers = itertools.count()
 
 
@@ -53,6 +67,8 @@ def execute(node: postgres.Node) -> Iterator[Callable[[str], list[Any]]]:
             return done.fetchall() if done.description else []
 
         yield run
+        # What a test that failed has left open would hold up the rest.
+        run(HANG_UP)
         for (gid,) in run("SELECT gid FROM pg_prepared_xacts"):
             run(f"ROLLBACK PREPARED '{gid}'")
         run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
@@ -128,6 +144,24 @@ def test_bad_rows_leave_nothing_and_show_no_data(
     assert done is not None
     assert sink.commit([Receipt("t", done.id, 0, Fingerprint(3, 0))]) == [DONE]
     assert execute("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+
+
+def test_values_that_the_driver_cannot_spell(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    writer = sink.begin(branch(sink, tolerant=True))
+    writer.write(rows(1))
+    good, bad = rows(2).to_pylist(), rows(3, word="hidden\0").to_pylist()
+    with pytest.raises(BadRow, match="does not take a row") as caught:
+        writer.write(pa.RecordBatch.from_pylist(good + bad, rows().schema))
+    assert "hidden" not in str(caught.value) and caught.value.__cause__ is None
+    writer.write(rows(4))
+    done = writer.prepare()
+    assert done is not None
+    assert sink.commit([Receipt("t", done.id, 0, Fingerprint(2, 0))]) == [DONE]
+    assert execute("SELECT k FROM t ORDER BY k") == [(1,), (4,)]
 
 
 def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> None:
@@ -223,13 +257,98 @@ def test_an_emptied_witness_proves_nothing(
     assert execute("SELECT * FROM poundlock_witness") == []
 
 
+def test_rows_that_a_trigger_leaves_out(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    execute("CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN IF NEW.k % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW; END'")  # fmt: skip
+    execute("CREATE TRIGGER odd BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION odd()")
+    sink = made(connect, node.dsn(), rows_at_once=2)
+    assert sink.commit([prepare(sink, rows(1, 3, 5, 7, 9))]) == [DONE]
+    with pytest.raises(Rejected, match="2 rows were sent, and the database took 1"):
+        prepare(sink, rows(1, 3, 4, 5), 1)
+    assert execute("SELECT count(*) FROM t") == [(5,)]
+
+
+def test_a_time_limit_of_the_account(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = TwoPhase(connect, "t", dsn=node.dsn(), setup=["SET statement_timeout = '500ms'"])
+    receipt = prepare(sink, rows(1))
+    assert sink.commit([receipt]) == [DONE]
+    with locked(node, "poundlock_witness"):
+        assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
+    assert sink.commit([receipt]) == [DONE]
+    with locked(node, "t"), pytest.raises(Rejected, match="statement_timeout, which setup= can"):
+        prepare(sink, rows(2), 1)
+
+
+def test_the_newest_generation_is_never_pruned(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink, other = made(connect, node.dsn()), made(connect, node.dsn(), name="other")
+    sink.prune(OURS, 5)  # there is no witness yet
+    receipts = [prepare(sink, rows(task), task) for task in range(3)]
+    receipts.append(prepare(sink, rows(9), batch=7))
+    assert sink.commit(receipts) == [DONE] * 4
+    assert other.commit([prepare(other, rows(1))]) == [DONE]
+    count = "SELECT count(*) FROM poundlock_witness WHERE sink = '{}'"
+    other.prune(OURS, 5)
+    assert execute(count.format("other")) == [(1,)] and execute(count.format("t")) == [(4,)]
+    sink.prune(OURS, 5)
+    assert execute("SELECT 1 FROM poundlock_witness WHERE batch = 7") == [(1,)]
+    assert execute(count.format("t"))[0][0] <= 2
+    sink.prune(OURS, 100)
+    assert execute(count.format("t")) == [(1,)] and sink.newest_generation(OURS) == 1
+
+
+@contextmanager
+def locked(node: postgres.Node, table: str) -> Iterator[None]:
+    with psycopg.connect(node.dsn()) as connection:
+        connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
+        yield
+
+
+def test_a_locked_witness_is_not_a_missing_one(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    receipt = prepare(sink, rows(1))
+    assert sink.commit([receipt]) == [DONE]
+    with locked(node, "poundlock_witness"):
+        assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
+        assert sink.abort([Stray("t", receipt.id, 1, "prepared")]) == [BranchState.UNREACHABLE]
+        for ask in (
+            lambda: sink.check([receipt]),
+            lambda: sink.newest_generation(OURS),
+            lambda: sink.prune(OURS, 5),
+            lambda: prepare(sink, rows(2), 1),
+        ):
+            with pytest.raises(Unavailable, match="poundlock_witness cannot be read now"):
+                ask()
+    assert sink.commit([receipt]) == [DONE] and sink.newest_generation(OURS) == 1
+
+
+def test_a_witness_that_may_not_be_read(node: postgres.Node, connect: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text); CREATE TABLE poundlock_witness (branch text)")
+    execute(
+        "CREATE ROLE other LOGIN; GRANT ALL ON t TO other; GRANT USAGE ON SCHEMA public TO other"
+    )
+    try:
+        sink = TwoPhase(connect, "t", dsn=node.dsn(), setup=["SET ROLE other"])
+        sink.preflight()
+        with pytest.raises(UsageError, match=r"cannot be read .*42501.*grant SELECT, INSERT"):
+            sink.begin(branch(sink))
+    finally:
+        execute("DROP OWNED BY other; DROP ROLE other")
+
+
 def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> None:
     execute("CREATE TABLE t (k int, v text)")
     sink = made(connect, node.dsn())
     writer = sink.begin(branch(sink))
     writer.write(rows(1))
-    execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")  # fmt: skip
+    execute(HANG_UP)
     with pytest.raises(Unavailable):
         writer.write(rows(2))
     writer.abort()
@@ -239,10 +358,17 @@ def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> N
 def test_secrets_are_not_shown(connect: Any) -> None:
     sink = TwoPhase(connect, "t", dsn="postgresql://u:hidden@127.0.0.1:1/x")
     assert "hidden" not in repr(sink)
-    for dsn in ("postgresql://u:hidden@127.0.0.1:1/x", "hidden nonsense"):
+    for dsn in (
+        "postgresql://u:hidden@127.0.0.1:1/x",
+        "hidden nonsense",
+        "postgresql://u:p@hidden@127.0.0.1:1/x",  # taken for the host
+        "postgresql://localhost:hidden/p@127.0.0.1:1/x",  # taken for the port
+    ):
         with pytest.raises(PoundlockError) as caught:
             TwoPhase(connect, "t", dsn=dsn).preflight()
         assert "hidden" not in str(caught.value) and caught.value.__cause__ is None
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1"):
+        sink.preflight()
 
 
 def test_a_driver_without_two_phases_is_refused() -> None:
@@ -264,8 +390,8 @@ def test_a_start_where_open_branches_fill_the_server(
     """One of them is ours, left by a crash: only a start can end it."""
     execute("CREATE TABLE t (k int, v text)")
     receipt = prepare(made(connect, node.dsn()), rows(1))
-    for number in range(postgres.PostgresServer().max_prepared_transactions - 1):
-        execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
+    for other in range(postgres.PostgresServer().max_prepared_transactions - 1):
+        execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {other}'")
     again = TwoPhase(connect, "t", dsn=node.dsn())
     assert any("max_prepared_transactions" in warning for warning in again.preflight())
     assert again.commit([receipt]) == [DONE]
@@ -321,5 +447,130 @@ def test_every_paramstyle(style: str, expected: str, given: Any) -> None:
 
 def test_what_drivers_recover() -> None:
     assert _parts((1, 3, 2, b"abcde")) == (1, "abc", "de")
+    assert _parts((1, 2, 2, b"\xffabc")) == (1, "\ufffda", "bc")  # another's, cut by its bytes
     assert _parts((1, "abc", "de")) == (1, "abc", "de")
+    # As in the source of python-oracledb: RAW columns, so bytes, in a named tuple.
+    oracle = namedtuple("Xid", ["format_id", "global_transaction_id", "branch_qualifier"])
+    assert _parts(oracle(1, b"abc", b"de")) == (1, "abc", "de")
     assert _parts(psycopg.Xid.from_string("another's")) is None
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(like_oracle, "__name__", "oracledb")
+    return like_oracle.connect
+
+
+def test_a_branch_by_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int UNIQUE, v varchar(9))")
+    sink = made(oracle, node.dsn())
+    assert execute("SELECT * FROM pg_prepared_xacts") == []
+    writer = sink.begin(branch(sink, tolerant=True))
+    writer.write(rows(1, 2))
+    with pytest.raises(BadRow, match=r"IntegrityError .ORA-00001."):
+        writer.write(rows(3, 1))
+    with pytest.raises(BadRow, match=r"DatabaseError .ORA-12899."):
+        writer.write(rows(3, word="much too long"))
+    writer.write(rows(4))
+    done = writer.prepare()
+    assert done is not None
+    [stray] = sink.find(OURS)
+    assert stray.id == done.id and sink.newest_generation(OURS) == 1
+    receipt = Receipt("t", done.id, 0, Fingerprint(3, 0), done.handle)
+    assert sink.check([receipt]) == [None]
+    assert sink.commit([receipt]) == [DONE]
+    assert execute("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+    with pytest.raises(Rejected, match=r"two tasks write one key.*ORA-02049"):
+        prepare(sink, rows(5), 1), prepare(sink, rows(5), 2)
+    again = prepare(sink, rows(5), 1, task_attempt=9, retry=1)
+    assert sink.commit([again, again]) == [DONE, DONE]
+    sink.prune(OURS, 5)
+
+
+def test_a_witness_in_use_by_a_driver_like_oracles(
+    node: postgres.Node, oracle: Any, execute: Any
+) -> None:
+    """Its error for a lock that is held has no class of its own, only a number."""
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(oracle, node.dsn())
+    receipt = prepare(sink, rows(1))
+    assert sink.witness.settle(sink.link(), named(branch(sink))) is OPEN
+    assert sink.commit([receipt]) == [DONE]
+
+
+def test_troubles_of_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(oracle, node.dsn())
+    with pytest.raises(UsageError, match=r"cannot be read .DatabaseError .ORA-00942."):
+        made(oracle, node.dsn(), "nowhere")
+    writer = sink.begin(branch(sink))
+    execute(HANG_UP)
+    with pytest.raises(Unavailable, match=r"connection was lost: DatabaseError \[DPY-4011\]"):
+        writer.write(rows(1))
+    writer.abort()
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        made(oracle, "postgresql://u:hidden@127.0.0.1:1/x")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("ORA-01017", NotAuthorised), ("ORA-00020", Unavailable), ("DPY-4011", Unavailable),
+     ("DPY-4018", UsageError)],
+)  # fmt: skip
+def test_a_connection_that_oracle_refuses(code: str, expected: type[PoundlockError]) -> None:
+    def refuse() -> None:
+        raise like_oracle.DatabaseError(like_oracle._Error(code, "no"))
+
+    with pytest.raises(expected, match=code) as caught:
+        TwoPhase(refuse, "t").preflight()
+    assert type(caught.value) is expected
+
+
+def test_branches_that_may_not_be_listed(
+    node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any) -> None:
+        raise like_oracle.DatabaseError(like_oracle._Error("ORA-00942", "no such view"))
+
+    execute("CREATE TABLE t (k int, v text)")
+    monkeypatch.setattr(like_oracle.Connection, "tpc_recover", refuse)
+    with pytest.raises(UsageError, match=r"ORA-00942.*DBA_PENDING_TRANSACTIONS"):
+        made(oracle, node.dsn())
+
+
+def test_a_branch_that_is_not_held_is_no_yes(
+    node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(oracle, node.dsn())
+    monkeypatch.setattr(like_oracle.Connection, "tpc_prepare", lambda _: False)
+    with pytest.raises(Rejected, match="holds no branch"):
+        prepare(sink, rows(1))
+
+
+def test_savepoints_are_let_go(node: postgres.Node, connect: Any, execute: Any) -> None:
+    """PostgreSQL nests those of one name, and past 64 levels slows down for everybody."""
+    execute("CREATE TABLE t (k int, v text)")
+    sink = made(connect, node.dsn())
+    writer: Any = sink.begin(branch(sink, tolerant=True))
+    for key in range(3):
+        writer.write(rows(key))
+    with pytest.raises(psycopg.Error if connect is psycopg.connect else psycopg2.Error):
+        writer._link.execute("ROLLBACK TO SAVEPOINT poundlock_rows")
+    writer.abort()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (like_oracle.DatabaseError(like_oracle._Error("ORA-00942", "")), "ORA-00942"),
+        (like_oracle.DatabaseError(like_oracle._Error("DPY-4011", "")), "DPY-4011"),
+        (Exception(SimpleNamespace(code=942, message="ORA-00942: ...")), "ORA-00942"),  # cx_Oracle
+        (Exception({"S": "ERROR", "C": "42P01"}), "42P01"),  # pg8000
+        (Exception(1146, "no such table"), 1146),
+        (Exception("text"), None),
+        (Exception(), None),
+    ],
+)
+def test_where_drivers_put_their_numbers(error: Exception, expected: Any) -> None:
+    assert number(error) == expected

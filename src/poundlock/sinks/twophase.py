@@ -28,7 +28,7 @@ from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.sql.branches import FORMAT, Named, Witness, named, open_branches, read
-from poundlock.sql.link import Link
+from poundlock.sql.link import Link, kind, number
 
 logger = logging.getLogger("poundlock")
 
@@ -122,7 +122,7 @@ class TwoPhase(Participant):
                 there = link.columns_of(self.table)
             except link.driver.DatabaseError as error:
                 raise UsageError(
-                    f"table {self.table} cannot be read ({type(error).__name__}): create it, or grant "
+                    f"table {self.table} cannot be read ({kind(error)}): create it, or grant "
                     "SELECT and INSERT on it",
                     sink=self.name,
                 ) from None
@@ -148,23 +148,31 @@ class TwoPhase(Participant):
         return warnings
 
     def _try_two_phases(self, link: Link) -> list[str]:
-        """Prepare an empty branch and roll it back: a server may have it switched off.
+        """Prepare a branch that only reads, and roll it back: a server may have it switched off.
 
         One that is full has it on. What fills it may be ours, left by a crash, which a start ends.
         """
         gtrid = f"preflight.{time.time_ns():x}"
         try:
             link.connection.tpc_begin(link.xid(FORMAT, gtrid, "poundlock"))
-            link.execute("SELECT 1")
-            link.connection.tpc_prepare()
-            link.connection.tpc_rollback()
+            link.execute(f"SELECT 1 FROM {link.table(self.table)} WHERE 1 = 0")
+            # False is Oracle's answer: nothing was written, so the branch is over.
+            if link.connection.tpc_prepare() is not False:
+                link.connection.tpc_rollback()
         except link.driver.Error as error:
-            code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
-            if code == "53200":
+            if number(error) == "53200":
                 return [str(link.told(error).args[0])]
             raise UsageError(
-                f"the database does not prepare a branch ({type(error).__name__} {code}): switch "
-                "two-phase commit on (PostgreSQL: max_prepared_transactions above 0, and a restart)",
+                f"the database does not prepare a branch ({kind(error)}): switch two-phase commit on "
+                "(PostgreSQL: max_prepared_transactions above 0, and a restart)",
+                sink=self.name,
+            ) from None
+        try:
+            link.recover()
+        except link.driver.Error as error:
+            raise UsageError(
+                f"the database does not list its open branches ({kind(error)}): grant the right to "
+                "see them (Oracle: SELECT ON SYS.DBA_PENDING_TRANSACTIONS)",
                 sink=self.name,
             ) from None
         return []
@@ -267,6 +275,8 @@ class TwoPhase(Participant):
         try:
             with link.errors():
                 yield link
+        except Rejected as error:  # only a task has a vote: here the same step may be repeated
+            raise Unavailable(str(error.args[0]), sink=self.name) from None
         finally:
             link.close()
 
@@ -333,13 +343,23 @@ class TwoPhaseWriter(Writer):
                 link.execute("SAVEPOINT poundlock_rows")
             try:
                 for start in range(0, len(values), sink.rows_at_once):
-                    link.execute_many(statement, values[start : start + sink.rows_at_once])
-            except (link.driver.IntegrityError, link.driver.DataError) as error:
-                if self._tolerant:
+                    some = values[start : start + sink.rows_at_once]
+                    self._count(link.execute_many(statement, some), len(some))
+            except (link.driver.DatabaseError, ValueError, TypeError, OverflowError) as error:
+                problem = link.told(error, self._named.id)
+                if self._tolerant and isinstance(problem, BadRow):
                     link.execute("ROLLBACK TO SAVEPOINT poundlock_rows")
-                raise link.told(error, self._named.id) from None
+                raise problem from None
             if self._tolerant:
-                link.execute("RELEASE SAVEPOINT poundlock_rows")
+                link.release("poundlock_rows")
+
+    def _count(self, taken: int, given: int) -> None:
+        if 0 <= taken != given:
+            raise Rejected(
+                f"branch {self._named.id}: {given} rows were sent, and the database took {taken}: a "
+                "trigger or a rule leaves rows out, so that nobody could tell what was written",
+                sink=self._sink.name,
+            )
 
     def prepare(self) -> PreparedBranch | None:
         try:
@@ -368,7 +388,12 @@ class TwoPhaseWriter(Writer):
                     "writing it",
                     sink=sink.name,
                 ) from None
-            link.connection.tpc_prepare()
+            if link.connection.tpc_prepare() is False:
+                raise Rejected(
+                    f"branch {self._named.id}: the database says that there is nothing to commit, "
+                    "though rows were written: it holds no branch",
+                    sink=sink.name,
+                )
         handle: dict[str, Json] = {"witness": self._witness}
         return PreparedBranch(self._named.id, handle, began_at=self._began_at, expires_at=None)
 

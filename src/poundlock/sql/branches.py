@@ -19,7 +19,7 @@ from poundlock.core.model import Branch, Namespace
 from poundlock.core.naming import BranchName, name_of, parse_name
 from poundlock.core.protocol import BranchState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
-from poundlock.sql.link import Link
+from poundlock.sql.link import Link, is_lock, kind
 
 logger = logging.getLogger("poundlock")
 
@@ -91,12 +91,23 @@ class Witness:
         self.table = table
 
     def exists(self, link: Link) -> bool:
+        """Whether there is a table. One that cannot be read just now is not a missing one."""
         try:
             link.columns_of(self.table)
         except link.driver.DatabaseError as error:
-            if link.lost:
-                raise link.told(error) from None
-            return False
+            if link.misses_table(error):
+                return False
+            if isinstance(link.told(error), UsageError):
+                raise UsageError(
+                    f"the witness table {self.table} cannot be read ({kind(error)}): grant SELECT, "
+                    "INSERT and DELETE on it",
+                    sink=link.sink,
+                ) from None
+            raise Unavailable(
+                f"the witness table {self.table} cannot be read now ({kind(error)}): the connection "
+                "is lost, or somebody has locked the table",
+                sink=link.sink,
+            ) from None
         return True
 
     def ensure(self, link: Link) -> str:
@@ -142,13 +153,15 @@ class Witness:
         return False
 
     def _create(self, link: Link) -> None:
+        # Types that all have: Oracle knows no BIGINT.
+        statement = (
+            f"CREATE TABLE {link.table(self.table)} (branch VARCHAR(250) NOT NULL PRIMARY KEY, "
+            "pipeline VARCHAR(63) NOT NULL, identity VARCHAR(64) NOT NULL, "
+            "generation NUMERIC(19) NOT NULL, sink VARCHAR(63) NOT NULL, "
+            "batch NUMERIC(19) NOT NULL, state VARCHAR(9) NOT NULL)"
+        )
         try:
-            link.execute(
-                f"CREATE TABLE {link.table(self.table)} (branch VARCHAR(250) NOT NULL PRIMARY KEY, "
-                "pipeline VARCHAR(63) NOT NULL, identity VARCHAR(64) NOT NULL, "
-                "generation BIGINT NOT NULL, sink VARCHAR(63) NOT NULL, batch BIGINT NOT NULL, "
-                "state VARCHAR(9) NOT NULL)"
-            )
+            link.execute(statement)
             link.connection.commit()
         except link.driver.DatabaseError as error:
             link.connection.rollback()
@@ -158,8 +171,8 @@ class Witness:
             if isinstance(problem, Unavailable):
                 raise problem from None
             raise UsageError(
-                f"the witness table {self.table} cannot be created ({type(error).__name__}): "
-                "grant the right to create tables, or create it once by hand",
+                f"the witness table {self.table} cannot be created ({kind(error)}). If a right is "
+                f"missing, grant it, or have the table made once by hand: {statement}",
                 sink=link.sink,
             ) from None
 
@@ -199,9 +212,10 @@ class Witness:
         except link.driver.IntegrityError:
             link.connection.rollback()
             return self.state(link, branch)
-        except link.driver.OperationalError as error:
+        except link.driver.DatabaseError as error:
             problem: PoundlockError = link.told(error, branch.id)
-            if isinstance(problem, Unavailable):
+            waited = isinstance(error, link.driver.OperationalError) or is_lock(error)
+            if isinstance(problem, Unavailable) or not waited:
                 raise problem from None
             link.connection.rollback()  # somebody is writing the same witness: not over yet
             return BranchState.PREPARED
@@ -219,12 +233,20 @@ class Witness:
         return int(found[0][0] or 0)
 
     def prune(self, link: Link, namespace: Namespace, sink: str, floor: int) -> None:
-        """Forget the batches below `floor`, but never the newest generation."""
-        if self.exists(link):
-            newest = self.newest_generation(link, namespace)
+        """Forget the batches below `floor`, but for one row of the sink's newest generation."""
+        if not self.exists(link):
+            return
+        table = link.table(self.table)
+        mine = "pipeline = ? AND identity = ? AND sink = ?"
+        whose = (namespace.pipeline, namespace.identity, sink)
+        found = link.execute(f"SELECT MAX(generation) FROM {table} WHERE {mine}", whose)
+        newest = link.execute(
+            f"SELECT MAX(branch) FROM {table} WHERE {mine} AND generation = ?",
+            (*whose, int(found[0][0] or 0)),
+        )
+        if newest[0][0] is not None:
             link.execute(
-                f"DELETE FROM {link.table(self.table)} WHERE pipeline = ? AND identity = ? "
-                "AND sink = ? AND batch < ? AND (generation < ? OR batch < ?)",
-                (namespace.pipeline, namespace.identity, sink, floor, newest, floor - 1),
+                f"DELETE FROM {table} WHERE {mine} AND batch < ? AND branch <> ?",
+                (*whose, floor, newest[0][0]),
             )
-            link.connection.commit()
+        link.connection.commit()

@@ -1,12 +1,13 @@
 """A connection of any driver that follows PEP 249, with what differs between drivers evened out.
 
-What differs: how parameters are spelled (`paramstyle`), where the exceptions are, and what comes back
-from `tpc_recover`.
+What differs: how parameters are spelled (`paramstyle`), where the exceptions are and what they hold,
+and what comes back from `tpc_recover`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,30 +24,55 @@ from poundlock.secret import resolve
 
 Row = Sequence[Any]
 
-# States whose meaning PEP 249 has no class for: PostgreSQL's, and of those that follow it.
-_KNOWN: Mapping[str, tuple[type[PoundlockError], str]] = {
-    "53100": (
-        Unavailable,
-        "the database's disk is full. Nothing is lost: make room there, and the batch can be run "
-        "again",
-    ),
+_Meaning = tuple[type[PoundlockError], str]
+
+_FULL: _Meaning = (
+    Unavailable,
+    "the database's disk is full. Nothing is lost: make room there, and the batch can be run again",
+)
+_LOCKED: _Meaning = (
+    Rejected,
+    "waited for a lock longer than setup= allows: two tasks write one key, or somebody else holds "
+    "it. Partition the frame by the key",
+)
+_UNFIT: _Meaning = (BadRow, "the database does not take a row")
+# Numbers whose meaning PEP 249 has no class for, or whose driver gives them none: PostgreSQL's, and of
+# those that follow it; Oracle's.
+_KNOWN: Mapping[str, _Meaning] = {
+    "53100": _FULL,
     "53200": (
         Rejected,
         "the database has no memory left, or none for another branch. In PostgreSQL raise "
         "max_prepared_transactions above the tasks of a batch, and restart it",
     ),
-    "55P03": (
+    "55P03": _LOCKED,
+    "57014": (
         Rejected,
-        "waited for a lock longer than setup= allows: two tasks write one key, or somebody else holds "
-        "it. Partition the frame by the key",
+        "a statement was cancelled, by somebody or because it took longer than the account may "
+        "(PostgreSQL: statement_timeout, which setup= can set)",
+    ),
+    **dict.fromkeys(("ORA-01653", "ORA-01654", "ORA-01658", "ORA-30036"), _FULL),
+    **dict.fromkeys(("ORA-00054", "ORA-01591", "ORA-02049"), _LOCKED),
+    **dict.fromkeys(
+        (
+            *("ORA-01426", "ORA-01461", "ORA-01465", "ORA-01722", "ORA-12899"),
+            *("ORA-01830", "ORA-01840", "ORA-01841", "ORA-01843", "ORA-01858", "ORA-01861"),
+        ),
+        _UNFIT,
     ),
 }
 # A refused login has a number, or only the words of PostgreSQL, MySQL and their like.
-_STRANGERS = ("28000", "28P01", "1045", "1698")
+_STRANGERS = (
+    *("28000", "28P01", "1045", "1698"),
+    *("ORA-01017", "ORA-01045", "ORA-28000", "ORA-28001", "DPY-4001"),
+)
 _STRANGER = (
     *("password authentication failed", "no password supplied", "no pg_hba.conf entry"),
     "access denied for user",
 )
+_NO_TABLE = ("42P01", "42S02", "1146", "ORA-00942")
+# Where a second savepoint of a name replaces the first, and none can be let go.
+_NO_RELEASE = ("oracledb", "cx_Oracle")
 
 
 class Link:
@@ -78,7 +104,7 @@ class Link:
         except PoundlockError:
             raise
         except Exception as error:  # noqa: BLE001 (the driver's own are known once it is)
-            problem = _refused(error, self.sink)
+            problem = _refused(error, self.sink, "" if dsn is None else resolve("dsn", dsn))
         if problem is not None:
             raise problem  # not chained: some drivers repeat the whole address
         self.driver = sys.modules[type(self.connection).__module__.partition(".")[0]]
@@ -108,12 +134,19 @@ class Link:
         finally:
             cursor.close()
 
-    def execute_many(self, statement: str, rows: Sequence[Row]) -> None:
+    def execute_many(self, statement: str, rows: Sequence[Row]) -> int:
+        """Run a statement for each row. Return how many rows it took; -1: the driver does not know."""
         cursor = self.connection.cursor()
         try:
             cursor.executemany(self._spelled(statement), [self._given(row) for row in rows])
+            return -1 if cursor.rowcount is None else int(cursor.rowcount)
         finally:
             cursor.close()
+
+    def release(self, savepoint: str) -> None:
+        """Let go of a savepoint, or PostgreSQL keeps each one, though the next has the same name."""
+        if self.driver.__name__ not in _NO_RELEASE:
+            self.execute(f"RELEASE SAVEPOINT {savepoint}")
 
     def columns_of(self, table: str) -> list[str]:
         cursor = self.connection.cursor()
@@ -192,25 +225,40 @@ class Link:
 
     def told(self, error: Exception, branch: str | None = None) -> PoundlockError:
         which = f"branch {branch}: " if branch else ""
-        said = _kind(error)
-        if isinstance(error, self.driver.IntegrityError | self.driver.DataError):
+        said = kind(error)
+        known = _KNOWN.get(str(number(error)))
+        # A driver that cannot spell a value may raise what is not its own, with the value in the text.
+        spelled = isinstance(error, self.driver.Error)
+        unfit = isinstance(error, self.driver.IntegrityError | self.driver.DataError)
+        if known is _UNFIT or unfit or not spelled:
             return BadRow(
-                f"{which}the database does not take a row: {said}{_place(error)}. Correct it in the "
-                "query, or send it elsewhere with on_bad_row=",
+                f"{which}{_UNFIT[1]}: {said}{_place(error)}. Correct it in the query, or send it "
+                "elsewhere with on_bad_row=",
                 sink=self.sink,
             )
         if isinstance(error, self.driver.InterfaceError) or self.lost:
             return Unavailable(f"{which}the connection was lost: {said}", sink=self.sink)
-        if known := _KNOWN.get(str(_number(error))):
-            kind, words = known
-            return kind(f"{which}{words} ({said})", sink=self.sink)
+        if known is not None:
+            raised, words = known
+            return raised(f"{which}{words} ({said})", sink=self.sink)
+        if getattr(_told(error), "isrecoverable", False):
+            return Unavailable(f"{which}the database cannot answer now: {said}", sink=self.sink)
         if isinstance(error, self.driver.ProgrammingError | self.driver.NotSupportedError):
             return UsageError(f"{which}the database refuses: {said}", sink=self.sink)
         return Rejected(f"{which}the database refuses: {said}", sink=self.sink)
 
+    def misses_table(self, error: Exception) -> bool:
+        """Whether the error says that there is no such table, or at least none for this account."""
+        code = number(error)
+        if code is None:
+            return isinstance(error, self.driver.ProgrammingError) and not self.lost
+        return str(code) in _NO_TABLE
+
     @property
     def lost(self) -> bool:
         """Whether the driver knows that the connection is gone."""
+        if hasattr(self.connection, "is_healthy"):  # Oracle's
+            return not self.connection.is_healthy()
         return bool(getattr(self.connection, "closed", False))
 
     def close(self) -> None:
@@ -219,31 +267,66 @@ class Link:
                 self.connection.close()
 
 
-def _refused(error: Exception, sink: str) -> PoundlockError:
-    if type(error).__name__ == "OperationalError":
-        said = str(error).strip()
-        known = str(_number(error)) in _STRANGERS
-        if known or any(words in said.lower() for words in _STRANGER):
+def _refused(error: Exception, sink: str, dsn: str = "") -> PoundlockError:
+    code = str(number(error))
+    answered = type(error).__name__ == "OperationalError" or code.startswith("ORA-")
+    if answered or code in _STRANGERS or getattr(_told(error), "isrecoverable", False):
+        said = _without_secrets(str(error).strip(), dsn)
+        if code in _STRANGERS or any(words in said.lower() for words in _STRANGER):
             return NotAuthorised(
                 f"the database refuses the connection: {said}. Check user and password in dsn=",
                 sink=sink,
             )
         return Unavailable(f"the database cannot be reached: {said}", sink=sink)
     return UsageError(
-        f"connect= failed with {_kind(error)}: give a callable that returns a new connection",
+        f"connect= failed with {kind(error)}: give a callable that returns a new connection",
         sink=sink,
     )
 
 
-def _kind(error: Exception) -> str:
+def _without_secrets(said: str, dsn: str) -> str:
+    """What a driver says of an address, less what it took from before the host.
+
+    A password with a '/' or '@' that is not spelled '%2F' or '%40' is read as host or port.
+    """
+    before, at, _ = dsn.rpartition("@")
+
+    def shown(match: re.Match[str]) -> str:
+        word = match[0][1:-1]
+        return '"..."' if at and ("@" in word or word in before) else match[0]
+
+    return re.sub(r"'[^']*'|\"[^\"]*\"", shown, said)
+
+
+def kind(error: Exception) -> str:
     """The error's name and number, for its text may hold values of a row."""
-    number = _number(error)
-    return f"{type(error).__name__}{f' [{number}]' if number else ''}"
+    code = number(error)
+    return f"{type(error).__name__}{f' [{code}]' if code else ''}"
 
 
-def _number(error: Exception) -> str | int | None:
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return state or next((arg for arg in error.args if isinstance(arg, int)), None)
+def number(error: Exception) -> str | int | None:
+    """The error's number: SQLSTATE where the driver gives it, else the database's own."""
+    told = _told(error)
+    if isinstance(told, Mapping):  # pg8000 has the fields of PostgreSQL's message
+        return told.get("C")
+    own = getattr(told, "code", 0)
+    return (
+        getattr(error, "sqlstate", None)
+        or getattr(error, "pgcode", None)
+        or getattr(told, "full_code", None)  # oracledb: ORA-00942, or DPY-4011 of its own
+        or (f"ORA-{own:05}" if own else None)  # cx_Oracle
+        or next((arg for arg in error.args if isinstance(arg, int)), None)
+    )
+
+
+def is_lock(error: Exception) -> bool:
+    """Whether a lock was waited for in vain, by the error's number alone."""
+    return _KNOWN.get(str(number(error))) is _LOCKED
+
+
+def _told(error: Exception) -> Any:
+    """What the driver put into its error: its text, or Oracle's an object."""
+    return error.args[0] if error.args else None
 
 
 def _place(error: Exception) -> str:
@@ -254,14 +337,22 @@ def _place(error: Exception) -> str:
 
 
 def _parts(xid: Any) -> tuple[int, str, str] | None:
-    """Read what `tpc_recover` gave: an object or a triple as PEP 249 has it, or MariaDB's row."""
+    """Read what `tpc_recover` gave: an object or a triple as PEP 249 has it, or MariaDB's row.
+
+    Names are text or bytes (Oracle's, and MariaDB's): those of others may be no text at all.
+    """
     if hasattr(xid, "gtrid"):
         parts = (xid.format_id, xid.gtrid, xid.bqual)
     elif len(xid) == 4:
         number, first, second, data = xid
-        text = data.decode(errors="replace") if isinstance(data, bytes) else data
-        parts = (number, text[:first], text[first : first + second])
+        parts = (number, data[:first], data[first : first + second])
     else:
         parts = tuple(xid[place] for place in range(3))
     number, gtrid, bqual = parts
-    return None if number is None else (int(number), str(gtrid), str(bqual))
+    return None if number is None else (int(number), _text(gtrid), _text(bqual))
+
+
+def _text(name: Any) -> str:
+    if isinstance(name, bytes | bytearray | memoryview):
+        return bytes(name).decode(errors="replace")
+    return str(name)
