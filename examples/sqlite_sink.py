@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from poundlock import Participant
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.naming import name_of, parse_name
+from poundlock.core.naming import name_of, parse_name, to_forget
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import BadRow, InDoubt, Rejected, Unavailable, UsageError
@@ -130,12 +130,12 @@ class SqliteTable(Participant):
         return max(mine, default=0)
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        for name, state in self._branches():
-            parsed = parse_name(name)
-            mine = parsed is not None and parsed.namespace == namespace and parsed.batch < floor
-            if mine and state in ("committed", "aborted"):
+        states = {parse_name(name): state for name, state in self._branches()}
+        mine = [name for name in states if name is not None and name.namespace == namespace]
+        for name in to_forget(mine, floor):
+            if states[name] in ("committed", "aborted"):
                 with self.transaction() as db:
-                    db.execute("DELETE FROM poundlock_branches WHERE name = ?", (name,))
+                    db.execute("DELETE FROM poundlock_branches WHERE name = ?", (str(name),))
 
     # The database.
 

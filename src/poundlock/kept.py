@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
-from poundlock.core.naming import BranchName, name_of, parse_name
+from poundlock.core.naming import BranchName, name_of, parse_name, to_forget
 from poundlock.core.participant import Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site, reachable
@@ -243,8 +243,9 @@ class KeptBranches(Participant):
         return max((name.generation for name, _ in self._mine(namespace)), default=0)
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        for name, state in self._mine(namespace):
-            if state is not BranchState.PREPARED and name.batch < floor:
+        states = dict(self._mine(namespace))
+        for name in to_forget(states, floor):
+            if states[name] is not BranchState.PREPARED:
                 self.shelved.drop(str(name), _KEPT, _SENT, _ABORTED)
 
     def _mine(self, namespace: Namespace) -> list[tuple[BranchName, BranchState]]:

@@ -58,6 +58,7 @@ def data_files(directory: Path) -> list[Path]:
 
 
 class FilesSubject(Subject):
+    prunes = False  # the manifest is the witness, which names every file
     has_server = False
 
     def __init__(self, directory: Path):

@@ -37,6 +37,8 @@ def keyed(values: Sequence[bytes], keys: Sequence[bytes | None] = ()) -> pa.Reco
 
 
 class KafkaSubject(Subject):
+    prunes = False  # the witness is the record in the topic
+
     def __init__(self, cluster: kafka.Cluster):
         self._cluster = cluster
         self._numbers = itertools.count()

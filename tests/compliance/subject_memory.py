@@ -42,6 +42,7 @@ class Sink(Memory):
 
 class MemorySubject(Subject):
     has_server = False
+    prunes = False  # what it knows ends with its process
 
     def sink(self, name: str = "out") -> Participant:
         key = f"{name}-{len(_SYSTEMS)}"

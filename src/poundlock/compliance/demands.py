@@ -316,6 +316,11 @@ class TestSurvivesItsOwnTimeOut:
             assert commit(sink, [receipt]) == [DONE]
         sink.prune(OURS, 2)
         assert commit(sink, receipts[2:]) == [DONE, DONE]
+        # Whoever asks for what was forgotten, which no log does, hears nothing that a witness says.
+        remembered = DONE in commit(sink, receipts[:2])
+        assert remembered != subject.prunes
+        sink.prune(OURS, 100)
+        assert sink.newest_generation(OURS) == 1, "also of a sink that had no rows for long"
         assert subject.visible(sink) == counted(range(4))
 
 

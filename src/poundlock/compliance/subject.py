@@ -22,6 +22,7 @@ class Subject(ABC):
 
     excused: Mapping[str, str] = {}
     forgets_aborted = False  # a witness cannot tell "aborted" from "never"; say why in the subject
+    prunes = True  # witnesses take space, and `prune` frees it
     can_lose = True  # an operator, or time, can undo a prepared branch behind our back
     finds_without_server = False  # open branches are kept elsewhere: `find` needs no server
 

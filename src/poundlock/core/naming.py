@@ -9,6 +9,7 @@ without a register of ours. No part contains a dot. At most 196 bytes, which Pos
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from poundlock.core.model import Branch, Namespace
@@ -63,6 +64,15 @@ def parse_name(text: str) -> BranchName | None:
         Namespace(pipeline, identity), int(generation), sink, int(batch), int(attempt),
         int(task_attempt),
     )  # fmt: skip
+
+
+def to_forget(names: Iterable[BranchName], floor: int) -> list[BranchName]:
+    """Choose the names of batches below a floor, but not the last of all.
+
+    It tells which generation was the newest, also where a sink had no rows for long.
+    """
+    ordered = sorted(names, key=lambda name: (name.generation, name.batch, name.attempt))
+    return [name for name in ordered[:-1] if name.batch < floor]
 
 
 def owner_of(text: str) -> Namespace | None:

@@ -211,7 +211,10 @@ class Participant(ABC):
         return 0
 
     def prune(self, namespace: Namespace, floor: int) -> None:  # noqa: B027
-        """Forget the witnesses of batches below `floor`: the log has, and Spark will not ask."""
+        """Forget the witnesses of batches below `floor`: the log has, and Spark will not ask.
+
+        One of the newest generation stays: see `newest_generation`.
+        """
 
     def close(self) -> None:  # noqa: B027 (a sink without connections needs none)
         """Let go of the driver's connections. They may be opened again."""

@@ -35,7 +35,7 @@ from poundlock.core.model import (
     Stray,
     checked_name,
 )
-from poundlock.core.naming import BranchName, name_of, parse_name
+from poundlock.core.naming import BranchName, name_of, parse_name, to_forget
 from poundlock.core.participant import (
     Column,
     Commitment,
@@ -313,7 +313,7 @@ class Redis(Participant):
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         witness, _ = self._keys(namespace, self.shape.tag)
-        old = [str(name) for name in self._witnessed(namespace) if name.batch < floor]
+        old = [str(name) for name in to_forget(self._witnessed(namespace), floor)]
         if not old:
             return
         with self.client.errors("forgetting old witnesses"):
