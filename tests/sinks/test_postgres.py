@@ -35,7 +35,8 @@ from poundlock.errors import (
     UsageError,
 )
 from poundlock.postgres import witness
-from poundlock.postgres.move import FLAG
+from poundlock.postgres.move import FLAG, drop
+from poundlock.postgres.session import told
 from poundlock.postgres.target import staging_name
 from poundlock.servers import postgres
 from poundlock.sinks import Postgres
@@ -435,6 +436,17 @@ class TestKeys:
         with pytest.raises(BadRow, match="check constraint"):
             db.prepare(sink, empty, 2, batch=1)
 
+    @pytest.mark.parametrize("unique", ["UNIQUE (v)", "EXCLUDE USING btree (v WITH =)"])
+    def test_what_a_deletion_sets_free_can_be_taken(self, db: Database, unique: str) -> None:
+        db(f"CREATE TABLE t (k int PRIMARY KEY, v text, {unique})")
+        db("INSERT INTO t VALUES (1, 'a')")
+        frame = {"k": "int", "v": "string", "gone": "boolean"}
+        sink = db.sink(key="k", delete="gone", frame=frame)
+        receipt = db.prepare(sink, keyed((1, "a", True), (2, "a", False), names=f"k v {FLAG}"))
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        assert db("SELECT * FROM t") == [(2, "a")]
+
     def test_prepared_with_a_key_is_refused_with_the_cure(self, db: Database) -> None:
         db(self.TABLE)
         for options in ({"key": "k", "mode": "prepared"}, {}):
@@ -531,7 +543,7 @@ class TestStaging:
         sink = db.sink(mode="staged")
         receipt = db.prepare(sink, keyed((1, "a"), (2, "b")))
         db(f"DELETE FROM poundlock.{staging_name(receipt.id)} WHERE k = 1")
-        with pytest.raises(PromiseBroken, match=r"decided with 2 rows.* 1: somebody"):
+        with pytest.raises(PromiseBroken, match=r"has 2 rows, and 1 were moved: somebody"):
             sink.commit([receipt])
         assert db("SELECT * FROM t") == []
         db(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
@@ -593,6 +605,182 @@ class TestStaging:
             assert sink.check([receipt]) == [None]
             assert sink.commit([receipt]) == [DONE]
         assert [row[0] for row in db("SELECT twice FROM t ORDER BY id")] == [2, 4, 2, 4]
+
+    def test_a_reader_of_a_staging_table_holds_up_nothing(
+        self, db: Database, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        decided = [db.prepare(sink, keyed((task, "a")), task) for task in (0, 1)]
+        stray = db.prepare(sink, keyed((2, "a")), 2)
+        tables = [f"poundlock.{staging_name(receipt.id)}" for receipt in (*decided, stray)]
+        with psycopg.connect(db.dsn) as reader:  # as pg_dump does
+            reader.execute(f"LOCK TABLE {', '.join(tables)} IN ACCESS SHARE MODE")  # type: ignore[arg-type]
+            assert sink.commit(decided) == [DONE, DONE]
+            assert "stay for now" in caplog.text
+            [found] = sink.find(db.namespace)
+            assert sink.abort([found]) == [LOST]
+            assert sink.find(db.namespace) == [] and len(db.open()) == 3
+            sink.prune(db.namespace, 99)  # what is still there keeps its witness
+            assert sink.commit([*decided, stray]) == [DONE, DONE, LOST]
+        assert db("SELECT k FROM t ORDER BY k") == [(0,), (1,)]
+        assert sink.find(db.namespace) == [] and db.open() == []
+        assert sink.commit(decided) == [DONE, DONE]
+        assert db("SELECT k FROM t ORDER BY k") == [(0,), (1,)]
+
+    def test_a_move_that_waits_says_why(
+        self, db: Database, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipt = db.prepare(sink, keyed((1, "a")))
+        with psycopg.connect(db.dsn) as other:
+            other.execute("LOCK TABLE t")
+            assert sink.commit([receipt]) == [OPEN]
+        assert f"branch {receipt.id} is not moved yet" in caplog.text
+
+    def test_a_drop_takes_few_locks(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        held: list[int] = []
+
+        def counted(connection: psycopg.Connection[Any], *rest: Any) -> None:
+            drop(connection, *rest)
+            mine = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
+            held.extend(connection.execute(mine).fetchone() or ())
+
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(20)]
+        monkeypatch.setattr("poundlock.postgres.move.drop", counted)
+        assert set(sink.commit(receipts)) == {DONE}
+        assert max(held) < 64 and db.open() == []  # 64: PostgreSQL's max_locks_per_transaction
+
+    def test_a_full_lock_table_is_told_with_its_cure(self) -> None:
+        problem = told(psycopg.errors.OutOfMemory("out of shared memory"))
+        assert isinstance(problem, Rejected) and "max_locks_per_transaction" in str(problem)
+
+
+class TestTheRoleHasTimeouts:
+    @pytest.mark.parametrize("options", [{"mode": "staged"}, {"key": "k"}], ids=str)
+    def test_a_move_is_not_cut(self, db: Database, options: dict[str, Any]) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, v text)")
+        db("CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+           "'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END'")  # fmt: skip
+        db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION slow()")
+        sink = db.sink(dsn=f"options='-c statement_timeout=250ms' {_keywords(db.dsn)}", **options)
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        sink.close()
+
+    @pytest.mark.parametrize("tolerant", [False, True])
+    def test_a_task_may_take_its_time(self, db: Database, tolerant: bool) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        limits = "-c statement_timeout=100ms -c idle_in_transaction_session_timeout=100ms"
+        sink = db.sink(dsn=f"options='{limits}' {_keywords(db.dsn)}")
+        writer = sink.begin(db.branch(tolerant=tolerant))
+        writer.write(keyed((1, "a")))
+        db("SELECT pg_sleep(0.3)")
+        writer.write(keyed((2, "b")))
+        assert writer.prepare() is not None
+        sink.close()
+
+
+class TestTheTableIsAltered:
+    """While the stream runs."""
+
+    AT = pa.array([dt.datetime(2024, 1, 1)], pa.timestamp("us"))
+
+    @pytest.mark.parametrize("options", [{"mode": "prepared"}, {"mode": "staged"}], ids=str)
+    @pytest.mark.parametrize(
+        ("made", "spark", "values", "altered"),
+        [
+            ("int8", "bigint", pa.array([2**62 + 12345]), "ALTER TABLE t ALTER v TYPE float8"),
+            ("timestamp", "timestamp_ntz", AT, "ALTER TABLE t ALTER v TYPE timestamptz"),
+            ("int8", "bigint", pa.array([7]), "DROP TABLE t; CREATE TABLE public.t (v timestamptz)"),
+            ("numeric(10,2)", "decimal(10,2)", pa.array([D("1.75")], pa.decimal128(10, 2)),
+             "ALTER TABLE t ALTER v TYPE int"),
+        ],
+    )  # fmt: skip
+    def test_no_value_is_taken_for_another(
+        self,
+        db: Database,
+        options: dict[str, Any],
+        made: str,
+        spark: str,
+        values: pa.Array,
+        altered: str,
+    ) -> None:
+        db(f"CREATE TABLE t (v {made})")
+        sink = db.sink(frame={"v": spark}, **options)
+        rows = pa.RecordBatch.from_arrays([values], ["v"])
+        before = db.prepare(sink, rows) if options["mode"] == "staged" else None
+        db(altered)
+        with pytest.raises(UsageError, match="was altered, and the frame no longer fits: v:"):
+            db.prepare(sink, rows, 1)
+        if before is not None:
+            with pytest.raises(Rejected, match="was altered while the batch was written"):
+                sink.check([before])
+            with pytest.raises(InDoubt, match=r"was altered: v is .* in staging|\[42804\]"):
+                sink.commit([before])
+        assert db("SELECT * FROM t") == []
+
+    def test_not_while_a_prepared_branch_waits(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        writer = sink.begin(db.branch())
+        db("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            db("ALTER TABLE t ALTER k TYPE float4")
+        db("RESET lock_timeout")
+        writer.abort()
+
+    @pytest.mark.parametrize(
+        "altered",
+        [
+            "ALTER TABLE t ADD CHECK (k < 100)",
+            "ALTER TABLE t ALTER v SET NOT NULL",
+            "ALTER TABLE t ADD x int NOT NULL",
+        ],
+    )
+    def test_what_it_no_longer_takes_is_refused_before_the_decision(
+        self, db: Database, altered: str
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged", frame={"k": "int", "v": "string"})
+        rows = pa.RecordBatch.from_pydict(
+            {"k": pa.array([1000], pa.int32()), "v": pa.array([None], pa.string())}
+        )
+        receipt = db.prepare(sink, rows)
+        db(altered)
+        with pytest.raises(Rejected, match="was altered"):
+            sink.check([receipt])
+        with pytest.raises((BadRow, UsageError)):
+            db.prepare(sink, rows, 1)
+
+
+class TestTheOptionsAreChanged:
+    """Between the decision and the commit."""
+
+    FRAME: ClassVar[dict[str, str]] = {"k": "int", "v": "string"}
+
+    def test_a_deletion_stays_one(self, db: Database) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, v text)")
+        db("INSERT INTO t VALUES (3, 'goes')")
+        sink = db.sink(key="k", delete="gone", frame={**self.FRAME, "gone": "boolean"})
+        rows = keyed((1, "new", False), (3, "never", True), names=f"k v {FLAG}")
+        receipt = db.prepare(sink, rows)
+        assert db.sink(mode="staged", frame=self.FRAME).commit([receipt]) == [DONE]
+        assert db("SELECT * FROM t") == [(1, "new")]
+
+    def test_rows_go_where_they_were_meant_to(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int, v text)")
+        receipt = db.prepare(db.sink(mode="staged"), keyed((1, "a")))
+        other = db.sink("u", name="t", mode="staged")
+        later = db.prepare(other, keyed((2, "b")), 1)
+        with pytest.raises(Parted, match="different tables"):
+            other.commit([receipt, later])
+        assert other.commit([receipt]) == [DONE]
+        assert db("SELECT k FROM t") == [(1,)] and db("SELECT * FROM u") == []
 
 
 @pytest.mark.parametrize("mode", ["prepared", "staged"])
@@ -800,6 +988,25 @@ class TestTroubles:
         receipt = db.prepare(staged, keyed((1, "a")))
         with pytest.raises(Rejected, match="leaves rows out"):
             staged.check([receipt])
+
+    @pytest.mark.parametrize(
+        "columns", ["k int PRIMARY KEY, v text", "k int, v text, PRIMARY KEY (k, v)"]
+    )
+    def test_a_trigger_that_leaves_rows_out_of_an_upsert(self, db: Database, columns: str) -> None:
+        db(f"CREATE TABLE t ({columns})")
+        db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+        key = ["k", "v"] if "(k, v)" in columns else "k"
+        staged = db.sink(key=key)
+        receipt = db.prepare(staged, keyed((1, "a")))
+        with pytest.raises(Rejected, match=r"does not take 1 rows.*leaves rows out"):
+            staged.check([receipt])
+        with pytest.raises(PromiseBroken, match="leaves rows out"):
+            staged.commit([receipt])
+        with pytest.raises(Rejected, match="leaves rows out"):
+            db.prepare(db.sink(key=key, mode="prepared", key_partitioned=True), keyed((1, "a")), 1)
+        db("DROP TRIGGER g ON t; INSERT INTO t VALUES (1, 'a')")
+        assert staged.commit([receipt]) == [DONE]  # what is there already is not left out
 
     def test_a_read_only_server_is_waited_for(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,9 @@ class TableColumn:
     name: str
     type: str  # pg_type's name for it, that of a domain's base; "enum" for any of them
     typmod: int
-    declared: str  # as `\\d` shows it, collation included
+    declared: str  # as `\\d` shows it
+    base: str  # the same; of a domain, what it is over
+    collation: str  # as it follows the type, where it is not the type's own
     required: bool  # NOT NULL
     filled: bool  # has a default or is an identity
     default: str
@@ -65,6 +68,11 @@ class Table:
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
+
+    @property
+    def shape(self) -> str:
+        """What tells a table from itself after it was altered: of what a staging table copies."""
+        return hashlib.sha256(repr((self.columns, self.checks)).encode()).hexdigest()[:16]
 
     def column(self, name: str) -> TableColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -113,18 +121,29 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
 _COLUMNS = """
 SELECT a.attname,
        CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname::text END,
-       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
-       format_type(a.atttypid, a.atttypmod) || coalesce(
+       b.typmod,
+       format_type(a.atttypid, a.atttypmod),
+       format_type(b.oid, b.typmod),
+       coalesce(
            CASE WHEN a.attcollation <> t.typcollation
                 THEN ' COLLATE ' || quote_ident(m.nspname) || '.' || quote_ident(l.collname) END, ''),
-       a.attnotnull OR t.typnotnull,
+       a.attnotnull OR b.required,
        (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '' OR t.typdefault IS NOT NULL,
        CASE WHEN a.attgenerated = '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END,
        a.attgenerated <> '',
        a.attidentity::text
 FROM pg_attribute a
 JOIN pg_type t ON t.oid = a.atttypid
-JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+JOIN LATERAL (
+    WITH RECURSIVE up AS (  -- a domain can be over another
+        SELECT t.oid, t.typname, t.typtype, t.typbasetype, t.typtypmod, t.typnotnull,
+               a.atttypmod AS typmod
+        UNION ALL
+        SELECT u.oid, u.typname, u.typtype, u.typbasetype, u.typtypmod, u.typnotnull, up.typtypmod
+        FROM up JOIN pg_type u ON u.oid = up.typbasetype WHERE up.typtype = 'd'
+    )
+    SELECT *, (SELECT bool_or(typnotnull) FROM up) AS required FROM up WHERE typtype <> 'd'
+) b ON true
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_namespace m ON m.oid = l.collnamespace

@@ -142,6 +142,21 @@ class Driver:
                 self._connection = None
 
 
+def unhurried(connection: Connection[Any], wait: str) -> None:
+    """Have the open transaction wait for locks so long, and be cut short by no other time-out.
+
+    Those of the role are made for the queries of people; a move would be cut at each try.
+    """
+    names = ["statement_timeout", "idle_in_transaction_session_timeout"]
+    if connection.info.server_version >= 170_000:
+        names.append("transaction_timeout")
+    connection.execute(
+        "SELECT set_config('lock_timeout', %s, true)"
+        + "".join(f", set_config('{name}', '0', true)" for name in names),  # type: ignore[arg-type]
+        [wait],
+    )
+
+
 @contextlib.contextmanager
 def translated(sink: str | None, branch: str | None = None) -> Iterator[None]:
     """Raise the driver's errors as ours."""
@@ -174,6 +189,11 @@ def told(
             cure = (
                 ". Raise max_prepared_transactions above the tasks of a batch and restart the "
                 "server, or use mode='staged'"
+            )
+        elif state == "53200":
+            cure = (
+                ". If it is the table of locks that is full, raise max_locks_per_transaction and "
+                "restart the server, or write with fewer tasks"
             )
         return Rejected(f"{which}{text}{cure}", sink=sink)
     if state == "53100":

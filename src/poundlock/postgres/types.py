@@ -7,8 +7,9 @@ one; anything else must be cast in the query, where everybody can see it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from poundlock.postgres.catalog import TableColumn
+from poundlock.postgres.catalog import Table, TableColumn
 
 JSON_FAMILY = ("array<", "map<", "struct<", "variant")
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}  # and their decimal digits
@@ -64,6 +65,25 @@ def misfit(spark: str, column: TableColumn) -> str | None:
     if column.type == "numeric":
         return _too_narrow(spark, kind, column)
     return None
+
+
+def misfits(types: Mapping[str, str], table: Table) -> list[str]:
+    """Name every difference between a frame's columns and a table's, column by column."""
+    problems = list[str]()
+    for name, spark in types.items():
+        column = table.column(name)
+        reason = "the table has no such column" if column is None else misfit(spark, column)
+        if reason is not None:
+            problems.append(f"{name}: {reason}")
+    if types:
+        problems += [
+            f"{column.name}: the table requires it, and the frame has no such column"
+            for column in table.columns
+            if column.name not in types
+            and column.required
+            and not (column.filled or column.generated)
+        ]
+    return problems
 
 
 def numeric_limits(typmod: int) -> tuple[int, int] | None:

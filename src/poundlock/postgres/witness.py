@@ -200,6 +200,8 @@ def states(
     connection: Connection[Any], target: Target, branches: Sequence[str]
 ) -> Mapping[str, BranchState]:
     """Return what the witnesses of these branches say, as far as there are any."""
+    if _oid(connection, target) is None:
+        return {}
     found = connection.execute(
         sql.SQL("SELECT branch, state FROM {} WHERE branch = ANY (%s)").format(target.witness),
         [list(branches)],
@@ -261,15 +263,27 @@ def newest_generation(connection: Connection[Any], target: Target, namespace: Na
     return int(found[0]) if found else 0
 
 
-def prune(connection: Connection[Any], target: Target, namespace: Namespace, floor: int) -> None:
-    """Forget the batches below `floor`, but never the newest generation."""
+def prune(
+    connection: Connection[Any],
+    target: Target,
+    namespace: Namespace,
+    floor: int,
+    keep: Sequence[str],
+) -> None:
+    """Forget the batches below `floor`, but never the newest generation, and no branch of `keep`."""
     if _oid(connection, target) is None:
         return
     connection.execute(
         sql.SQL(
             "DELETE FROM {0} WHERE pipeline = %(p)s AND identity = %(i)s AND sink = %(s)s "
-            "AND batch < %(floor)s AND branch <> (SELECT branch FROM {0} "
+            "AND batch < %(floor)s AND branch <> ALL (%(keep)s) AND branch <> (SELECT branch FROM {0} "
             "WHERE pipeline = %(p)s AND identity = %(i)s ORDER BY generation DESC, batch DESC LIMIT 1)"
         ).format(target.witness),
-        {"p": namespace.pipeline, "i": namespace.identity, "s": target.sink, "floor": floor},
+        {
+            "p": namespace.pipeline,
+            "i": namespace.identity,
+            "s": target.sink,
+            "floor": floor,
+            "keep": list(keep),
+        },
     )

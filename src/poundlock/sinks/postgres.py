@@ -20,10 +20,10 @@ from poundlock.core.sparksql import to_json
 from poundlock.errors import NotAuthorised, Parted, Unavailable, UsageError
 from poundlock.postgres import prepared, staged, witness
 from poundlock.postgres.catalog import Index, Table, read_table
-from poundlock.postgres.move import FLAG, hurdles
+from poundlock.postgres.move import FLAG, hurdles, staged_branches
 from poundlock.postgres.session import Driver, database_of, system_of, translated
 from poundlock.postgres.target import Target
-from poundlock.postgres.types import family, misfit
+from poundlock.postgres.types import family, misfits
 from poundlock.postgres.writer import Mode, PostgresWriter
 
 _OLDEST = 120_000
@@ -175,20 +175,7 @@ class Postgres(Participant):
 
     def _check_columns(self, table: Table) -> None:
         """Name every difference between the frame and the table, column by column."""
-        target, problems = self.target, list[str]()
-        for name, spark in self._types.items():
-            column = table.column(name)
-            reason = "the table has no such column" if column is None else misfit(spark, column)
-            if reason is not None:
-                problems.append(f"{name}: {reason}")
-        if self._types:
-            problems += [
-                f"{column.name}: the table requires it, and the frame has no such column"
-                for column in table.columns
-                if column.name not in self._types
-                and column.required
-                and not (column.filled or column.generated)
-            ]
+        target, problems = self.target, misfits(self._types, table)
         problems += [
             f"{name}: the table has no such column, and it is in key= or order_by="
             for name in (*target.key, *([target.order_by] if target.order_by else []))
@@ -319,7 +306,7 @@ class Postgres(Participant):
         # Only where there is no other way: what an earlier attempt left is the sweep's business.
         held_up = self._table is None or self._held_by(self._table) is not None
         return PostgresWriter(
-            self.target, self.mode, self.semantic, self._table, branch,
+            self.target, self.mode, self.semantic, self._types, branch,
             clears=branch.retry > 0 and held_up and not self._speculates,
         )  # fmt: skip
 
@@ -392,7 +379,9 @@ class Postgres(Participant):
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         with self.driver.use() as connection:
-            witness.prune(connection, self.target, namespace, floor)
+            # A staging table that is still there could be moved again, but for its witness.
+            keep = list(staged_branches(connection, self.target))
+            witness.prune(connection, self.target, namespace, floor, keep)
 
     def close(self) -> None:
         if self._driver is not None:
