@@ -45,6 +45,7 @@ DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPA
 UNKNOWN = BranchState.NO_WITNESS
 UTC = dt.timezone.utc
 D = decimal.Decimal
+NOISE = random.Random(1).randbytes(4000).hex()  # too long for an index, even compressed
 _numbers = itertools.count()
 
 
@@ -299,6 +300,19 @@ class TestTheFrameMustFit:
         with pytest.raises(UsageError, match="CREATE UNIQUE INDEX"):
             db.sink(key=["k"])
 
+    def test_an_index_that_was_never_finished_is_none(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text); INSERT INTO t VALUES (1, 'a'), (1, 'b')")
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            db("CREATE UNIQUE INDEX CONCURRENTLY ON t (k)")
+        with pytest.raises(UsageError, match="CREATE UNIQUE INDEX"):
+            db.sink(key=["k"])
+
+    def test_a_number_that_only_the_table_gives_cannot_be_replaced(self, db: Database) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, n bigint GENERATED ALWAYS AS IDENTITY)")
+        with pytest.raises(UsageError, match="n: it is GENERATED ALWAYS"):
+            db.sink(key="k", frame={"k": "int", "n": "bigint"})
+        db.sink(key="k", frame={"k": "int"})
+
     def test_names_that_need_quotes(self, db: Database) -> None:
         db('CREATE SCHEMA "Odd One"')
         db('CREATE TABLE "Odd One"."T ""x" ("a b" int PRIMARY KEY, "SELECT" text)')
@@ -357,6 +371,44 @@ class TestBadRows:
         receipt = Receipt("t", done.id, 0, Fingerprint(3, 0), done.handle)
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+
+    def test_a_trigger_that_raises_is_told_without_its_words(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        for how in ("", " USING ERRCODE = 'check_violation'", " USING ERRCODE = 'ZZ001'"):
+            db("CREATE OR REPLACE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS "
+               f"$$BEGIN RAISE EXCEPTION 'no: %', NEW.v{how}; END$$")  # fmt: skip
+            db(
+                "CREATE OR REPLACE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION judge()"
+            )
+            sink = db.sink()
+            with pytest.raises(BadRow, match="function judge raises") as caught:
+                db.prepare(sink, keyed((1, "secret")))
+            assert "secret" not in str(caught.value)
+            staged = db.sink(mode="staged")
+            receipt = db.prepare(staged, keyed((1, "secret")), 1)
+            with pytest.raises(BadRow, match="function judge raises"):
+                staged.check([receipt])
+            staged.abort(staged.find(db.namespace))
+            db.renew()
+
+    @pytest.mark.parametrize("refuses", ["trigger", "index"])
+    def test_a_tolerant_branch_goes_on_whatever_refuses(self, db: Database, refuses: str) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        if refuses == "index":
+            db("CREATE INDEX ON t (v)")
+        else:
+            db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS "
+               "$$BEGIN IF NEW.k > 1 THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END$$")  # fmt: skip
+            db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+        sink = db.sink()
+        writer = sink.begin(db.branch(tolerant=True))
+        writer.write(keyed((1, "a")))
+        with pytest.raises(BadRow):
+            writer.write(keyed((2, NOISE)))
+        writer.write(keyed((1, "b")))
+        done = writer.prepare()
+        assert done is not None
+        assert sink.commit([Receipt("t", done.id, 0, Fingerprint(2, 0), done.handle)]) == [DONE]
 
     def test_text_that_is_none(self, db: Database) -> None:
         db("CREATE TABLE t (a varchar(9), b text)")
@@ -526,6 +578,48 @@ class TestStaging:
         assert sink.check([receipt]) == [None]
         assert db("SELECT * FROM t") == []
         assert sink.commit([receipt]) == [DONE]
+
+    @pytest.mark.parametrize(
+        ("table", "rows"),
+        [
+            ("k int, inv int GENERATED ALWAYS AS (100 / k) STORED", keyed((0,), names="k")),
+            ("k text); CREATE INDEX ON t ((k::int)", keyed(("x",), names="k")),
+            ("k int, d int DEFAULT (1 / (random() * 0)::int)", keyed((1,), names="k")),
+            ("k text); CREATE INDEX ON t (k", keyed((NOISE,), names="k")),
+            ("k jsonb); CREATE INDEX ON t (k", keyed((f'"{NOISE}"',), names="k")),
+        ],
+    )
+    def test_whatever_may_refuse_a_row_does_so_before_the_decision(
+        self, db: Database, table: str, rows: pa.RecordBatch
+    ) -> None:
+        db(f"CREATE TABLE t ({table})")
+        sink = db.sink(mode="staged", frame={"k": "int" if "k int" in table else "string"})
+        receipt = db.prepare(sink, rows)
+        with pytest.raises(BadRow):
+            sink.check([receipt])
+        with pytest.raises(InDoubt, match="cannot be moved"):  # and it is not tried for ever
+            sink.commit([receipt])
+
+    def test_a_key_too_long_for_its_index(self, db: Database) -> None:
+        db("CREATE TABLE t (k text PRIMARY KEY, v text)")
+        sink = db.sink(key="k")
+        receipt = db.prepare(sink, keyed((NOISE, "a")))
+        with pytest.raises(BadRow, match="exceeds"):
+            sink.check([receipt])
+        longer = db.prepare(
+            sink, keyed(("x" * 100_000, "a")), 1
+        )  # which the index takes, compressed
+        assert sink.check([longer]) == [None]
+        assert sink.commit([longer]) == [DONE]
+
+    def test_a_constant_default_needs_no_rehearsal(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, a text DEFAULT 'x''y', b timestamptz DEFAULT now(), c numeric "
+           "DEFAULT (-1.5), d jsonb DEFAULT '{}', e varchar(9) DEFAULT 'z', f bigserial, "
+           "g uuid DEFAULT gen_random_uuid())")  # fmt: skip
+        sink = Postgres("t", dsn=db.dsn, mode="staged")
+        sink.project({"k": Column("k", "int")})
+        assert sink.preflight() == []
+        sink.close()
 
     def test_a_move_that_still_fails_stops_and_loses_nothing(self, db: Database) -> None:
         db("CREATE TABLE t (k int UNIQUE, v text)")
@@ -918,6 +1012,20 @@ class TestRoles:
         sink = db.sink(dsn=role())
         receipt = db.prepare(sink, keyed((1, "a")))
         assert sink.commit([receipt]) == [DONE]
+        sink.close()
+
+    def test_a_sequence_that_may_not_be_drawn_from(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        name = f"role_{db.name}"
+        db("ALTER TABLE t ADD id bigserial")
+        db(f"GRANT INSERT ON t TO {name}; GRANT CREATE ON DATABASE {db.name} TO {name}")
+        frame = {"k": "int", "v": "string"}
+        with pytest.raises(NotAuthorised, match="GRANT USAGE ON SEQUENCE t_id_seq TO"):
+            db.sink(dsn=role(), mode="staged", frame=frame)
+        db(f"GRANT USAGE ON SEQUENCE t_id_seq TO {name}")
+        sink = db.sink(dsn=role(), mode="staged", frame=frame)
+        assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
         sink.close()
 
     def test_another_role_may_not_finish(self, db: Database, role: Callable[[], str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,13 @@ from psycopg import Connection, sql
 from poundlock.errors import UsageError
 
 _RANDOM = ("nextval(", "gen_random_uuid(", "uuid_generate_v", "uuidv7(", "uuidv4(")
+
+# Defaults that are constants, or computed by what does not fail.
+_SAFE = re.compile(
+    r"(\(?-?[\d.]+\)?|'(?:[^']|'')*'|true|false|NULL"
+    r"|nextval\('[^']*'::regclass\)|(now|gen_random_uuid|clock_timestamp|statement_timestamp|uuidv[47])\(\)"
+    r"|CURRENT_(DATE|TIME|TIMESTAMP|USER)|LOCALTIME(STAMP)?|SESSION_USER)(::[\w .\"\[\](),]+)?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,11 @@ class TableColumn:
     default: str
     generated: bool
     identity: str  # 'a' always, 'd' by default, '' none
+
+    @property
+    def risky(self) -> bool:
+        """Whether the value that the table fills in is computed by what could fail."""
+        return bool(self.default) and not _SAFE.fullmatch(self.default)
 
     @property
     def unlike_any(self) -> bool:
@@ -64,6 +77,7 @@ class Table:
     indexes: tuple[Index, ...]
     checks: tuple[Check, ...]
     hurdles: tuple[str, ...]  # what no table beside it can carry: foreign keys, triggers, ...
+    long: tuple[tuple[str, ...], ...]  # columns of any length, as they are together in an index
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -115,6 +129,7 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
             if not definition.endswith("NOT ENFORCED")
         ),
         tuple(hurdles),
+        tuple(tuple(names) for (names,) in connection.execute(_LONG, [oid]).fetchall() if names),
     )  # fmt: skip
 
 
@@ -157,7 +172,8 @@ SELECT c.relname::text,
              LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
                                       AND k.number > 0
              WHERE k.place <= i.indnkeyatts ORDER BY k.place),
-       i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+       i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+           AND i.indexprs IS NULL
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND i.indislive
 ORDER BY 1
@@ -180,4 +196,19 @@ UNION ALL
 SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(table)s AND NOT tgisinternal
 UNION ALL
 SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(table)s
+UNION ALL
+SELECT 'column ' || attname || ', which the table computes' FROM pg_attribute
+WHERE attrelid = %(table)s AND attgenerated = 's' AND NOT attisdropped
+UNION ALL
+SELECT 'index ' || c.relname || ', which computes' FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = %(table)s AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)
+"""
+
+# An index refuses an entry that is too long: columns of any length that are together in one.
+_LONG = """
+SELECT DISTINCT ARRAY(SELECT a.attname::text FROM unnest(i.indkey) k (number)
+                      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+                      WHERE a.attlen = -1 AND a.attnum > 0 ORDER BY 1) AS names
+FROM pg_index i WHERE i.indrelid = %s
 """

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("poundlock")
 
 _DROPPED_AT_ONCE = 8
+_LONG = 2000  # bytes that any index takes
 _READ = "100ms"  # how long to wait for somebody who reads a staging table
 FLAG = (
     "poundlock_delete"  # the staging table's name for it: the target may have a column of any name
@@ -78,6 +79,11 @@ def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
         if not (index.plain and set(index.columns) == set(target.key))
     ]
     found += [
+        f"the default of column {column.name}"
+        for column in table.columns
+        if column.name not in columns and column.risky
+    ]
+    found += [
         f"domain {column.declared}"
         for column in table.columns
         if target.delete is not None and column.name in columns and column.base != column.declared
@@ -88,6 +94,31 @@ def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
         if target.delete is not None or not set(check.columns) <= set(columns)
     ]
     return found
+
+
+def too_long(
+    connection: Connection[Any],
+    target: Target,
+    table: Table,
+    branches: Sequence[str],
+    columns: Sequence[str],
+) -> bool:
+    """Whether a row could be too long for an index of the target: some 2700 bytes are."""
+    sizes = [
+        sql.SQL(" + ").join(
+            sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
+            for name in names
+            if name in columns
+        )
+        for names in table.long
+        if set(names) & set(columns)
+    ]
+    if not sizes:
+        return False
+    asked = sql.SQL("SELECT 1 FROM ({}) u WHERE greatest({}) > {} LIMIT 1").format(
+        _union(target, branches), sql.SQL(", ").join(sizes), sql.Literal(_LONG)
+    )
+    return connection.execute(asked).fetchone() is not None
 
 
 Columns = tuple[tuple[str, str], ...]  # the name of each, and its type as `\\d` shows it

@@ -175,7 +175,7 @@ def told(
     """Say in our words what the server refused, and what to do."""
     state, text = error.sqlstate or "", _safe(error)
     which = f"branch {branch}: " if branch else ""
-    if state[:2] in ("22", "23"):
+    if state[:2] in ("22", "23", "P0") or state == "54000":
         return BadRow(f"{which}PostgreSQL does not take a row: {text}", sink=sink)
     if state == "55P03":
         return Rejected(
@@ -183,7 +183,7 @@ def told(
             "somebody else holds it. Use mode='staged', or partition the frame by the key",
             sink=sink,
         )
-    if state == "53200" or state[:2] in ("40", "25") or state == "57014":
+    if state == "53200" or state[:2] in ("40", "25", "54") or state == "57014":
         cure = ""
         if "prepared transactions" in text:
             cure = (
@@ -208,13 +208,27 @@ def told(
         return UsageError(f"{which}{text}", sink=sink)
     if state == "" and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return UsageError(f"{which}{text}", sink=sink)
+    if _raised(error):
+        return BadRow(f"{which}PostgreSQL does not take a row: {text}", sink=sink)
     return Unavailable(f"{which}PostgreSQL did not answer as it should: {text}", sink=sink)
+
+
+def _raised(error: psycopg.Error) -> bool:
+    """Whether it is a function of the database's owner that raised the error, in its own words."""
+    return (error.sqlstate or "")[:2] == "P0" or (error.diag.source_file or "").startswith("pl")
 
 
 def _safe(error: psycopg.Error) -> str:
     """The server's message without what could be a value of a row."""
     text = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
-    if (error.sqlstate or "").startswith("22"):
+    if _raised(error):
+        made = re.search(r"PL/\w+ function ([\w.\"]+)\(", error.diag.context or "")
+        text = (
+            f"function {made[1]} raises an error"
+            if made
+            else "a trigger or function raises an error"
+        )
+    elif (error.sqlstate or "").startswith("22"):
         text = re.sub(r'"[^"]*"', '"..."', text.split(": ")[0])
     where = [
         f"{word} {name}"

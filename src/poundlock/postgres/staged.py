@@ -23,6 +23,7 @@ from poundlock.postgres.move import (
     move,
     retyped,
     staged_branches,
+    too_long,
 )
 from poundlock.postgres.session import told, unhurried
 from poundlock.postgres.target import Target, read_id, staging_name
@@ -73,7 +74,7 @@ def _check(
         )
     if target.key and has_duplicates(connection, target, branches):
         raise duplicate_keys(target)
-    if hurdles(target, table, names):
+    if hurdles(target, table, names) or too_long(connection, target, table, branches, names):
         amiss = _amiss(receipts, move(connection, target, table, branches, names))
         if amiss is not None:
             raise Rejected(

@@ -24,7 +24,7 @@ from poundlock.postgres import prepared, witness
 from poundlock.postgres.catalog import Table, TableColumn, read_table
 from poundlock.postgres.encode import HEADER, TRAILER, Encoder
 from poundlock.postgres.move import FLAG, create_staging, drop, has_duplicates, move
-from poundlock.postgres.session import connect, database_of, system_of, translated, unhurried
+from poundlock.postgres.session import connect, database_of, system_of, told, translated, unhurried
 from poundlock.postgres.staged import duplicate_keys
 from poundlock.postgres.target import Target, branch_id
 from poundlock.postgres.types import misfits
@@ -192,8 +192,9 @@ class PostgresWriter(Writer):
                         stream.write(piece)
                     stream.write(TRAILER)
                 self._count(cursor.rowcount, len(rows))
-        except (psycopg.DataError, psycopg.IntegrityError):
-            connection.execute("ROLLBACK TO SAVEPOINT rows")
+        except psycopg.Error as error:
+            if isinstance(told(error), BadRow):
+                connection.execute("ROLLBACK TO SAVEPOINT rows")
             raise
         connection.execute("RELEASE SAVEPOINT rows")
 
