@@ -21,6 +21,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.log import MemoryLog
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column, Commitment
 from poundlock.core.protocol import BranchState
@@ -256,6 +258,49 @@ class TestTypes:
         assert set(caught.value.rows) == {1, 2, 3}
         writer.abort()
 
+    def test_what_a_type_would_round_is_a_bad_row(self, db: Database) -> None:
+        db("CREATE TABLE t (a timestamptz(0), b timestamp(3), c time(1), d timestamptz(6))")
+        frame = {"a": "timestamp", "b": "timestamp_ntz", "c": "time(6)", "d": "timestamp"}
+        sink = db.sink(frame=frame)
+        whole, milli = dt.datetime(1969, 1, 1, 1, 1, 1), dt.datetime(1969, 1, 1, 1, 1, 1, 1000)
+        micro, tenth = dt.datetime(2024, 1, 1, 1, 1, 1, 1), dt.time(1, 1, 1, 100_000)
+
+        def rows(*given: tuple[Any, ...]) -> pa.RecordBatch:
+            kinds = (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.time64("ns"))
+            columns = zip(zip(*given, strict=True), (*kinds, kinds[0]), strict=True)
+            return pa.RecordBatch.from_arrays([pa.array(c, kind) for c, kind in columns], [*frame])
+
+        writer = sink.begin(db.branch())
+        with pytest.raises(BadRow, match="more digits after the second") as caught:
+            writer.write(rows((whole, milli, tenth, micro), (milli, milli, tenth, micro),
+                              (whole, micro, tenth, micro), (whole, milli, micro.time(), micro),
+                              (None, None, None, None)))  # fmt: skip
+        assert set(caught.value.rows) == {1, 2, 3}
+        writer.abort()
+        assert sink.commit([db.prepare(sink, rows((whole, milli, tenth, micro)))]) == [DONE]
+        assert db("SELECT b, c FROM t") == [(milli, tenth)]
+        db("CREATE TABLE i (v interval(0)); CREATE TABLE h (v interval hour)")
+        for table in ("i", "h"):
+            with pytest.raises(UsageError, match="would round it"):
+                db.sink(table, frame={"v": "interval day to second"})
+
+    def test_domains_over_domains(self, db: Database) -> None:
+        db("CREATE DOMAIN d1 AS varchar(5) NOT NULL; CREATE DOMAIN d2 AS d1 CHECK (VALUE <> 'no')")
+        db("CREATE TABLE t (k int PRIMARY KEY, v d2)")
+        frame = {"k": "int", "v": "string", "gone": "boolean"}
+        sink = db.sink(key="k", delete="gone", frame=frame)
+        names = f"k v {FLAG}"
+        with pytest.raises(BadRow, match="longer than 5"):
+            db.prepare(sink, keyed((1, "toolong", False), names=names))
+        refused = db.prepare(sink, keyed((1, "no", False), names=names), 1)
+        with pytest.raises(BadRow, match="d2"):
+            sink.check([refused])
+        deletion = keyed((1, "x", True), names=names).set_column(1, "v", pa.nulls(1, pa.string()))
+        receipt = db.prepare(sink, deletion, 2)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        with pytest.raises(BadRow, match="null"):
+            db.prepare(db.sink(mode="staged"), deletion.select([0, 1]), 3)
+
     def test_complex_types_become_json_by_spark(self) -> None:
         sink = Postgres("t", dsn="host=nowhere")
         wanted = sink.project(
@@ -312,6 +357,21 @@ class TestTheFrameMustFit:
         with pytest.raises(UsageError, match="n: it is GENERATED ALWAYS"):
             db.sink(key="k", frame={"k": "int", "n": "bigint"})
         db.sink(key="k", frame={"k": "int"})
+
+    @pytest.mark.parametrize("options", [{"lock_timeout": 0.0004}, {"witness_schema": "w%s"}])
+    def test_options_that_mean_something_else(self, options: dict[str, Any]) -> None:
+        with pytest.raises(UsageError, match=next(iter(options))):
+            Postgres("t", dsn="x", **options)
+
+    def test_a_check_of_the_whole_row_is_rehearsed(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        db("CREATE FUNCTION ok(t) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1.k < 5'")
+        db("ALTER TABLE t ADD CHECK (ok(t.*))")
+        sink = db.sink(mode="staged")
+        good, bad = (db.prepare(sink, keyed((k, "a")), k) for k in (1, 9))
+        assert sink.check([good]) == [None] and sink.commit([good]) == [DONE]
+        with pytest.raises(BadRow, match="check constraint"):
+            sink.check([bad])
 
     def test_names_that_need_quotes(self, db: Database) -> None:
         db('CREATE SCHEMA "Odd One"')
@@ -877,6 +937,18 @@ class TestTheOptionsAreChanged:
         assert db("SELECT k FROM t") == [(1,)] and db("SELECT * FROM u") == []
 
 
+def test_a_staged_batch_goes_whole_though_the_mode_was_changed(db: Database) -> None:
+    db("CREATE TABLE t (k int PRIMARY KEY, v text, at int)")
+    sink = db.sink(key="k", order_by="at")
+    receipts = [db.prepare(sink, keyed((1, f"at {at}", at), names="k v at"), task)
+                for task, at in enumerate((9, 1))]  # fmt: skip
+    later = db.sink(key="k", order_by="at", mode="prepared", key_partitioned=True)
+    own = db.prepare(later, keyed((2, "b", 1), names="k v at"), 5)
+    assert later.together(receipts) and not later.together([own]) and not sink.together([own])
+    coordinator = Coordinator(MemoryLog(), {"t": later}, settings=Settings(commits_at_once=1))
+    assert list(coordinator._portions(receipts)) == [receipts]
+
+
 @pytest.mark.parametrize("mode", ["prepared", "staged"])
 def test_a_branch_is_finished_as_it_was_written(db: Database, mode: str) -> None:
     """Though the pipeline was started again with the other mode."""
@@ -1040,6 +1112,86 @@ class TestRoles:
             sink.commit([receipt])
         sink.close()
 
+    @pytest.mark.parametrize("granted", ["USAGE", "CREATE"])
+    def test_a_schema_needs_both_rights(
+        self, db: Database, role: Callable[[], str], granted: str
+    ) -> None:
+        name = f"role_{db.name}"
+        db(f"CREATE SCHEMA poundlock; GRANT {granted} ON SCHEMA poundlock TO {name}; "
+           f"GRANT INSERT ON public.t TO {name}")  # fmt: skip
+        for mode in ("prepared", "staged"):
+            with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
+                db.sink(dsn=role(), mode=mode)
+
+    def test_a_witness_that_is_there_needs_no_right_to_create(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        name = f"role_{db.name}"
+        db.prepare(db.sink(), keyed((1, "a")), 9)
+        db(f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
+           f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
+        sink = db.sink(dsn=role())
+        assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
+        sink.close()
+        with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
+            db.sink(dsn=role(), mode="staged")
+
+    def test_rights_to_the_columns_will_do(self, db: Database, role: Callable[[], str]) -> None:
+        name, frame = f"role_{db.name}", {"k": "int", "v": "string"}
+        db(f"ALTER TABLE t ADD x int, ADD PRIMARY KEY (k); GRANT INSERT (k, v) ON t TO {name}; "
+           f"GRANT CREATE ON DATABASE {db.name} TO {name}")  # fmt: skip
+        with pytest.raises(NotAuthorised, match="GRANT INSERT ON"):
+            db.sink(dsn=role(), frame=frame, mode="prepared", key_partitioned=True)
+        sink = db.sink(dsn=role(), frame=frame, mode="staged")
+        assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
+        sink.close()
+        db(f"GRANT SELECT (k, v), UPDATE (v) ON t TO {name}")
+        with pytest.raises(NotAuthorised, match="GRANT UPDATE ON"):
+            db.sink(dsn=role(), frame=frame, key="k")
+        db(f"GRANT UPDATE (k) ON t TO {name}")
+        sink = db.sink(dsn=role(), frame=frame, key="k")
+        receipt = db.prepare(sink, keyed((1, "b")), 1)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        sink.close()
+
+    def test_a_limit_of_the_role_is_one_too(self, db: Database, role: Callable[[], str]) -> None:
+        name = f"role_{db.name}"
+        db(f"GRANT INSERT ON t TO {name}; GRANT CREATE ON DATABASE {db.name} TO {name}")
+        db(f"ALTER ROLE {name} CONNECTION LIMIT 3")
+        with pytest.raises(UsageError, match="the role's CONNECTION LIMIT allows 3"):
+            db.sink(dsn=role(), connections=4)
+
+    def test_row_level_security_leaves_nothing_out(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        name = f"role_{db.name}"
+        db("ALTER TABLE t ADD PRIMARY KEY (k), ENABLE ROW LEVEL SECURITY")
+        db(f"CREATE POLICY p ON t USING (k < 10); GRANT ALL ON t TO {name}; "
+           f"GRANT CREATE ON DATABASE {db.name} TO {name}")  # fmt: skip
+        with pytest.raises(UsageError, match="what is hidden is not deleted"):
+            db.sink(dsn=role(), key="k", delete="gone")
+        with pytest.raises(UsageError, match=r"row level security.*use mode='staged'"):
+            db.sink(dsn=role(), key_partitioned=True, mode="prepared")
+        sink = db.sink(dsn=role(), key="k")
+        receipt = db.prepare(sink, keyed((11, "a")))
+        with pytest.raises(NotAuthorised, match="row-level security"):
+            sink.check([receipt])
+        sink.close()
+
+    @pytest.mark.parametrize(
+        "dsn",
+        [
+            "postgresql://u:first@s3cretTail@127.0.0.1:1/db",
+            "postgresql://u:s3/cretTail@127.0.0.1/db",
+            "postgresql://u:12/s3cretTail@127.0.0.1/db",
+            "host=127.0.0.1 port=s3cretTail",
+        ],
+    )
+    def test_a_password_that_was_not_encoded_is_not_told(self, dsn: str) -> None:
+        with pytest.raises(UsageError, match="percent-encode") as caught:
+            Postgres("t", dsn=dsn).preflight()
+        assert "cretTail" not in str(caught.value)
+
     def test_a_wrong_password_is_told_without_it(
         self, db: Database, role: Callable[[], str]
     ) -> None:
@@ -1081,8 +1233,7 @@ class TestTroubles:
             assert db.open() == [] and db("SELECT * FROM t") == []
             receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself goes on
             db(f"SELECT pg_terminate_backend({sink.driver._connection.info.backend_pid}, 5000)")
-            with pytest.raises(Unavailable):
-                sink.commit([receipt])
+            assert sink.check([receipt]) == [None]  # one that was cut while it was idle is replaced
             assert sink.commit([receipt]) == [DONE]
             db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
 
@@ -1128,6 +1279,51 @@ class TestTroubles:
             assert sink.commit([receipt]) == [DONE]
             blocked.close()
 
+    def test_a_role_that_may_only_read_is_refused_at_the_start(
+        self, db: Database, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        reading = f"options='-c default_transaction_read_only=on' {_keywords(db.dsn)}"
+        with pytest.raises(UsageError, match="default_transaction_read_only is on"):
+            db.sink(dsn=reading)
+        sink = db.sink()
+        db.prepare(sink, keyed((1, "a")))
+        blocked = Postgres("t", dsn=reading)
+        found = blocked.find(db.namespace)
+        assert blocked.abort(found) == [BranchState.UNREACHABLE]
+        assert "not rolled back yet" in caplog.text
+        blocked.close()
+        assert sink.abort(found) == [LOST]
+
+    def test_what_cannot_be_prepared_is_told_with_the_cure(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        db(
+            "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NOTIFY x; RETURN NEW; END'"
+        )
+        db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+        with pytest.raises(UsageError, match=r"NOTIFY.*use mode='staged'"):
+            db.prepare(db.sink(), keyed((1, "a")))
+
+    def test_rules_which_copy_does_not_see_are_refused(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int, v text)")
+        db("CREATE RULE r AS ON INSERT TO t DO INSTEAD INSERT INTO u VALUES (NEW.k, NEW.v)")
+        with pytest.raises(UsageError, match=r"has rule r.*use mode='staged'"):
+            db.sink()
+        staged = db.sink(mode="staged")
+        receipt = db.prepare(staged, keyed((1, "a")))
+        assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
+        assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]  # as the rule has it
+
+    def test_nothing_is_prepared_for_a_session(self, db: Database) -> None:
+        """A pooler may give each transaction another one."""
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        for batch in range(7):
+            receipt = db.prepare(sink, keyed((1, "a")), batch=batch)
+            assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        with sink.driver.use() as connection:
+            assert connection.execute("SELECT * FROM pg_prepared_statements").fetchall() == []
+
     def test_less_than_exactly_once_writes_through(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")
         for semantic in ("at_least_once", "none"):
@@ -1140,8 +1336,20 @@ class TestTroubles:
 
     def test_too_few_connections_are_refused(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
-        with pytest.raises(UsageError, match="max_connections"):
+        with pytest.raises(UsageError, match="max_connections allows"):
             db.sink(connections=10_000)
+        context = SimpleNamespace(defaultParallelism=5, getConf=dict)
+        site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
+        for connections, enough in ((5, False), (6, True)):
+            sink = Postgres("t", dsn=db.dsn, connections=connections)
+            sink.attach(site)
+            with (
+                contextlib.nullcontext()
+                if enough
+                else pytest.raises(UsageError, match="6 are needed")
+            ):
+                sink.preflight()
+            sink.close()
 
     def test_a_server_that_prepares_nothing(self) -> None:
         with postgres.running(max_prepared_transactions=0) as plain:
@@ -1153,16 +1361,19 @@ class TestTroubles:
             assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
             db.connection.close()
 
-    def test_racing_to_create_the_witness(self, db: Database) -> None:
+    @pytest.mark.parametrize("isolation", ["read\\\\ committed", "serializable"])
+    def test_racing_to_create_the_witness(self, db: Database, isolation: str) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         db("CREATE TABLE t (k int, v text)")
-        sink = db.sink()
+        as_given = f"options='-c default_transaction_isolation={isolation}' {_keywords(db.dsn)}"
+        sink = db.sink(dsn=as_given)
         with ThreadPoolExecutor(6) as pool:
             receipts = list(
                 pool.map(lambda task: db.prepare(sink, keyed((task, "a")), task), range(6))
             )
         assert sink.commit(receipts) == [DONE] * 6
+        sink.close()
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Check:
 
     name: str
     definition: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # "*": all, as one value, which no other table has
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +183,7 @@ _CHECKS = """
 SELECT c.conname::text, pg_get_constraintdef(c.oid),
        ARRAY(SELECT a.attname::text FROM pg_attribute a
              WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey))
+           || CASE WHEN 0 = ANY (c.conkey) THEN ARRAY['*'] END  -- the row as one value
 FROM pg_constraint c WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1
 """
 

@@ -40,7 +40,9 @@ def connect(dsn: str, *, sink: str | None = None) -> Connection[Any]:
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:
-            connection = psycopg.connect(**settings, autocommit=True)
+            # A pooler may give each transaction another server, which knows nothing prepared before.
+            connection = psycopg.connect(**settings, autocommit=True, prepare_threshold=None)
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             break
         except psycopg.Error as error:
             problem = _refusal(error, sink)
@@ -77,12 +79,27 @@ def _settings(dsn: str) -> dict[str, Any]:
         settings.setdefault("keepalives_idle", "10")
         settings.setdefault("keepalives_interval", "5")
         settings.setdefault("keepalives_count", "4")
+        settings.setdefault("tcp_user_timeout", "30000")
         settings["client_encoding"] = "UTF8"
+        _refuse_torn(plain, settings)
         return settings
     raise UsageError(
         "dsn is not understood: give postgresql://user:password@host:port/database, or "
         "'host=... dbname=...', or env:NAME or file:PATH of one"
     )
+
+
+def _refuse_torn(plain: str, settings: dict[str, Any]) -> None:
+    """A password with @ or / in it ends where the other parts begin, and would be told with them."""
+    parts = [str(settings.get(word) or "") for word in ("host", "hostaddr")]
+    if "://" in plain:
+        parts.append(str(settings.get("dbname") or ""))
+    ports = str(settings.get("port") or "").split(",")
+    if any("@" in part for part in parts) or not all(p.isdecimal() or not p for p in ports):
+        raise UsageError(
+            "dsn is not understood: percent-encode what is special in user and password (@ is %40, "
+            "/ is %2F, : is %3A), and give a number as the port"
+        )
 
 
 def _refusal(error: psycopg.Error, sink: str | None) -> PoundlockError:
@@ -112,16 +129,26 @@ class Driver:
     def use(self) -> Iterator[Connection[Any]]:
         """Lend the connection, with the driver's errors in our words. In autocommit."""
         with self._lock:
-            if self._connection is None or self._connection.closed:
-                self._connection = connect(self._dsn, sink=self._sink)
+            connection = self._answering()
             try:
                 with translated(self._sink):
-                    yield self._connection
+                    yield connection
             except Unavailable:
                 self.close()
                 raise
             finally:
                 self._leave_clean()
+
+    def _answering(self) -> Connection[Any]:
+        """The connection, or a new one where it was cut while nobody used it."""
+        if self._connection is not None and not self._connection.closed:
+            try:
+                self._connection.execute("")
+                return self._connection
+            except psycopg.Error:
+                self.close()
+        self._connection = connect(self._dsn, sink=self._sink)
+        return self._connection
 
     def _leave_clean(self) -> None:
         """A transaction that an error left open must not be the next question's."""
@@ -205,7 +232,9 @@ def told(
     if state == "42501":
         return NotAuthorised(f"{which}{text}", sink=sink)
     if state[:2] in ("42", "0A", "3D", "3F", "28") or state == "55000":
-        return UsageError(f"{which}{text}", sink=sink)
+        beside = state == "0A000" and any(word in text for word in ("PREPARE", "COPY"))
+        cure = ": use mode='staged'" if beside else ""
+        return UsageError(f"{which}{text}{cure}", sink=sink)
     if state == "" and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return UsageError(f"{which}{text}", sink=sink)
     if _raised(error):

@@ -33,6 +33,7 @@ _ACCEPTED: dict[str, frozenset[str]] = {
     "time": frozenset({"time"}),
     "json": frozenset({"jsonb", "json", "text", "varchar"}),
 }
+_WHOLE_INTERVALS = (-1, 0x7FFF_FFFF, 0x7FFF_0006)  # all fields, with microseconds
 _CURES = {
     ("timestamp", "timestamp"): "use timestamptz, or CAST(... AS TIMESTAMP_NTZ)",
     ("timestamp_ntz", "timestamptz"): "CAST(... AS TIMESTAMP)",
@@ -64,6 +65,8 @@ def misfit(spark: str, column: TableColumn) -> str | None:
         return f"{spark} does not fit {column.declared}: {cure}"
     if column.type == "numeric":
         return _too_narrow(spark, kind, column)
+    if column.type == "interval" and column.typmod not in _WHOLE_INTERVALS:
+        return f"{spark} does not fit {column.declared}, which would round it: use interval"
     return None
 
 

@@ -19,6 +19,7 @@ from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
 from poundlock.errors import NotAuthorised, Parted, Unavailable, UsageError
 from poundlock.postgres import prepared, staged, witness
+from poundlock.postgres.allowed import closed_sequences, connection_limit, missing_rights, own_rules
 from poundlock.postgres.catalog import Index, Table, read_table
 from poundlock.postgres.move import FLAG, hurdles, staged_branches
 from poundlock.postgres.session import Driver, database_of, system_of, translated
@@ -28,18 +29,6 @@ from poundlock.postgres.writer import Mode, PostgresWriter
 
 _OLDEST = 120_000
 _ROADS: Mapping[Mode, Any] = {Mode.PREPARED: prepared, Mode.STAGED: staged}
-
-
-_SEQUENCES = """
-SELECT DISTINCT s.oid::regclass::text
-FROM pg_attrdef d
-JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
-JOIN pg_depend p ON p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid
-                 AND p.refclassid = 'pg_class'::regclass
-JOIN pg_class s ON s.oid = p.refobjid AND s.relkind = 'S'
-WHERE d.adrelid = %s AND a.attname <> ALL (%s)
-  AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
-"""
 
 
 class Postgres(Participant):
@@ -59,8 +48,9 @@ class Postgres(Participant):
         key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
         witness_schema: Where the witness and the staging tables are; made if it is missing.
         lock_timeout: Seconds that a statement waits for a lock.
-        connections: How many may be open at once, checked against the server's limit; by default
-            as many as Spark runs tasks, and one for the driver.
+        connections: How many may be open at once, by default as many as are needed: one for each
+            task that Spark runs at once, and one for the driver. Fewer than that are refused at the
+            start, and so is what the server does not allow.
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
@@ -91,8 +81,10 @@ class Postgres(Participant):
         for option, value in (("delete", delete), ("order_by", order_by)):
             if value is not None and not keys:
                 raise UsageError(f"{option}={value!r} needs key=", sink=self.name)
-        if lock_timeout <= 0:
-            raise UsageError("lock_timeout must be more than 0 seconds", sink=self.name)
+        if lock_timeout < 0.001:  # PostgreSQL counts milliseconds, and by 0 means for ever
+            raise UsageError("lock_timeout must be 0.001 seconds or more", sink=self.name)
+        if "%" in witness_schema:
+            raise UsageError("witness_schema must be a name without %", sink=self.name)
         self.mode = Mode(mode) if mode else (Mode.STAGED if keys else Mode.PREPARED)
         self.commitment = (
             Commitment.STAGED if self.mode is Mode.STAGED else Commitment.TRANSACTIONAL
@@ -166,7 +158,9 @@ class Postgres(Participant):
             table = read_table(connection, self.target.schema, self.target.table)
             self._check_columns(table)
             self._check_rights(connection, table)
+            self._check_rules(connection, table)
             self._check_mode(connection, table)
+            self._check_connections(connection)
             self._table = table
             return self._warnings(connection, table)
 
@@ -182,6 +176,13 @@ class Postgres(Participant):
             raise UsageError(
                 "the server is a standby, which cannot be written to: give the primary in dsn, or "
                 "several hosts with target_session_attrs=read-write",
+                sink=self.name,
+            )
+        found = connection.execute("SELECT current_setting('transaction_read_only')").fetchone()
+        if found and found[0] == "on":
+            raise UsageError(
+                "the role may only read: default_transaction_read_only is on. Set it off for the role, "
+                "the database or in dsn",
                 sink=self.name,
             )
 
@@ -219,11 +220,9 @@ class Postgres(Participant):
         words = ["INSERT"]
         if self.target.key:
             words += ["SELECT", "UPDATE", *(["DELETE"] if self.target.delete else [])]
-        found = connection.execute(
-            "SELECT word, has_table_privilege(%s::oid, word) FROM unnest(%s::text[]) word",
-            [table.oid, words],
-        ).fetchall()
-        lacking = ", ".join(word for word, may in found if not may)
+        # Rights to the columns will do for a move; LOCK TABLE, by a task, needs one to the table.
+        columns = list(self._types) if not self._straight and self.mode is Mode.STAGED else []
+        lacking = ", ".join(missing_rights(connection, table, words, columns))
         role = sql.Identifier(connection.info.user).as_string(connection)
         if lacking:
             name = table.identifier.as_string(connection)
@@ -231,19 +230,44 @@ class Postgres(Participant):
                 f"the role may not write to the table: GRANT {lacking} ON {name} TO {role}",
                 sink=self.name,
             )
-        found = connection.execute(_SEQUENCES, [table.oid, list(self._types)]).fetchall()
-        if found:
+        sequences = closed_sequences(connection, table, list(self._types))
+        if sequences:
             raise NotAuthorised(
                 f"the role may not draw the numbers that the table fills in: GRANT USAGE ON SEQUENCE "
-                f"{', '.join(name for (name,) in found)} TO {role}",
+                f"{', '.join(sequences)} TO {role}",
                 sink=self.name,
             )
         if self.semantic is Semantic.EXACTLY_ONCE or self.target.key:
-            grant = witness.missing_grant(connection, self.target)
+            grant = witness.missing_grant(connection, self.target, staging=not self._straight)
             if grant is not None:
                 raise NotAuthorised(
                     f"witness and staging tables cannot be made: {grant}", sink=self.name
                 )
+
+    @property
+    def _straight(self) -> bool:
+        """Whether rows are copied into the table itself, and not into one beside it."""
+        exact = self.semantic is Semantic.EXACTLY_ONCE
+        return not self.target.key and not (exact and self.mode is Mode.STAGED)
+
+    def _check_rules(self, connection: Connection[Any], table: Table) -> None:
+        """See that nothing of the database's own leaves rows out in silence."""
+        secured, rules = own_rules(connection, table)
+        if secured and self.target.delete is not None:
+            raise UsageError(
+                f"row level security of {table.name} hides rows from this role, and what is hidden is "
+                "not deleted: give the role BYPASSRLS, or leave out delete=",
+                sink=self.name,
+            )
+        if self._straight and (secured or rules):
+            what = f"rule {rules[0]}" if rules else "row level security"
+            raise UsageError(
+                f"{table.name} has {what}, which COPY passes by or refuses: use mode='staged'"
+                + (
+                    "" if self.semantic is Semantic.EXACTLY_ONCE else " and semantic='exactly_once'"
+                ),
+                sink=self.name,
+            )
 
     def _check_mode(self, connection: Connection[Any], table: Table) -> None:
         if self.mode is not Mode.PREPARED or self.semantic is not Semantic.EXACTLY_ONCE:
@@ -286,19 +310,26 @@ class Postgres(Participant):
                 return False
         return True
 
-    def _warnings(self, connection: Connection[Any], table: Table) -> list[str]:
-        warnings: list[str] = []
-        free = _setting(connection, "max_connections") - _setting(
-            connection, "superuser_reserved_connections"
-        )
-        wanted = self.connections or (self._tasks + 1 if self._tasks else 1)
-        if wanted > free:
+    def _check_connections(self, connection: Connection[Any]) -> None:
+        needed = (self._tasks or 0) + 1
+        why = "one for each task that runs at once, and one for the driver"
+        if self.connections is not None and self.connections < needed:
             raise UsageError(
-                f"{wanted} connections are wanted (one for each task that runs at once, and one for "
-                f"the driver), and the server has {free}: raise its max_connections, or run fewer "
-                "tasks at once",
+                f"connections={self.connections}, and {needed} are needed ({why}): allow as many, or "
+                "run fewer tasks at once",
                 sink=self.name,
             )
+        wanted = self.connections or needed
+        allowed, name = connection_limit(connection)
+        if wanted > allowed:
+            raise UsageError(
+                f"{wanted} connections are wanted ({why}), and {name} allows {allowed}: raise it, or "
+                "run fewer tasks at once",
+                sink=self.name,
+            )
+
+    def _warnings(self, connection: Connection[Any], table: Table) -> list[str]:
+        warnings: list[str] = []
         if self.mode is Mode.PREPARED and self.semantic is Semantic.EXACTLY_ONCE:
             limit = _setting(connection, "max_prepared_transactions")
             if self._tasks is not None and limit < 2 * self._tasks:
@@ -353,6 +384,9 @@ class Postgres(Participant):
             return self._by_road(
                 receipts, lambda road, mine: road.check(connection, self.target, mine)
             )
+
+    def together(self, receipts: Sequence[Receipt]) -> bool:
+        return any(self._road_of(receipt) is Mode.STAGED for receipt in receipts)
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         with self.driver.use() as connection:
