@@ -78,15 +78,11 @@ class Table:
     checks: tuple[Check, ...]
     hurdles: tuple[str, ...]  # what no table beside it can carry: foreign keys, triggers, ...
     long: tuple[tuple[str, ...], ...]  # columns of any length, as they are together in an index
+    shape: str  # what tells it from itself after it was altered, in what a staging table copies
 
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
-
-    @property
-    def shape(self) -> str:
-        """What tells a table from itself after it was altered: of what a staging table copies."""
-        return hashlib.sha256(repr((self.columns, self.checks)).encode()).hexdigest()[:16]
 
     def column(self, name: str) -> TableColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -130,7 +126,13 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
         ),
         tuple(hurdles),
         tuple(tuple(names) for (names,) in connection.execute(_LONG, [oid]).fetchall() if names),
+        _shape(connection, oid),
     )  # fmt: skip
+
+
+def _shape(connection: Connection[Any], oid: int) -> str:
+    found = connection.execute(_SHAPE, {"table": oid}).fetchall()
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 _COLUMNS = """
@@ -185,6 +187,16 @@ SELECT c.conname::text, pg_get_constraintdef(c.oid),
              WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey))
            || CASE WHEN 0 = ANY (c.conkey) THEN ARRAY['*'] END  -- the row as one value
 FROM pg_constraint c WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1
+"""
+
+# As the server keeps it: how it spells it depends on the session's settings.
+_SHAPE = """
+SELECT attname::text, concat_ws(' ', atttypid, atttypmod, attcollation, attnotnull, atthasdef,
+                                attgenerated, attidentity)
+FROM pg_attribute WHERE attrelid = %(table)s AND attnum > 0 AND NOT attisdropped
+UNION ALL
+SELECT conname::text, conbin::text FROM pg_constraint WHERE conrelid = %(table)s AND contype = 'c'
+ORDER BY 1, 2
 """
 
 _HURDLES = """
