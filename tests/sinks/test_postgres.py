@@ -791,7 +791,7 @@ class TestStaging:
         with psycopg.connect(db.dsn) as other:
             other.execute("LOCK TABLE t")
             assert sink.commit([receipt]) == [OPEN]
-        assert f"branch {receipt.id} is not moved yet" in caplog.text
+        assert f"branch {receipt.id} is not moved yet: somebody holds a lock" in caplog.text
 
     def test_a_drop_takes_few_locks(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         held: list[int] = []
@@ -1313,6 +1313,12 @@ class TestTroubles:
         receipt = db.prepare(staged, keyed((1, "a")))
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]  # as the rule has it
+
+    def test_a_machine_that_is_gone_is_noticed(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        with db.sink().driver.use() as connection:
+            found = connection.info.get_parameters()
+        assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("30000", "10")
 
     def test_nothing_is_prepared_for_a_session(self, db: Database) -> None:
         """A pooler may give each transaction another one."""

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import Connection, sql
 
 from poundlock.postgres.catalog import Table, TableColumn
-from poundlock.postgres.session import told, unhurried
+from poundlock.postgres.session import unhurried
 from poundlock.postgres.target import Target, staging_name
 
 if TYPE_CHECKING:
@@ -301,8 +301,9 @@ def clear_away(connection: Connection[Any], target: Target, branches: Sequence[s
                 drop(connection, target, branches[start : start + _DROPPED_AT_ONCE])
         except psycopg.Error as error:
             logger.warning(
-                "sink %s: %d staging tables that are done with stay for now: %s",
-                *(target.sink, len(branches) - start, told(error).args[0]),
+                "sink %s: %d staging tables that are done with stay for now, as somebody may read "
+                "them [%s]",
+                *(target.sink, len(branches) - start, error.sqlstate),
             )
             return
 

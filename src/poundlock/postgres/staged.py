@@ -206,10 +206,9 @@ def _amiss(receipts: Sequence[Receipt], moved: Moved) -> str | None:
 
 
 def _say_why(done: str, target: Target, branch: str, error: psycopg.Error) -> None:
-    logger.warning(
-        "sink %s: branch %s is not %s yet: %s",
-        *(target.sink, branch, done, told(error).args[0]),
-    )
+    locked = isinstance(error, errors.LockNotAvailable)
+    why = "somebody holds a lock that is needed" if locked else told(error).args[0]
+    logger.warning("sink %s: branch %s is not %s yet: %s", target.sink, branch, done, why)
 
 
 def _without_moving(

@@ -221,7 +221,8 @@ class Postgres(Participant):
         if self.target.key:
             words += ["SELECT", "UPDATE", *(["DELETE"] if self.target.delete else [])]
         # Rights to the columns will do for a move; LOCK TABLE, by a task, needs one to the table.
-        columns = list(self._types) if not self._straight and self.mode is Mode.STAGED else []
+        exact = self.semantic is Semantic.EXACTLY_ONCE
+        columns = list(self._types) if exact and self.mode is Mode.STAGED else []
         lacking = ", ".join(missing_rights(connection, table, words, columns))
         role = sql.Identifier(connection.info.user).as_string(connection)
         if lacking:
