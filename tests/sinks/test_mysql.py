@@ -620,6 +620,9 @@ class TestTheTableIsLookedOver:
             sink.preflight()
             staged = sink.commitment is Commitment.STAGED
             assert staged == (sink.chosen == "staged")
+            for mode in ("xa", "staged"):  # as it was when the branch was written
+                receipt = Receipt("t", "any", 0, Fingerprint(1, 0), {"mode": mode})
+                assert sink.together([receipt]) == (mode == "staged")
             return sink.chosen
 
         assert chosen("t") == "xa" and chosen("s") == "xa"

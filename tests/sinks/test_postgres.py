@@ -21,6 +21,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.log import MemoryLog
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Column, Commitment
 from poundlock.core.protocol import BranchState
@@ -35,7 +37,8 @@ from poundlock.errors import (
     UsageError,
 )
 from poundlock.postgres import witness
-from poundlock.postgres.move import FLAG
+from poundlock.postgres.move import FLAG, drop
+from poundlock.postgres.session import told
 from poundlock.postgres.target import staging_name
 from poundlock.servers import postgres
 from poundlock.sinks import Postgres
@@ -44,6 +47,7 @@ DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPA
 UNKNOWN = BranchState.NO_WITNESS
 UTC = dt.timezone.utc
 D = decimal.Decimal
+NOISE = random.Random(1).randbytes(4000).hex()  # too long for an index, even compressed
 _numbers = itertools.count()
 
 
@@ -254,6 +258,49 @@ class TestTypes:
         assert set(caught.value.rows) == {1, 2, 3}
         writer.abort()
 
+    def test_what_a_type_would_round_is_a_bad_row(self, db: Database) -> None:
+        db("CREATE TABLE t (a timestamptz(0), b timestamp(3), c time(1), d timestamptz(6))")
+        frame = {"a": "timestamp", "b": "timestamp_ntz", "c": "time(6)", "d": "timestamp"}
+        sink = db.sink(frame=frame)
+        whole, milli = dt.datetime(1969, 1, 1, 1, 1, 1), dt.datetime(1969, 1, 1, 1, 1, 1, 1000)
+        micro, tenth = dt.datetime(2024, 1, 1, 1, 1, 1, 1), dt.time(1, 1, 1, 100_000)
+
+        def rows(*given: tuple[Any, ...]) -> pa.RecordBatch:
+            kinds = (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.time64("ns"))
+            columns = zip(zip(*given, strict=True), (*kinds, kinds[0]), strict=True)
+            return pa.RecordBatch.from_arrays([pa.array(c, kind) for c, kind in columns], [*frame])
+
+        writer = sink.begin(db.branch())
+        with pytest.raises(BadRow, match="more digits after the second") as caught:
+            writer.write(rows((whole, milli, tenth, micro), (milli, milli, tenth, micro),
+                              (whole, micro, tenth, micro), (whole, milli, micro.time(), micro),
+                              (None, None, None, None)))  # fmt: skip
+        assert set(caught.value.rows) == {1, 2, 3}
+        writer.abort()
+        assert sink.commit([db.prepare(sink, rows((whole, milli, tenth, micro)))]) == [DONE]
+        assert db("SELECT b, c FROM t") == [(milli, tenth)]
+        db("CREATE TABLE i (v interval(0)); CREATE TABLE h (v interval hour)")
+        for table in ("i", "h"):
+            with pytest.raises(UsageError, match="would round it"):
+                db.sink(table, frame={"v": "interval day to second"})
+
+    def test_domains_over_domains(self, db: Database) -> None:
+        db("CREATE DOMAIN d1 AS varchar(5) NOT NULL; CREATE DOMAIN d2 AS d1 CHECK (VALUE <> 'no')")
+        db("CREATE TABLE t (k int PRIMARY KEY, v d2)")
+        frame = {"k": "int", "v": "string", "gone": "boolean"}
+        sink = db.sink(key="k", delete="gone", frame=frame)
+        names = f"k v {FLAG}"
+        with pytest.raises(BadRow, match="longer than 5"):
+            db.prepare(sink, keyed((1, "toolong", False), names=names))
+        refused = db.prepare(sink, keyed((1, "no", False), names=names), 1)
+        with pytest.raises(BadRow, match="d2"):
+            sink.check([refused])
+        deletion = keyed((1, "x", True), names=names).set_column(1, "v", pa.nulls(1, pa.string()))
+        receipt = db.prepare(sink, deletion, 2)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        with pytest.raises(BadRow, match="null"):
+            db.prepare(db.sink(mode="staged"), deletion.select([0, 1]), 3)
+
     def test_complex_types_become_json_by_spark(self) -> None:
         sink = Postgres("t", dsn="host=nowhere")
         wanted = sink.project(
@@ -297,6 +344,34 @@ class TestTheFrameMustFit:
         db("CREATE TABLE t (k int, v text)")
         with pytest.raises(UsageError, match="CREATE UNIQUE INDEX"):
             db.sink(key=["k"])
+
+    def test_an_index_that_was_never_finished_is_none(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text); INSERT INTO t VALUES (1, 'a'), (1, 'b')")
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            db("CREATE UNIQUE INDEX CONCURRENTLY ON t (k)")
+        with pytest.raises(UsageError, match="CREATE UNIQUE INDEX"):
+            db.sink(key=["k"])
+
+    def test_a_number_that_only_the_table_gives_cannot_be_replaced(self, db: Database) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, n bigint GENERATED ALWAYS AS IDENTITY)")
+        with pytest.raises(UsageError, match="n: it is GENERATED ALWAYS"):
+            db.sink(key="k", frame={"k": "int", "n": "bigint"})
+        db.sink(key="k", frame={"k": "int"})
+
+    @pytest.mark.parametrize("options", [{"lock_timeout": 0.0004}, {"witness_schema": "w%s"}])
+    def test_options_that_mean_something_else(self, options: dict[str, Any]) -> None:
+        with pytest.raises(UsageError, match=next(iter(options))):
+            Postgres("t", dsn="x", **options)
+
+    def test_a_check_of_the_whole_row_is_rehearsed(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        db("CREATE FUNCTION ok(t) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1.k < 5'")
+        db("ALTER TABLE t ADD CHECK (ok(t.*))")
+        sink = db.sink(mode="staged")
+        good, bad = (db.prepare(sink, keyed((k, "a")), k) for k in (1, 9))
+        assert sink.check([good]) == [None] and sink.commit([good]) == [DONE]
+        with pytest.raises(BadRow, match="check constraint"):
+            sink.check([bad])
 
     def test_names_that_need_quotes(self, db: Database) -> None:
         db('CREATE SCHEMA "Odd One"')
@@ -356,6 +431,44 @@ class TestBadRows:
         receipt = Receipt("t", done.id, 0, Fingerprint(3, 0), done.handle)
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
+
+    def test_a_trigger_that_raises_is_told_without_its_words(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        for how in ("", " USING ERRCODE = 'check_violation'", " USING ERRCODE = 'ZZ001'"):
+            db("CREATE OR REPLACE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS "
+               f"$$BEGIN RAISE EXCEPTION 'no: %', NEW.v{how}; END$$")  # fmt: skip
+            db(
+                "CREATE OR REPLACE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION judge()"
+            )
+            sink = db.sink()
+            with pytest.raises(BadRow, match="function judge raises") as caught:
+                db.prepare(sink, keyed((1, "secret")))
+            assert "secret" not in str(caught.value)
+            staged = db.sink(mode="staged")
+            receipt = db.prepare(staged, keyed((1, "secret")), 1)
+            with pytest.raises(BadRow, match="function judge raises"):
+                staged.check([receipt])
+            staged.abort(staged.find(db.namespace))
+            db.renew()
+
+    @pytest.mark.parametrize("refuses", ["trigger", "index"])
+    def test_a_tolerant_branch_goes_on_whatever_refuses(self, db: Database, refuses: str) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        if refuses == "index":
+            db("CREATE INDEX ON t (v)")
+        else:
+            db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS "
+               "$$BEGIN IF NEW.k > 1 THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END$$")  # fmt: skip
+            db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+        sink = db.sink()
+        writer = sink.begin(db.branch(tolerant=True))
+        writer.write(keyed((1, "a")))
+        with pytest.raises(BadRow):
+            writer.write(keyed((2, NOISE)))
+        writer.write(keyed((1, "b")))
+        done = writer.prepare()
+        assert done is not None
+        assert sink.commit([Receipt("t", done.id, 0, Fingerprint(2, 0), done.handle)]) == [DONE]
 
     def test_text_that_is_none(self, db: Database) -> None:
         db("CREATE TABLE t (a varchar(9), b text)")
@@ -434,6 +547,17 @@ class TestKeys:
         empty = rows.slice(0, 1).set_column(3, FLAG, pa.array([False]))
         with pytest.raises(BadRow, match="check constraint"):
             db.prepare(sink, empty, 2, batch=1)
+
+    @pytest.mark.parametrize("unique", ["UNIQUE (v)", "EXCLUDE USING btree (v WITH =)"])
+    def test_what_a_deletion_sets_free_can_be_taken(self, db: Database, unique: str) -> None:
+        db(f"CREATE TABLE t (k int PRIMARY KEY, v text, {unique})")
+        db("INSERT INTO t VALUES (1, 'a')")
+        frame = {"k": "int", "v": "string", "gone": "boolean"}
+        sink = db.sink(key="k", delete="gone", frame=frame)
+        receipt = db.prepare(sink, keyed((1, "a", True), (2, "a", False), names=f"k v {FLAG}"))
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        assert db("SELECT * FROM t") == [(2, "a")]
 
     def test_prepared_with_a_key_is_refused_with_the_cure(self, db: Database) -> None:
         db(self.TABLE)
@@ -515,6 +639,48 @@ class TestStaging:
         assert db("SELECT * FROM t") == []
         assert sink.commit([receipt]) == [DONE]
 
+    @pytest.mark.parametrize(
+        ("table", "rows"),
+        [
+            ("k int, inv int GENERATED ALWAYS AS (100 / k) STORED", keyed((0,), names="k")),
+            ("k text); CREATE INDEX ON t ((k::int)", keyed(("x",), names="k")),
+            ("k int, d int DEFAULT (1 / (random() * 0)::int)", keyed((1,), names="k")),
+            ("k text); CREATE INDEX ON t (k", keyed((NOISE,), names="k")),
+            ("k jsonb); CREATE INDEX ON t (k", keyed((f'"{NOISE}"',), names="k")),
+        ],
+    )
+    def test_whatever_may_refuse_a_row_does_so_before_the_decision(
+        self, db: Database, table: str, rows: pa.RecordBatch
+    ) -> None:
+        db(f"CREATE TABLE t ({table})")
+        sink = db.sink(mode="staged", frame={"k": "int" if "k int" in table else "string"})
+        receipt = db.prepare(sink, rows)
+        with pytest.raises(BadRow):
+            sink.check([receipt])
+        with pytest.raises(InDoubt, match="cannot be moved"):  # and it is not tried for ever
+            sink.commit([receipt])
+
+    def test_a_key_too_long_for_its_index(self, db: Database) -> None:
+        db("CREATE TABLE t (k text PRIMARY KEY, v text)")
+        sink = db.sink(key="k")
+        receipt = db.prepare(sink, keyed((NOISE, "a")))
+        with pytest.raises(BadRow, match="exceeds"):
+            sink.check([receipt])
+        longer = db.prepare(
+            sink, keyed(("x" * 100_000, "a")), 1
+        )  # which the index takes, compressed
+        assert sink.check([longer]) == [None]
+        assert sink.commit([longer]) == [DONE]
+
+    def test_a_constant_default_needs_no_rehearsal(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, a text DEFAULT 'x''y', b timestamptz DEFAULT now(), c numeric "
+           "DEFAULT (-1.5), d jsonb DEFAULT '{}', e varchar(9) DEFAULT 'z', f bigserial, "
+           "g uuid DEFAULT gen_random_uuid())")  # fmt: skip
+        sink = Postgres("t", dsn=db.dsn, mode="staged")
+        sink.project({"k": Column("k", "int")})
+        assert sink.preflight() == []
+        sink.close()
+
     def test_a_move_that_still_fails_stops_and_loses_nothing(self, db: Database) -> None:
         db("CREATE TABLE t (k int UNIQUE, v text)")
         sink = db.sink(mode="staged")
@@ -531,7 +697,7 @@ class TestStaging:
         sink = db.sink(mode="staged")
         receipt = db.prepare(sink, keyed((1, "a"), (2, "b")))
         db(f"DELETE FROM poundlock.{staging_name(receipt.id)} WHERE k = 1")
-        with pytest.raises(PromiseBroken, match=r"decided with 2 rows.* 1: somebody"):
+        with pytest.raises(PromiseBroken, match=r"has 2 rows, and 1 were moved: somebody"):
             sink.commit([receipt])
         assert db("SELECT * FROM t") == []
         db(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
@@ -593,6 +759,194 @@ class TestStaging:
             assert sink.check([receipt]) == [None]
             assert sink.commit([receipt]) == [DONE]
         assert [row[0] for row in db("SELECT twice FROM t ORDER BY id")] == [2, 4, 2, 4]
+
+    def test_a_reader_of_a_staging_table_holds_up_nothing(
+        self, db: Database, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        decided = [db.prepare(sink, keyed((task, "a")), task) for task in (0, 1)]
+        stray = db.prepare(sink, keyed((2, "a")), 2)
+        tables = [f"poundlock.{staging_name(receipt.id)}" for receipt in (*decided, stray)]
+        with psycopg.connect(db.dsn) as reader:  # as pg_dump does
+            reader.execute(f"LOCK TABLE {', '.join(tables)} IN ACCESS SHARE MODE")  # type: ignore[arg-type]
+            assert sink.commit(decided) == [DONE, DONE]
+            assert "stay for now" in caplog.text
+            [found] = sink.find(db.namespace)
+            assert sink.abort([found]) == [LOST]
+            assert sink.find(db.namespace) == [] and len(db.open()) == 3
+            sink.prune(db.namespace, 99)  # what is still there keeps its witness
+            assert sink.commit([*decided, stray]) == [DONE, DONE, LOST]
+        assert db("SELECT k FROM t ORDER BY k") == [(0,), (1,)]
+        assert sink.find(db.namespace) == [] and db.open() == []
+        assert sink.commit(decided) == [DONE, DONE]
+        assert db("SELECT k FROM t ORDER BY k") == [(0,), (1,)]
+
+    def test_a_move_that_waits_says_why(
+        self, db: Database, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipt = db.prepare(sink, keyed((1, "a")))
+        with psycopg.connect(db.dsn) as other:
+            other.execute("LOCK TABLE t")
+            assert sink.commit([receipt]) == [OPEN]
+        assert f"branch {receipt.id} is not moved yet: somebody holds a lock" in caplog.text
+
+    def test_a_drop_takes_few_locks(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        held: list[int] = []
+
+        def counted(connection: psycopg.Connection[Any], *rest: Any) -> None:
+            drop(connection, *rest)
+            mine = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
+            held.extend(connection.execute(mine).fetchone() or ())
+
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged")
+        receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(20)]
+        monkeypatch.setattr("poundlock.postgres.move.drop", counted)
+        assert set(sink.commit(receipts)) == {DONE}
+        assert max(held) < 64 and db.open() == []  # 64: PostgreSQL's max_locks_per_transaction
+
+    def test_a_full_lock_table_is_told_with_its_cure(self) -> None:
+        problem = told(psycopg.errors.OutOfMemory("out of shared memory"))
+        assert isinstance(problem, Rejected) and "max_locks_per_transaction" in str(problem)
+
+
+class TestTheRoleHasTimeouts:
+    @pytest.mark.parametrize("options", [{"mode": "staged"}, {"key": "k"}], ids=str)
+    def test_a_move_is_not_cut(self, db: Database, options: dict[str, Any]) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, v text)")
+        db("CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+           "'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END'")  # fmt: skip
+        db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION slow()")
+        sink = db.sink(dsn=f"options='-c statement_timeout=250ms' {_keywords(db.dsn)}", **options)
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert sink.check([receipt]) == [None]
+        assert sink.commit([receipt]) == [DONE]
+        sink.close()
+
+    @pytest.mark.parametrize("tolerant", [False, True])
+    def test_a_task_may_take_its_time(self, db: Database, tolerant: bool) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        limits = "-c statement_timeout=100ms -c idle_in_transaction_session_timeout=100ms"
+        sink = db.sink(dsn=f"options='{limits}' {_keywords(db.dsn)}")
+        writer = sink.begin(db.branch(tolerant=tolerant))
+        writer.write(keyed((1, "a")))
+        db("SELECT pg_sleep(0.3)")
+        writer.write(keyed((2, "b")))
+        assert writer.prepare() is not None
+        sink.close()
+
+
+class TestTheTableIsAltered:
+    """While the stream runs."""
+
+    AT = pa.array([dt.datetime(2024, 1, 1)], pa.timestamp("us"))
+
+    @pytest.mark.parametrize("options", [{"mode": "prepared"}, {"mode": "staged"}], ids=str)
+    @pytest.mark.parametrize(
+        ("made", "spark", "values", "altered"),
+        [
+            ("int8", "bigint", pa.array([2**62 + 12345]), "ALTER TABLE t ALTER v TYPE float8"),
+            ("timestamp", "timestamp_ntz", AT, "ALTER TABLE t ALTER v TYPE timestamptz"),
+            ("int8", "bigint", pa.array([7]), "DROP TABLE t; CREATE TABLE public.t (v timestamptz)"),
+            ("numeric(10,2)", "decimal(10,2)", pa.array([D("1.75")], pa.decimal128(10, 2)),
+             "ALTER TABLE t ALTER v TYPE int"),
+        ],
+    )  # fmt: skip
+    def test_no_value_is_taken_for_another(
+        self,
+        db: Database,
+        options: dict[str, Any],
+        made: str,
+        spark: str,
+        values: pa.Array,
+        altered: str,
+    ) -> None:
+        db(f"CREATE TABLE t (v {made})")
+        sink = db.sink(frame={"v": spark}, **options)
+        rows = pa.RecordBatch.from_arrays([values], ["v"])
+        before = db.prepare(sink, rows) if options["mode"] == "staged" else None
+        db(altered)
+        with pytest.raises(UsageError, match="was altered, and the frame no longer fits: v:"):
+            db.prepare(sink, rows, 1)
+        if before is not None:
+            with pytest.raises(Rejected, match="was altered while the batch was written"):
+                sink.check([before])
+            with pytest.raises(InDoubt, match=r"was altered: v is .* in staging|\[42804\]"):
+                sink.commit([before])
+        assert db("SELECT * FROM t") == []
+
+    def test_not_while_a_prepared_branch_waits(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        writer = sink.begin(db.branch())
+        db("SET lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            db("ALTER TABLE t ALTER k TYPE float4")
+        db("RESET lock_timeout")
+        writer.abort()
+
+    @pytest.mark.parametrize(
+        "altered",
+        [
+            "ALTER TABLE t ADD CHECK (k < 100)",
+            "ALTER TABLE t ALTER v SET NOT NULL",
+            "ALTER TABLE t ADD x int NOT NULL",
+        ],
+    )
+    def test_what_it_no_longer_takes_is_refused_before_the_decision(
+        self, db: Database, altered: str
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="staged", frame={"k": "int", "v": "string"})
+        rows = pa.RecordBatch.from_pydict(
+            {"k": pa.array([1000], pa.int32()), "v": pa.array([None], pa.string())}
+        )
+        receipt = db.prepare(sink, rows)
+        db(altered)
+        with pytest.raises(Rejected, match="was altered"):
+            sink.check([receipt])
+        with pytest.raises((BadRow, UsageError)):
+            db.prepare(sink, rows, 1)
+
+
+class TestTheOptionsAreChanged:
+    """Between the decision and the commit."""
+
+    FRAME: ClassVar[dict[str, str]] = {"k": "int", "v": "string"}
+
+    def test_a_deletion_stays_one(self, db: Database) -> None:
+        db("CREATE TABLE t (k int PRIMARY KEY, v text)")
+        db("INSERT INTO t VALUES (3, 'goes')")
+        sink = db.sink(key="k", delete="gone", frame={**self.FRAME, "gone": "boolean"})
+        rows = keyed((1, "new", False), (3, "never", True), names=f"k v {FLAG}")
+        receipt = db.prepare(sink, rows)
+        assert db.sink(mode="staged", frame=self.FRAME).commit([receipt]) == [DONE]
+        assert db("SELECT * FROM t") == [(1, "new")]
+
+    def test_rows_go_where_they_were_meant_to(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int, v text)")
+        receipt = db.prepare(db.sink(mode="staged"), keyed((1, "a")))
+        other = db.sink("u", name="t", mode="staged")
+        later = db.prepare(other, keyed((2, "b")), 1)
+        with pytest.raises(Parted, match="different tables"):
+            other.commit([receipt, later])
+        assert other.commit([receipt]) == [DONE]
+        assert db("SELECT k FROM t") == [(1,)] and db("SELECT * FROM u") == []
+
+
+def test_a_staged_batch_goes_whole_though_the_mode_was_changed(db: Database) -> None:
+    db("CREATE TABLE t (k int PRIMARY KEY, v text, at int)")
+    sink = db.sink(key="k", order_by="at")
+    receipts = [db.prepare(sink, keyed((1, f"at {at}", at), names="k v at"), task)
+                for task, at in enumerate((9, 1))]  # fmt: skip
+    later = db.sink(key="k", order_by="at", mode="prepared", key_partitioned=True)
+    own = db.prepare(later, keyed((2, "b", 1), names="k v at"), 5)
+    assert later.together(receipts) and not later.together([own]) and not sink.together([own])
+    coordinator = Coordinator(MemoryLog(), {"t": later}, settings=Settings(commits_at_once=1))
+    assert list(coordinator._portions(receipts)) == [receipts]
 
 
 @pytest.mark.parametrize("mode", ["prepared", "staged"])
@@ -732,6 +1086,20 @@ class TestRoles:
         assert sink.commit([receipt]) == [DONE]
         sink.close()
 
+    def test_a_sequence_that_may_not_be_drawn_from(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        name = f"role_{db.name}"
+        db("ALTER TABLE t ADD id bigserial")
+        db(f"GRANT INSERT ON t TO {name}; GRANT CREATE ON DATABASE {db.name} TO {name}")
+        frame = {"k": "int", "v": "string"}
+        with pytest.raises(NotAuthorised, match="GRANT USAGE ON SEQUENCE t_id_seq TO"):
+            db.sink(dsn=role(), mode="staged", frame=frame)
+        db(f"GRANT USAGE ON SEQUENCE t_id_seq TO {name}")
+        sink = db.sink(dsn=role(), mode="staged", frame=frame)
+        assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
+        sink.close()
+
     def test_another_role_may_not_finish(self, db: Database, role: Callable[[], str]) -> None:
         name = f"role_{db.name}"
         receipt = db.prepare(db.sink(), keyed((1, "a")))
@@ -743,6 +1111,86 @@ class TestRoles:
         with pytest.raises(NotAuthorised, match="another role"):
             sink.commit([receipt])
         sink.close()
+
+    @pytest.mark.parametrize("granted", ["USAGE", "CREATE"])
+    def test_a_schema_needs_both_rights(
+        self, db: Database, role: Callable[[], str], granted: str
+    ) -> None:
+        name = f"role_{db.name}"
+        db(f"CREATE SCHEMA poundlock; GRANT {granted} ON SCHEMA poundlock TO {name}; "
+           f"GRANT INSERT ON public.t TO {name}")  # fmt: skip
+        for mode in ("prepared", "staged"):
+            with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
+                db.sink(dsn=role(), mode=mode)
+
+    def test_a_witness_that_is_there_needs_no_right_to_create(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        name = f"role_{db.name}"
+        db.prepare(db.sink(), keyed((1, "a")), 9)
+        db(f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
+           f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
+        sink = db.sink(dsn=role())
+        assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
+        sink.close()
+        with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
+            db.sink(dsn=role(), mode="staged")
+
+    def test_rights_to_the_columns_will_do(self, db: Database, role: Callable[[], str]) -> None:
+        name, frame = f"role_{db.name}", {"k": "int", "v": "string"}
+        db(f"ALTER TABLE t ADD x int, ADD PRIMARY KEY (k); GRANT INSERT (k, v) ON t TO {name}; "
+           f"GRANT CREATE ON DATABASE {db.name} TO {name}")  # fmt: skip
+        with pytest.raises(NotAuthorised, match="GRANT INSERT ON"):
+            db.sink(dsn=role(), frame=frame, mode="prepared", key_partitioned=True)
+        sink = db.sink(dsn=role(), frame=frame, mode="staged")
+        assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
+        sink.close()
+        db(f"GRANT SELECT (k, v), UPDATE (v) ON t TO {name}")
+        with pytest.raises(NotAuthorised, match="GRANT UPDATE ON"):
+            db.sink(dsn=role(), frame=frame, key="k")
+        db(f"GRANT UPDATE (k) ON t TO {name}")
+        sink = db.sink(dsn=role(), frame=frame, key="k")
+        receipt = db.prepare(sink, keyed((1, "b")), 1)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        sink.close()
+
+    def test_a_limit_of_the_role_is_one_too(self, db: Database, role: Callable[[], str]) -> None:
+        name = f"role_{db.name}"
+        db(f"GRANT INSERT ON t TO {name}; GRANT CREATE ON DATABASE {db.name} TO {name}")
+        db(f"ALTER ROLE {name} CONNECTION LIMIT 3")
+        with pytest.raises(UsageError, match="the role's CONNECTION LIMIT allows 3"):
+            db.sink(dsn=role(), connections=4)
+
+    def test_row_level_security_leaves_nothing_out(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        name = f"role_{db.name}"
+        db("ALTER TABLE t ADD PRIMARY KEY (k), ENABLE ROW LEVEL SECURITY")
+        db(f"CREATE POLICY p ON t USING (k < 10); GRANT ALL ON t TO {name}; "
+           f"GRANT CREATE ON DATABASE {db.name} TO {name}")  # fmt: skip
+        with pytest.raises(UsageError, match="what is hidden is not deleted"):
+            db.sink(dsn=role(), key="k", delete="gone")
+        with pytest.raises(UsageError, match=r"row level security.*use mode='staged'"):
+            db.sink(dsn=role(), key_partitioned=True, mode="prepared")
+        sink = db.sink(dsn=role(), key="k")
+        receipt = db.prepare(sink, keyed((11, "a")))
+        with pytest.raises(NotAuthorised, match="row-level security"):
+            sink.check([receipt])
+        sink.close()
+
+    @pytest.mark.parametrize(
+        "dsn",
+        [
+            "postgresql://u:first@s3cretTail@127.0.0.1:1/db",
+            "postgresql://u:s3/cretTail@127.0.0.1/db",
+            "postgresql://u:12/s3cretTail@127.0.0.1/db",
+            "host=127.0.0.1 port=s3cretTail",
+        ],
+    )
+    def test_a_password_that_was_not_encoded_is_not_told(self, dsn: str) -> None:
+        with pytest.raises(UsageError, match="percent-encode") as caught:
+            Postgres("t", dsn=dsn).preflight()
+        assert "cretTail" not in str(caught.value)
 
     def test_a_wrong_password_is_told_without_it(
         self, db: Database, role: Callable[[], str]
@@ -785,8 +1233,7 @@ class TestTroubles:
             assert db.open() == [] and db("SELECT * FROM t") == []
             receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself goes on
             db(f"SELECT pg_terminate_backend({sink.driver._connection.info.backend_pid}, 5000)")
-            with pytest.raises(Unavailable):
-                sink.commit([receipt])
+            assert sink.check([receipt]) == [None]  # one that was cut while it was idle is replaced
             assert sink.commit([receipt]) == [DONE]
             db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
 
@@ -801,6 +1248,25 @@ class TestTroubles:
         with pytest.raises(Rejected, match="leaves rows out"):
             staged.check([receipt])
 
+    @pytest.mark.parametrize(
+        "columns", ["k int PRIMARY KEY, v text", "k int, v text, PRIMARY KEY (k, v)"]
+    )
+    def test_a_trigger_that_leaves_rows_out_of_an_upsert(self, db: Database, columns: str) -> None:
+        db(f"CREATE TABLE t ({columns})")
+        db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+        db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+        key = ["k", "v"] if "(k, v)" in columns else "k"
+        staged = db.sink(key=key)
+        receipt = db.prepare(staged, keyed((1, "a")))
+        with pytest.raises(Rejected, match=r"does not take 1 rows.*leaves rows out"):
+            staged.check([receipt])
+        with pytest.raises(PromiseBroken, match="leaves rows out"):
+            staged.commit([receipt])
+        with pytest.raises(Rejected, match="leaves rows out"):
+            db.prepare(db.sink(key=key, mode="prepared", key_partitioned=True), keyed((1, "a")), 1)
+        db("DROP TRIGGER g ON t; INSERT INTO t VALUES (1, 'a')")
+        assert staged.commit([receipt]) == [DONE]  # what is there already is not left out
+
     def test_a_read_only_server_is_waited_for(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         role = f"options='-c default_transaction_read_only=on' {_keywords(db.dsn)}"
@@ -812,6 +1278,57 @@ class TestTroubles:
                 assert blocked.commit([receipt]) == [OPEN]
             assert sink.commit([receipt]) == [DONE]
             blocked.close()
+
+    def test_a_role_that_may_only_read_is_refused_at_the_start(
+        self, db: Database, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        reading = f"options='-c default_transaction_read_only=on' {_keywords(db.dsn)}"
+        with pytest.raises(UsageError, match="default_transaction_read_only is on"):
+            db.sink(dsn=reading)
+        sink = db.sink()
+        db.prepare(sink, keyed((1, "a")))
+        blocked = Postgres("t", dsn=reading)
+        found = blocked.find(db.namespace)
+        assert blocked.abort(found) == [BranchState.UNREACHABLE]
+        assert "not rolled back yet" in caplog.text
+        blocked.close()
+        assert sink.abort(found) == [LOST]
+
+    def test_what_cannot_be_prepared_is_told_with_the_cure(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        db(
+            "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NOTIFY x; RETURN NEW; END'"
+        )
+        db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+        with pytest.raises(UsageError, match=r"NOTIFY.*use mode='staged'"):
+            db.prepare(db.sink(), keyed((1, "a")))
+
+    def test_rules_which_copy_does_not_see_are_refused(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int, v text)")
+        db("CREATE RULE r AS ON INSERT TO t DO INSTEAD INSERT INTO u VALUES (NEW.k, NEW.v)")
+        with pytest.raises(UsageError, match=r"has rule r.*use mode='staged'"):
+            db.sink()
+        staged = db.sink(mode="staged")
+        receipt = db.prepare(staged, keyed((1, "a")))
+        assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
+        assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]  # as the rule has it
+
+    def test_a_machine_that_is_gone_is_noticed(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        with db.sink().driver.use() as connection:
+            found = connection.info.get_parameters()
+        assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("30000", "10")
+
+    def test_nothing_is_prepared_for_a_session(self, db: Database) -> None:
+        """A pooler may give each transaction another one."""
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        for batch in range(7):
+            receipt = db.prepare(sink, keyed((1, "a")), batch=batch)
+            assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        with sink.driver.use() as connection:
+            assert connection.execute("SELECT * FROM pg_prepared_statements").fetchall() == []
 
     def test_less_than_exactly_once_writes_through(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")
@@ -825,8 +1342,20 @@ class TestTroubles:
 
     def test_too_few_connections_are_refused(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
-        with pytest.raises(UsageError, match="max_connections"):
+        with pytest.raises(UsageError, match="max_connections allows"):
             db.sink(connections=10_000)
+        context = SimpleNamespace(defaultParallelism=5, getConf=dict)
+        site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
+        for connections, enough in ((5, False), (6, True)):
+            sink = Postgres("t", dsn=db.dsn, connections=connections)
+            sink.attach(site)
+            with (
+                contextlib.nullcontext()
+                if enough
+                else pytest.raises(UsageError, match="6 are needed")
+            ):
+                sink.preflight()
+            sink.close()
 
     def test_a_server_that_prepares_nothing(self) -> None:
         with postgres.running(max_prepared_transactions=0) as plain:
@@ -838,16 +1367,19 @@ class TestTroubles:
             assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
             db.connection.close()
 
-    def test_racing_to_create_the_witness(self, db: Database) -> None:
+    @pytest.mark.parametrize("isolation", ["read\\\\ committed", "serializable"])
+    def test_racing_to_create_the_witness(self, db: Database, isolation: str) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         db("CREATE TABLE t (k int, v text)")
-        sink = db.sink()
+        as_given = f"options='-c default_transaction_isolation={isolation}' {_keywords(db.dsn)}"
+        sink = db.sink(dsn=as_given)
         with ThreadPoolExecutor(6) as pool:
             receipts = list(
                 pool.map(lambda task: db.prepare(sink, keyed((task, "a")), task), range(6))
             )
         assert sink.commit(receipts) == [DONE] * 6
+        sink.close()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from poundlock.core.model import (
     Ruling,
     Transaction,
 )
-from poundlock.core.participant import Commitment, Participant, Semantic
+from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import (
     RECOVERY,
     Action,
@@ -368,7 +368,7 @@ class Coordinator:
     def _portions(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
         for name, mine in _by_sink(receipts):
             sink = self.sinks.get(name)
-            whole = sink is not None and sink.commitment is Commitment.STAGED
+            whole = sink is not None and sink.together(mine)
             size = len(mine) if whole else self.settings.commits_at_once
             yield from (mine[start : start + size] for start in range(0, len(mine), size))
 

@@ -71,7 +71,7 @@ def to_forget(names: Iterable[BranchName], floor: int) -> list[BranchName]:
 
     It tells which generation was the newest, also where a sink had no rows for long.
     """
-    ordered = sorted(names, key=lambda name: (name.generation, name.batch, name.attempt))
+    ordered = sorted(names, key=lambda it: (it.generation, it.batch, it.attempt, it.task_attempt))
     return [name for name in ordered[:-1] if name.batch < floor]
 
 

@@ -184,6 +184,13 @@ class Participant(ABC):
         One batched question. Raises `Unavailable`.
         """
 
+    def together(self, receipts: Sequence[Receipt]) -> bool:
+        """Whether these branches of a batch must be committed in one call.
+
+        They may have been written when the sink's options, and so its commitment, were others.
+        """
+        return self.commitment is Commitment.STAGED
+
     @abstractmethod
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         """Try to commit each branch, in this order, many at a time. Say where each stands now.

@@ -159,6 +159,9 @@ class MySQLBranches(Participant):
 
     # What the coordinator asks.
 
+    def together(self, receipts: Sequence[Receipt]) -> bool:
+        return any(_mode(receipt) == "staged" for receipt in receipts)
+
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         by_xa = [receipt for receipt in receipts if _mode(receipt) == "xa"]
         aside = [receipt for receipt in receipts if _mode(receipt) == "staged"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,13 @@ from poundlock.errors import UsageError
 
 _RANDOM = ("nextval(", "gen_random_uuid(", "uuid_generate_v", "uuidv7(", "uuidv4(")
 
+# Defaults that are constants, or computed by what does not fail.
+_SAFE = re.compile(
+    r"(\(?-?[\d.]+\)?|'(?:[^']|'')*'|true|false|NULL"
+    r"|nextval\('[^']*'::regclass\)|(now|gen_random_uuid|clock_timestamp|statement_timestamp|uuidv[47])\(\)"
+    r"|CURRENT_(DATE|TIME|TIMESTAMP|USER)|LOCALTIME(STAMP)?|SESSION_USER)(::[\w .\"\[\](),]+)?"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
@@ -19,12 +28,19 @@ class TableColumn:
     name: str
     type: str  # pg_type's name for it, that of a domain's base; "enum" for any of them
     typmod: int
-    declared: str  # as `\\d` shows it, collation included
+    declared: str  # as `\\d` shows it
+    base: str  # the same; of a domain, what it is over
+    collation: str  # as it follows the type, where it is not the type's own
     required: bool  # NOT NULL
     filled: bool  # has a default or is an identity
     default: str
     generated: bool
     identity: str  # 'a' always, 'd' by default, '' none
+
+    @property
+    def risky(self) -> bool:
+        """Whether the value that the table fills in is computed by what could fail."""
+        return bool(self.default) and not _SAFE.fullmatch(self.default)
 
     @property
     def unlike_any(self) -> bool:
@@ -47,7 +63,7 @@ class Check:
 
     name: str
     definition: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # "*": all, as one value, which no other table has
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,8 @@ class Table:
     indexes: tuple[Index, ...]
     checks: tuple[Check, ...]
     hurdles: tuple[str, ...]  # what no table beside it can carry: foreign keys, triggers, ...
+    long: tuple[tuple[str, ...], ...]  # columns of any length, as they are together in an index
+    shape: str  # what tells it from itself after it was altered, in what a staging table copies
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -107,24 +125,42 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
             if not definition.endswith("NOT ENFORCED")
         ),
         tuple(hurdles),
+        tuple(tuple(names) for (names,) in connection.execute(_LONG, [oid]).fetchall() if names),
+        _shape(connection, oid),
     )  # fmt: skip
+
+
+def _shape(connection: Connection[Any], oid: int) -> str:
+    found = connection.execute(_SHAPE, {"table": oid}).fetchall()
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 _COLUMNS = """
 SELECT a.attname,
        CASE WHEN b.typtype = 'e' THEN 'enum' ELSE b.typname::text END,
-       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
-       format_type(a.atttypid, a.atttypmod) || coalesce(
+       b.typmod,
+       format_type(a.atttypid, a.atttypmod),
+       format_type(b.oid, b.typmod),
+       coalesce(
            CASE WHEN a.attcollation <> t.typcollation
                 THEN ' COLLATE ' || quote_ident(m.nspname) || '.' || quote_ident(l.collname) END, ''),
-       a.attnotnull OR t.typnotnull,
+       a.attnotnull OR b.required,
        (a.atthasdef AND a.attgenerated = '') OR a.attidentity <> '' OR t.typdefault IS NOT NULL,
        CASE WHEN a.attgenerated = '' THEN coalesce(pg_get_expr(d.adbin, d.adrelid), '') ELSE '' END,
        a.attgenerated <> '',
        a.attidentity::text
 FROM pg_attribute a
 JOIN pg_type t ON t.oid = a.atttypid
-JOIN pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+JOIN LATERAL (
+    WITH RECURSIVE up AS (  -- a domain can be over another
+        SELECT t.oid, t.typname, t.typtype, t.typbasetype, t.typtypmod, t.typnotnull,
+               a.atttypmod AS typmod
+        UNION ALL
+        SELECT u.oid, u.typname, u.typtype, u.typbasetype, u.typtypmod, u.typnotnull, up.typtypmod
+        FROM up JOIN pg_type u ON u.oid = up.typbasetype WHERE up.typtype = 'd'
+    )
+    SELECT *, (SELECT bool_or(typnotnull) FROM up) AS required FROM up WHERE typtype <> 'd'
+) b ON true
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_namespace m ON m.oid = l.collnamespace
@@ -138,7 +174,8 @@ SELECT c.relname::text,
              LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
                                       AND k.number > 0
              WHERE k.place <= i.indnkeyatts ORDER BY k.place),
-       i.indisunique AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+       i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+           AND i.indexprs IS NULL
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND i.indislive
 ORDER BY 1
@@ -148,7 +185,18 @@ _CHECKS = """
 SELECT c.conname::text, pg_get_constraintdef(c.oid),
        ARRAY(SELECT a.attname::text FROM pg_attribute a
              WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey))
+           || CASE WHEN 0 = ANY (c.conkey) THEN ARRAY['*'] END  -- the row as one value
 FROM pg_constraint c WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1
+"""
+
+# As the server keeps it: how it spells it depends on the session's settings.
+_SHAPE = """
+SELECT attname::text, concat_ws(' ', atttypid, atttypmod, attcollation, attnotnull, atthasdef,
+                                attgenerated, attidentity)
+FROM pg_attribute WHERE attrelid = %(table)s AND attnum > 0 AND NOT attisdropped
+UNION ALL
+SELECT conname::text, conbin::text FROM pg_constraint WHERE conrelid = %(table)s AND contype = 'c'
+ORDER BY 1, 2
 """
 
 _HURDLES = """
@@ -161,4 +209,19 @@ UNION ALL
 SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(table)s AND NOT tgisinternal
 UNION ALL
 SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(table)s
+UNION ALL
+SELECT 'column ' || attname || ', which the table computes' FROM pg_attribute
+WHERE attrelid = %(table)s AND attgenerated = 's' AND NOT attisdropped
+UNION ALL
+SELECT 'index ' || c.relname || ', which computes' FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = %(table)s AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)
+"""
+
+# An index refuses an entry that is too long: columns of any length that are together in one.
+_LONG = """
+SELECT DISTINCT ARRAY(SELECT a.attname::text FROM unnest(i.indkey) k (number)
+                      JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number
+                      WHERE a.attlen = -1 AND a.attnum > 0 ORDER BY 1) AS names
+FROM pg_index i WHERE i.indrelid = %s
 """

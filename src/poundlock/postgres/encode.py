@@ -91,6 +91,7 @@ class Moment(Fixed):
     dtype: str
     shift: int
     limits: tuple[int, int]
+    step: int = 1  # what the column rounds to
 
     def _counts(self, values: pa.Array) -> np.ndarray[Any, Any]:
         if isinstance(values.type, pa.TimestampType) and values.type.unit != "us":
@@ -101,7 +102,9 @@ class Moment(Fixed):
         counts = self._counts(values)
         low, high = (max(limit, -(1 << 63) + abs(self.shift)) for limit in self.limits)
         outside = (counts < low + self.shift) | (counts > min(high + self.shift, (1 << 63) - 1))
-        return (outside, "is beyond PostgreSQL's calendar") if outside.any() else None
+        if outside.any():
+            return outside, "is beyond PostgreSQL's calendar"
+        return _rounded(counts, self.step)
 
     def parts(self, values: pa.Array) -> Parts:
         return [(self.dtype, self._counts(values) - self.shift)]
@@ -113,10 +116,28 @@ class Interval(Fixed):
         return [(">i8", micros.to_numpy()), (">i4", 0), (">i4", 0)]
 
 
+@dataclass(frozen=True)
 class Clock(Fixed):
-    def parts(self, values: pa.Array) -> Parts:
+    step: int = 1
+
+    def _micros(self, values: pa.Array) -> np.ndarray[Any, Any]:
         nanos = values.cast(pa.time64("ns")).cast(pa.int64()).fill_null(0)
-        return [(">i8", nanos.to_numpy() // 1000)]
+        return nanos.to_numpy() // 1000
+
+    def bad(self, values: pa.Array) -> tuple[Any, str] | None:
+        return _rounded(self._micros(values), self.step)
+
+    def parts(self, values: pa.Array) -> Parts:
+        return [(">i8", self._micros(values))]
+
+
+def _rounded(micros: np.ndarray[Any, Any], step: int) -> tuple[Any, str] | None:
+    lost = micros % step != 0
+    return (lost, "has more digits after the second than its type keeps") if lost.any() else None
+
+
+def _step(column: TableColumn) -> int:
+    return 10 ** (6 - column.typmod) if 0 <= column.typmod < 6 else 1
 
 
 class Uuid(Fixed):
@@ -200,7 +221,7 @@ def _choose(column: TableColumn, arrow: pa.DataType) -> Field | None:
         return Text(column.typmod - 4 if limited else None) if _is_text(arrow) else None
     if kind == "timestamptz" or kind == "timestamp":
         fits = is_.is_timestamp(arrow) and (arrow.tz is not None) == (kind == "timestamptz")
-        return Moment(pa.int64(), ">i8", _MICROS, _TIMES) if fits else None
+        return Moment(pa.int64(), ">i8", _MICROS, _TIMES, _step(column)) if fits else None
     simple: dict[str, tuple[bool, Field]] = {
         "bool": (is_.is_boolean(arrow), Number("u1")),
         "jsonb": (_is_text(arrow), Jsonb()),
@@ -208,7 +229,7 @@ def _choose(column: TableColumn, arrow: pa.DataType) -> Field | None:
         "bytea": (is_.is_binary(arrow) or is_.is_large_binary(arrow), Bytes()),
         "date": (is_.is_date32(arrow), Moment(pa.int32(), ">i4", _DAYS, _DATES)),
         "interval": (is_.is_duration(arrow), Interval()),
-        "time": (is_.is_time64(arrow), Clock()),
+        "time": (is_.is_time64(arrow), Clock(_step(column))),
     }
     fits, field = simple.get(kind, (False, None))
     return field if fits else None

@@ -69,6 +69,9 @@ def abort(
         try:
             with translated(target.sink, stray.id):
                 state = _finish(connection, target, stray.id)
+        except Rejected as error:
+            logger.warning("sink %s: not rolled back yet: %s", target.sink, error)
+            state = BranchState.UNREACHABLE
         except Unavailable:
             break
         states.append(BranchState.UNREACHABLE if state is BranchState.PREPARED else state)

@@ -40,7 +40,9 @@ def connect(dsn: str, *, sink: str | None = None) -> Connection[Any]:
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:
-            connection = psycopg.connect(**settings, autocommit=True)
+            # A pooler may give each transaction another server, which knows nothing prepared before.
+            connection = psycopg.connect(**settings, autocommit=True, prepare_threshold=None)
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             break
         except psycopg.Error as error:
             problem = _refusal(error, sink)
@@ -77,12 +79,27 @@ def _settings(dsn: str) -> dict[str, Any]:
         settings.setdefault("keepalives_idle", "10")
         settings.setdefault("keepalives_interval", "5")
         settings.setdefault("keepalives_count", "4")
+        settings.setdefault("tcp_user_timeout", "30000")
         settings["client_encoding"] = "UTF8"
+        _refuse_torn(plain, settings)
         return settings
     raise UsageError(
         "dsn is not understood: give postgresql://user:password@host:port/database, or "
         "'host=... dbname=...', or env:NAME or file:PATH of one"
     )
+
+
+def _refuse_torn(plain: str, settings: dict[str, Any]) -> None:
+    """A password with @ or / in it ends where the other parts begin, and would be told with them."""
+    parts = [str(settings.get(word) or "") for word in ("host", "hostaddr")]
+    if "://" in plain:
+        parts.append(str(settings.get("dbname") or ""))
+    ports = str(settings.get("port") or "").split(",")
+    if any("@" in part for part in parts) or not all(p.isdecimal() or not p for p in ports):
+        raise UsageError(
+            "dsn is not understood: percent-encode what is special in user and password (@ is %40, "
+            "/ is %2F, : is %3A), and give a number as the port"
+        )
 
 
 def _refusal(error: psycopg.Error, sink: str | None) -> PoundlockError:
@@ -112,16 +129,26 @@ class Driver:
     def use(self) -> Iterator[Connection[Any]]:
         """Lend the connection, with the driver's errors in our words. In autocommit."""
         with self._lock:
-            if self._connection is None or self._connection.closed:
-                self._connection = connect(self._dsn, sink=self._sink)
+            connection = self._answering()
             try:
                 with translated(self._sink):
-                    yield self._connection
+                    yield connection
             except Unavailable:
                 self.close()
                 raise
             finally:
                 self._leave_clean()
+
+    def _answering(self) -> Connection[Any]:
+        """The connection, or a new one where it was cut while nobody used it."""
+        if self._connection is not None and not self._connection.closed:
+            try:
+                self._connection.execute("")
+                return self._connection
+            except psycopg.Error:
+                self.close()
+        self._connection = connect(self._dsn, sink=self._sink)
+        return self._connection
 
     def _leave_clean(self) -> None:
         """A transaction that an error left open must not be the next question's."""
@@ -142,6 +169,21 @@ class Driver:
                 self._connection = None
 
 
+def unhurried(connection: Connection[Any], wait: str) -> None:
+    """Have the open transaction wait for locks so long, and be cut short by no other time-out.
+
+    Those of the role are made for the queries of people; a move would be cut at each try.
+    """
+    names = ["statement_timeout", "idle_in_transaction_session_timeout"]
+    if connection.info.server_version >= 170_000:
+        names.append("transaction_timeout")
+    connection.execute(
+        "SELECT set_config('lock_timeout', %s, true)"
+        + "".join(f", set_config('{name}', '0', true)" for name in names),  # type: ignore[arg-type]
+        [wait],
+    )
+
+
 @contextlib.contextmanager
 def translated(sink: str | None, branch: str | None = None) -> Iterator[None]:
     """Raise the driver's errors as ours."""
@@ -160,7 +202,7 @@ def told(
     """Say in our words what the server refused, and what to do."""
     state, text = error.sqlstate or "", _safe(error)
     which = f"branch {branch}: " if branch else ""
-    if state[:2] in ("22", "23"):
+    if state[:2] in ("22", "23", "P0") or state == "54000":
         return BadRow(f"{which}PostgreSQL does not take a row: {text}", sink=sink)
     if state == "55P03":
         return Rejected(
@@ -168,12 +210,17 @@ def told(
             "somebody else holds it. Use mode='staged', or partition the frame by the key",
             sink=sink,
         )
-    if state == "53200" or state[:2] in ("40", "25") or state == "57014":
+    if state == "53200" or state[:2] in ("40", "25", "54") or state == "57014":
         cure = ""
         if "prepared transactions" in text:
             cure = (
                 ". Raise max_prepared_transactions above the tasks of a batch and restart the "
                 "server, or use mode='staged'"
+            )
+        elif state == "53200":
+            cure = (
+                ". If it is the table of locks that is full, raise max_locks_per_transaction and "
+                "restart the server, or write with fewer tasks"
             )
         return Rejected(f"{which}{text}{cure}", sink=sink)
     if state == "53100":
@@ -185,16 +232,32 @@ def told(
     if state == "42501":
         return NotAuthorised(f"{which}{text}", sink=sink)
     if state[:2] in ("42", "0A", "3D", "3F", "28") or state == "55000":
-        return UsageError(f"{which}{text}", sink=sink)
+        beside = state == "0A000" and any(word in text for word in ("PREPARE", "COPY"))
+        cure = ": use mode='staged'" if beside else ""
+        return UsageError(f"{which}{text}{cure}", sink=sink)
     if state == "" and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return UsageError(f"{which}{text}", sink=sink)
+    if _raised(error):
+        return BadRow(f"{which}PostgreSQL does not take a row: {text}", sink=sink)
     return Unavailable(f"{which}PostgreSQL did not answer as it should: {text}", sink=sink)
+
+
+def _raised(error: psycopg.Error) -> bool:
+    """Whether it is a function of the database's owner that raised the error, in its own words."""
+    return (error.sqlstate or "")[:2] == "P0" or (error.diag.source_file or "").startswith("pl")
 
 
 def _safe(error: psycopg.Error) -> str:
     """The server's message without what could be a value of a row."""
     text = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
-    if (error.sqlstate or "").startswith("22"):
+    if _raised(error):
+        made = re.search(r"PL/\w+ function ([\w.\"]+)\(", error.diag.context or "")
+        text = (
+            f"function {made[1]} raises an error"
+            if made
+            else "a trigger or function raises an error"
+        )
+    elif (error.sqlstate or "").startswith("22"):
         text = re.sub(r'"[^"]*"', '"..."', text.split(": ")[0])
     where = [
         f"{word} {name}"

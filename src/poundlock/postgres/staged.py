@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psycopg
 from psycopg import Connection, errors
 
 from poundlock.core.model import Namespace, Receipt, Stray
@@ -13,20 +15,27 @@ from poundlock.errors import BadRow, InDoubt, Parted, PromiseBroken, Rejected, U
 from poundlock.postgres import witness
 from poundlock.postgres.catalog import read_table
 from poundlock.postgres.move import (
-    drop,
+    Columns,
+    Moved,
+    clear_away,
     has_duplicates,
     hurdles,
     move,
+    retyped,
     staged_branches,
+    too_long,
 )
-from poundlock.postgres.session import told
+from poundlock.postgres.session import told, unhurried
 from poundlock.postgres.target import Target, read_id, staging_name
+
+logger = logging.getLogger("poundlock")
 
 _AGAIN = (  # somebody was in the way for a moment: the same move may be tried again
     errors.LockNotAvailable,
     errors.DeadlockDetected,
     errors.SerializationFailure,
-    errors.QueryCanceled,  # by a time-out of the role
+    errors.QueryCanceled,
+    errors.OutOfMemory,  # of the server's locks, which others give back
     errors.ReadOnlySqlTransaction,  # a standby, until it is promoted
 )
 
@@ -38,29 +47,42 @@ def check(
 
     The move is rehearsed, and rolled back, where the target has constraints that staging cannot carry.
     """
+    with connection.transaction(force_rollback=True):
+        unhurried(connection, target.wait)
+        return _check(connection, target, receipts)
+
+
+def _check(
+    connection: Connection[Any], target: Target, receipts: Sequence[Receipt]
+) -> list[str | None]:
     staged = staged_branches(connection, target)
     answers: list[str | None] = [
         None if receipt.id in staged else "its staging table is gone" for receipt in receipts
     ]
     if any(answers):
         return answers
+    target = target.as_recorded(receipts)
     branches = [receipt.id for receipt in receipts]
     columns = _columns(target, staged, branches)
+    names = [name for name, _ in columns]
+    table = read_table(connection, target.schema, target.table)
+    if any(receipt.handle.get("shape") != table.shape for receipt in receipts):
+        raise Rejected(
+            f"table {table.schema}.{table.name} was altered while the batch was written: it is "
+            "written once more",
+            sink=target.sink,
+        )
     if target.key and has_duplicates(connection, target, branches):
         raise duplicate_keys(target)
-    table = read_table(connection, target.schema, target.table)
-    in_the_way = hurdles(target, table, columns)
-    if in_the_way:
-        with connection.transaction(force_rollback=True):
-            connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
-            moved = move(connection, target, table, branches, columns)
-            for branch, given, taken in _differing(receipts, moved):
-                raise Rejected(
-                    f"branch {branch} has {given} rows, and the target would take {taken}: a trigger "
-                    "or a rule leaves rows out, so that nobody could tell what was written",
-                    sink=target.sink,
-                )
-            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    if hurdles(target, table, names) or too_long(connection, target, table, branches, names):
+        amiss = _amiss(receipts, move(connection, target, table, branches, names))
+        if amiss is not None:
+            raise Rejected(
+                f"{amiss}: a trigger or a rule leaves rows out, so that nobody could tell what was "
+                "written",
+                sink=target.sink,
+            )
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     return answers
 
 
@@ -83,27 +105,35 @@ def duplicate_keys(target: Target) -> BadRow:
 def commit(
     connection: Connection[Any], target: Target, receipts: Sequence[Receipt]
 ) -> list[BranchState]:
-    """Move all branches of a batch in one transaction, with their witnesses."""
+    """Move all branches of a batch in one transaction, with their witnesses.
+
+    The staging tables are dropped after it: whoever reads one must not hold up the move. Until then
+    the witness keeps them from being moved again.
+    """
     branches = [receipt.id for receipt in receipts]
     try:
         with connection.transaction():
-            connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
+            unhurried(connection, target.wait)
             held = witness.hold(connection, target)
             if not all(witness.is_witness(target, held, receipt) for receipt in receipts):
                 return witness.proven(connection, target, held, branches)  # a batch goes whole
             said = witness.claim(connection, target, branches, "committed")
             states = _move_claimed(connection, target, receipts, said)
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-    except _AGAIN:
+    except _AGAIN as error:
+        _say_why("moved", target, branches[0], error)
         return _without_moving(connection, target, branches)
-    except (errors.IntegrityError, errors.DataError, errors.ProgrammingError) as error:
+    except psycopg.Error as error:
         problem = told(error, target.sink)
+        if isinstance(problem, Unavailable):
+            raise
         raise InDoubt(
             f"the batch of branch {branches[0]} is decided, but its rows cannot be moved into "
             f"{target.table}: {problem.args[0]}. Nothing is lost and nothing was moved: make room in "
             "the target for what is staged, then start the pipeline again",
             sink=target.sink,
         ) from None
+    clear_away(connection, target, list(states))
     return [said[branch] or states[branch] for branch in branches]
 
 
@@ -126,34 +156,59 @@ def _move_claimed(
     there = [branch for branch in claimed if branch in staged]
     broken = len(there) < len(claimed) or BranchState.ABORTED in said.values()
     if broken and BranchState.COMMITTED not in said.values():
-        drop(connection, target, there)
         there = []
     lost = [branch for branch in claimed if branch not in there]
     if lost:
         witness.set_aborted(connection, target, lost)
     if there:
-        table = read_table(connection, target.schema, target.table)
-        moved = move(connection, target, table, there, _columns(target, staged, there))
-        for branch, decided, rows in _differing(receipts, moved):
-            raise PromiseBroken(
-                f"branch {branch} was decided with {decided} rows, but its staging table "
-                f"{target.witness_schema}.{staging_name(branch)} holds, or the target took, {rows}: "
-                "somebody changed it, or made a trigger or rule that leaves rows out. Nothing was "
-                "moved. Take that away; or drop the staging table, and the batch is computed again",
-                sink=target.sink,
-            )
-        drop(connection, target, there)
+        mine = [receipt for receipt in receipts if receipt.id in there]
+        _move(connection, target.as_recorded(mine), mine, _columns(target, staged, there))
     return dict.fromkeys(there, BranchState.COMMITTED) | dict.fromkeys(lost, BranchState.ABORTED)
 
 
-def _differing(
-    receipts: Sequence[Receipt], moved: Mapping[str, int]
-) -> Iterator[tuple[str, int, int]]:
-    """Yield each branch of which not all rows were moved, or more than all."""
+def _move(
+    connection: Connection[Any], target: Target, receipts: Sequence[Receipt], columns: Columns
+) -> None:
+    table = read_table(connection, target.schema, target.table)
+    branches = [receipt.id for receipt in receipts]
+    moved = move(connection, target, table, branches, [name for name, _ in columns])
+    # Now nobody can alter the target any more.
+    altered = retyped(target, read_table(connection, target.schema, target.table), columns)
+    if altered:
+        raise InDoubt(
+            f"the batch of branch {branches[0]} is decided, but table {table.schema}.{table.name} was "
+            f"altered: {'; '.join(altered)}. Nothing was moved. Alter it back; or drop the batch's "
+            f"staging tables in {target.witness_schema}, and it is computed again",
+            sink=target.sink,
+        )
+    amiss = _amiss(receipts, moved)
+    if amiss is not None:
+        tables = ", ".join(staging_name(branch) for branch in branches[:3])
+        raise PromiseBroken(
+            f"the batch is decided, but {amiss}: somebody changed a staging table, or made a trigger "
+            "or a rule that leaves rows out. Nothing was moved. Take that away; or drop the staging "
+            f"tables in {target.witness_schema} ({tables}), and the batch is computed again",
+            sink=target.sink,
+        )
+
+
+def _amiss(receipts: Sequence[Receipt], moved: Moved) -> str | None:
+    """Say of which branch not all rows were moved, or more than all; None: it is as it should be."""
     for receipt in receipts:
-        expected, rows = receipt.fingerprint.rows, moved.get(receipt.id)
-        if rows is not None and rows != expected:
-            yield receipt.id, expected, rows
+        expected, rows = receipt.fingerprint.rows, moved.rows[receipt.id]
+        if rows != expected:
+            return f"branch {receipt.id} has {expected} rows, and {rows} were moved"
+    if moved.left_out:
+        return (
+            f"the target does not take {moved.left_out} rows of branch {receipts[0].id} and others"
+        )
+    return None
+
+
+def _say_why(done: str, target: Target, branch: str, error: psycopg.Error) -> None:
+    locked = isinstance(error, errors.LockNotAvailable)
+    why = "somebody holds a lock that is needed" if locked else told(error).args[0]
+    logger.warning("sink %s: branch %s is not %s yet: %s", target.sink, branch, done, why)
 
 
 def _without_moving(
@@ -164,9 +219,7 @@ def _without_moving(
     return [said.get(branch, BranchState.PREPARED) for branch in branches]
 
 
-def _columns(
-    target: Target, staged: Mapping[str, tuple[str, ...]], branches: Sequence[str]
-) -> tuple[str, ...]:
+def _columns(target: Target, staged: Mapping[str, Columns], branches: Sequence[str]) -> Columns:
     found = {staged[branch] for branch in branches}
     if len(found) != 1:
         raise Parted(
@@ -176,34 +229,54 @@ def _columns(
 
 
 def find(connection: Connection[Any], target: Target, namespace: Namespace) -> list[Stray]:
-    """List the staged branches of exactly this namespace and sink."""
-    return [
-        Stray(target.sink, branch, parsed[0].generation, "staged")
+    """List the staged branches of exactly this namespace and sink that are not over.
+
+    Of those that are, the tables may still be there, because somebody was reading them: drop them.
+    """
+    mine = {
+        branch: parsed[0].generation
         for branch in sorted(staged_branches(connection, target))
         if (parsed := read_id(branch)) is not None
         and (parsed[0].namespace, parsed[0].sink) == (namespace, target.sink)
+    }
+    over = witness.states(connection, target, list(mine)) if mine else {}
+    if over:
+        clear_away(connection, target, list(over))
+    return [
+        Stray(target.sink, branch, generation, "staged")
+        for branch, generation in mine.items()
+        if branch not in over
     ]
 
 
 def abort(
     connection: Connection[Any], target: Target, strays: Sequence[Stray]
 ) -> list[BranchState]:
-    """Drop each staging table, and leave a tombstone, in one step."""
-    witness.ensure(connection, target)
+    """Leave a tombstone for each, then drop the staging tables."""
     states: list[BranchState] = []
     for stray in strays:
         try:
+            if not states:
+                witness.ensure(connection, target)
             with connection.transaction():
-                connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
+                unhurried(connection, target.wait)
                 said = witness.claim(connection, target, [stray.id], "aborted")[stray.id]
-                if said is not BranchState.COMMITTED:
-                    drop(connection, target, [stray.id])
-        except _AGAIN:
+        except _AGAIN as error:
+            _say_why("aborted", target, stray.id, error)
             states.append(BranchState.UNREACHABLE)
             continue
         if said is BranchState.NO_WITNESS:
             raise Unavailable(f"branch {stray.id}: its witness went while it was read")
         states.append(said or BranchState.ABORTED)
+    clear_away(
+        connection,
+        target,
+        [
+            stray.id
+            for stray, state in zip(strays, states, strict=True)
+            if state is not BranchState.UNREACHABLE
+        ],
+    )
     return states
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from psycopg import sql
 
-from poundlock.core.model import Branch
+from poundlock.core.model import Branch, Json, Receipt
 from poundlock.core.naming import BranchName, name_of, parse_name
-from poundlock.errors import UsageError
+from poundlock.errors import Parted, UsageError
 
 _LONGEST = 199  # bytes of a prepared transaction's name
 
@@ -30,11 +32,37 @@ class Target:
     key_partitioned: bool
 
     @property
+    def identifier(self) -> sql.Identifier:
+        return (
+            sql.Identifier(self.schema, self.table) if self.schema else sql.Identifier(self.table)
+        )
+
+    @property
     def witness(self) -> sql.Identifier:
         return sql.Identifier(self.witness_schema, "witness")
 
     def staging(self, branch: str) -> sql.Identifier:
         return sql.Identifier(self.witness_schema, staging_name(branch))
+
+    def recorded(self, schema: str) -> dict[str, Json]:
+        """What the rows of a staging table mean: for the receipt, as options may be others later."""
+        return {"schema": schema, "table": self.table, "key": list(self.key), "delete": self.delete,
+                "order_by": self.order_by}  # fmt: skip
+
+    def as_recorded(self, receipts: Sequence[Receipt]) -> Target:
+        """The target as it was when these branches were written."""
+        found = [receipt.handle["into"] for receipt in receipts if "into" in receipt.handle]
+        if not found:
+            return self
+        into: Any = found[0]
+        if any(other != into for other in found):
+            raise Parted(
+                f"branches of one batch were written for different tables or by different keys, "
+                f"{receipts[0].id} and others: the sink's options were changed between. Drop their "
+                f"staging tables in {self.witness_schema}, and the batch is computed again",
+                sink=self.sink,
+            )
+        return replace(self, **{**into, "key": tuple(into["key"])})
 
     @property
     def wait(self) -> str:

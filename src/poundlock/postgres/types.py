@@ -7,8 +7,9 @@ one; anything else must be cast in the query, where everybody can see it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-from poundlock.postgres.catalog import TableColumn
+from poundlock.postgres.catalog import Table, TableColumn
 
 JSON_FAMILY = ("array<", "map<", "struct<", "variant")
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}  # and their decimal digits
@@ -32,6 +33,7 @@ _ACCEPTED: dict[str, frozenset[str]] = {
     "time": frozenset({"time"}),
     "json": frozenset({"jsonb", "json", "text", "varchar"}),
 }
+_WHOLE_INTERVALS = (-1, 0x7FFF_FFFF, 0x7FFF_0006)  # all fields, with microseconds
 _CURES = {
     ("timestamp", "timestamp"): "use timestamptz, or CAST(... AS TIMESTAMP_NTZ)",
     ("timestamp_ntz", "timestamptz"): "CAST(... AS TIMESTAMP)",
@@ -63,7 +65,28 @@ def misfit(spark: str, column: TableColumn) -> str | None:
         return f"{spark} does not fit {column.declared}: {cure}"
     if column.type == "numeric":
         return _too_narrow(spark, kind, column)
+    if column.type == "interval" and column.typmod not in _WHOLE_INTERVALS:
+        return f"{spark} does not fit {column.declared}, which would round it: use interval"
     return None
+
+
+def misfits(types: Mapping[str, str], table: Table) -> list[str]:
+    """Name every difference between a frame's columns and a table's, column by column."""
+    problems = list[str]()
+    for name, spark in types.items():
+        column = table.column(name)
+        reason = "the table has no such column" if column is None else misfit(spark, column)
+        if reason is not None:
+            problems.append(f"{name}: {reason}")
+    if types:
+        problems += [
+            f"{column.name}: the table requires it, and the frame has no such column"
+            for column in table.columns
+            if column.name not in types
+            and column.required
+            and not (column.filled or column.generated)
+        ]
+    return problems
 
 
 def numeric_limits(typmod: int) -> tuple[int, int] | None:

@@ -80,22 +80,27 @@ def is_witness(target: Target, held: str | None, receipt: Receipt) -> bool:
     return False
 
 
-def missing_grant(connection: Connection[Any], target: Target) -> str | None:
-    """Return the GRANT that is lacking for witness and staging; None if all is well."""
-    # has_schema_privilege fails for a schema that does not exist; there it is the database that counts.
-    role, has_schema, may = connection.execute(
-        "SELECT quote_ident(current_user), to_regnamespace(%(name)s) IS NOT NULL, "
-        "CASE WHEN to_regnamespace(%(name)s) IS NULL "
-        "THEN has_database_privilege(current_database(), 'CREATE') "
-        "ELSE has_schema_privilege(to_regnamespace(%(name)s)::oid, 'CREATE, USAGE') END",
-        {"name": sql.Identifier(target.witness_schema).as_string(connection)},
-    ).fetchone() or ("", False, False)
+def missing_grant(
+    connection: Connection[Any], target: Target, *, staging: bool = False
+) -> str | None:
+    """Return the GRANT that is lacking for the witness, and for `staging`; None if all is well."""
     schema = sql.Identifier(target.witness_schema).as_string(connection)
-    if not may and has_schema:
+    # has_schema_privilege fails for a schema that does not exist; there it is the database that counts.
+    role, has_schema, may_use, may_create = connection.execute(
+        "SELECT quote_ident(current_user), oid IS NOT NULL, "
+        "oid IS NULL OR has_schema_privilege(oid, 'USAGE'), "
+        "CASE WHEN oid IS NULL THEN has_database_privilege(current_database(), 'CREATE') "
+        "ELSE has_schema_privilege(oid, 'CREATE') END "
+        "FROM (SELECT to_regnamespace(%s)::oid) AS s (oid)",
+        [schema],
+    ).fetchone() or ("", False, False, False)
+    if not may_use:
         return f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {role}"
-    if not may:
+    if not may_create and not has_schema:
         database = sql.Identifier(connection.info.dbname).as_string(connection)
         return f"GRANT CREATE ON DATABASE {database} TO {role}"
+    if not may_create and (staging or _oid(connection, target) is None):
+        return f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {role}"
     table = target.witness.as_string(connection)
     if has_schema and _oid(connection, target) is not None:
         found = connection.execute(
@@ -200,6 +205,8 @@ def states(
     connection: Connection[Any], target: Target, branches: Sequence[str]
 ) -> Mapping[str, BranchState]:
     """Return what the witnesses of these branches say, as far as there are any."""
+    if _oid(connection, target) is None:
+        return {}
     found = connection.execute(
         sql.SQL("SELECT branch, state FROM {} WHERE branch = ANY (%s)").format(target.witness),
         [list(branches)],
@@ -261,15 +268,27 @@ def newest_generation(connection: Connection[Any], target: Target, namespace: Na
     return int(found[0]) if found else 0
 
 
-def prune(connection: Connection[Any], target: Target, namespace: Namespace, floor: int) -> None:
-    """Forget the batches below `floor`, but never the newest generation."""
+def prune(
+    connection: Connection[Any],
+    target: Target,
+    namespace: Namespace,
+    floor: int,
+    keep: Sequence[str],
+) -> None:
+    """Forget the batches below `floor`, but never the newest generation, and no branch of `keep`."""
     if _oid(connection, target) is None:
         return
     connection.execute(
         sql.SQL(
             "DELETE FROM {0} WHERE pipeline = %(p)s AND identity = %(i)s AND sink = %(s)s "
-            "AND batch < %(floor)s AND branch <> (SELECT branch FROM {0} "
+            "AND batch < %(floor)s AND branch <> ALL (%(keep)s) AND branch <> (SELECT branch FROM {0} "
             "WHERE pipeline = %(p)s AND identity = %(i)s ORDER BY generation DESC, batch DESC LIMIT 1)"
         ).format(target.witness),
-        {"p": namespace.pipeline, "i": namespace.identity, "s": target.sink, "floor": floor},
+        {
+            "p": namespace.pipeline,
+            "i": namespace.identity,
+            "s": target.sink,
+            "floor": floor,
+            "keep": list(keep),
+        },
     )

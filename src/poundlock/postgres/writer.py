@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -23,13 +24,14 @@ from poundlock.postgres import prepared, witness
 from poundlock.postgres.catalog import Table, TableColumn, read_table
 from poundlock.postgres.encode import HEADER, TRAILER, Encoder
 from poundlock.postgres.move import FLAG, create_staging, drop, has_duplicates, move
-from poundlock.postgres.session import connect, database_of, system_of, translated
+from poundlock.postgres.session import connect, database_of, system_of, told, translated, unhurried
 from poundlock.postgres.staged import duplicate_keys
 from poundlock.postgres.target import Target, branch_id
+from poundlock.postgres.types import misfits
 
 logger = logging.getLogger("poundlock")
 
-_FLAG = TableColumn(FLAG, "bool", -1, "boolean", True, False, "", False, "")
+_FLAG = TableColumn(FLAG, "bool", -1, "boolean", "boolean", "", True, False, "", False, "")
 _MOST_NAMED = 5  # reasons in one message
 
 
@@ -48,7 +50,7 @@ class PostgresWriter(Writer):
         target: Target,
         mode: Mode,
         semantic: Semantic,
-        table: Table | None,
+        types: Mapping[str, str],  # of the frame's columns, in Spark's words
         branch: Branch,
         *,
         clears: bool,  # away what earlier attempts of the task have prepared
@@ -70,7 +72,7 @@ class PostgresWriter(Writer):
         try:
             with translated(target.sink, self._id):
                 self._place = self._begin(clears and mode is Mode.PREPARED)
-                self._table = table or read_table(self._connection, target.schema, target.table)
+                self._table = self._read_table(types)
         except BaseException:
             self.abort()
             raise
@@ -90,8 +92,30 @@ class PostgresWriter(Writer):
             if clears:
                 prepared.roll_back_earlier(connection, target, self._branch)
         connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", [target.wait])
+        unhurried(connection, target.wait)
         return {word: value for word, value in place.items() if value is not None}
+
+    def _read_table(self, types: Mapping[str, str]) -> Table:
+        """Read how the table is by now: rows are spelled for its types, and nobody could tell one
+        number from another of the same width.
+
+        What goes straight into it keeps it so until the branch is over. A staged branch leaves it to
+        others meanwhile; whether it was altered is seen before the decision.
+        """
+        connection, target = self._connection, self._target
+        if not self._staged:
+            connection.execute(
+                sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier)
+            )
+        table = read_table(connection, target.schema, target.table)
+        problems = misfits(types, table)
+        if problems:
+            raise UsageError(
+                f"table {table.schema}.{table.name} was altered, and the frame no longer fits: "
+                + "; ".join(problems),
+                sink=target.sink,
+            )
+        return table
 
     # Rows.
 
@@ -168,8 +192,9 @@ class PostgresWriter(Writer):
                         stream.write(piece)
                     stream.write(TRAILER)
                 self._count(cursor.rowcount, len(rows))
-        except (psycopg.DataError, psycopg.IntegrityError):
-            connection.execute("ROLLBACK TO SAVEPOINT rows")
+        except psycopg.Error as error:
+            if isinstance(told(error), BadRow):
+                connection.execute("ROLLBACK TO SAVEPOINT rows")
             raise
         connection.execute("RELEASE SAVEPOINT rows")
 
@@ -210,7 +235,8 @@ class PostgresWriter(Writer):
         if self._aside and not self._staged:
             if has_duplicates(connection, target, [self._id]):
                 raise duplicate_keys(target)
-            move(connection, target, self._table, [self._id], self._columns)
+            moved = move(connection, target, self._table, [self._id], self._columns)
+            self._count(self._rows - moved.left_out, self._rows)
             drop(connection, target, [self._id])
         if self._staged or not self._exact:
             self._end("COMMIT", "COMMIT")
@@ -222,7 +248,10 @@ class PostgresWriter(Writer):
             )
         if not self._exact:
             return None
-        handle = {"mode": "staged" if self._staged else "prepared"} | self._place
+        handle: dict[str, Json] = {"mode": "staged" if self._staged else "prepared"} | self._place
+        if self._staged:
+            handle["into"] = target.recorded(self._table.schema)
+            handle["shape"] = self._table.shape
         return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
 
     def _bear_witness(self) -> None:
