@@ -127,14 +127,28 @@ def test_nowhere_to_look_is_said(tmp_path: Path) -> None:
     assert "there is no log" in str(result.exception)
 
 
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call the program itself: `CliRunner` goes past `main`."""
+    command = [sys.executable, "-c", "from poundlock.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_main_turns_our_errors_into_one_line_and_a_status(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from poundlock.cli import main; main()", "txn", "list"]
-    done = subprocess.run(
-        [*command, "--log", str(tmp_path / "none")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
+    done = run("txn", "list", "--log", str(tmp_path / "none"))
+    assert done.returncode == 2, "the call was wrong"
     assert done.stderr.startswith("poundlock: UsageError: there is no log")
     assert "Traceback" not in done.stderr
+    assert run("txn", "commit").returncode == 2, "click says the same"
+
+
+def test_main_ends_with_the_status_of_the_command(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/false")
+    done = run("doctor")
+    assert (done.returncode, "BAD" in done.stdout) == (1, True), done
+    done = run("txn", "list", "--log", log.uri)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_secret_is_read_from_where_it_is_kept(

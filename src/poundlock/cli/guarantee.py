@@ -29,11 +29,15 @@ def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json
         _print_table(as_json)
         return
     from poundlock.core.guarantee import require
+    from poundlock.errors import UsageError
     from poundlock.jobfile import open_pipeline
 
     statement = open_pipeline(job, arguments).guarantee()
     click.echo(json.dumps(_to_json(statement), indent=2) if as_json else str(statement))
-    require(statement)
+    try:
+        require(statement)
+    except UsageError as refused:  # of the pipeline: this call was right
+        raise click.ClickException(str(refused)) from refused
 
 
 def _to_json(statement: Statement) -> dict[str, object]:

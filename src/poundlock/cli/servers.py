@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from poundlock.errors import PoundlockError
 from poundlock.servers import NAMES, base, module
 
 _names = click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAMES]...")
@@ -56,8 +53,7 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
     options = {"kafka": {"brokers": brokers}}
     for name in names or NAMES:
         click.echo(f"Starting {name} ...", err=True)
-        with _errors():
-            module(name).up(directory, **options.get(name, {}))
+        module(name).up(directory, **options.get(name, {}))
     if as_json:
         _print_json(names, directory)
     else:
@@ -73,11 +69,10 @@ def down(names: tuple[str, ...], directory: Path | None, wipe: bool) -> None:
     """End servers that `up` has started. Without NAMES: all."""
     for name in names or NAMES:
         home = base.home_of(name, directory)
-        with _errors():
-            if not base.status(home).created:
-                click.echo(f"{name}  there is none in {home}")
-                continue
-            ended = base.down(home, wipe=wipe)
+        if not base.status(home).created:
+            click.echo(f"{name}  there is none in {home}")
+            continue
+        ended = base.down(home, wipe=wipe)
         kept = "data deleted" if wipe else f"data kept in {home}"
         click.echo(f"{name}  {'ended' if ended else 'was not running'}, {kept}")
 
@@ -92,8 +87,7 @@ def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
         _print_json(names, directory)
         return
     for name in names or NAMES:
-        with _errors():
-            it = base.status(base.home_of(name, directory))
+        it = base.status(base.home_of(name, directory))
         _print_status(name, it)
 
 
@@ -106,15 +100,12 @@ def env(names: tuple[str, ...], directory: Path | None) -> None:
     As in: eval "$(poundlock servers env)". Without NAMES: all that run.
     """
     for name in names or NAMES:
-        with _errors():
-            if not base.status(base.home_of(name, directory)).running:
-                if names:
-                    raise click.ClickException(
-                        f"{name} is not running: poundlock servers up {name}"
-                    )
-                continue
-            variable, attribute = _ADDRESSES[name]
-            address = getattr(module(name).up(directory), attribute)
+        if not base.status(base.home_of(name, directory)).running:
+            if names:
+                raise click.ClickException(f"{name} is not running: poundlock servers up {name}")
+            continue
+        variable, attribute = _ADDRESSES[name]
+        address = getattr(module(name).up(directory), attribute)
         click.echo(f"export {variable}={shlex.quote(address)}")
 
 
@@ -137,17 +128,5 @@ def _print_status(name: str, it: base.Status) -> None:
 
 
 def _print_json(names: tuple[str, ...], directory: Path | None) -> None:
-    with _errors():
-        found = {
-            name: asdict(base.status(base.home_of(name, directory))) for name in names or NAMES
-        }
+    found = {name: asdict(base.status(base.home_of(name, directory))) for name in names or NAMES}
     click.echo(json.dumps(found, indent=2))
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Ours say what to do next: no stack trace."""
-    try:
-        yield
-    except PoundlockError as error:
-        raise click.ClickException(str(error)) from error
