@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json: bool) -> None:
     """Show what the pipeline of a JOB file promises, sink by sink, and why.
 
-    JOB defines pipeline(spark, args); ARGUMENTS are handed to it, and nothing is started. Without JOB:
-    what each kind of sink promises with sources that can, and cannot, be replayed.
+    JOB is a Python file that defines pipeline(spark, args), or makes a Pipeline of that name at once;
+    ARGUMENTS are args. It is read, and nothing is started: start() belongs under
+    if __name__ == "__main__". Without JOB: what each kind of sink promises with sources that can, and
+    cannot, be replayed.
 
     Exit status: 1 if a sink was asked for more than it can give.
     """
