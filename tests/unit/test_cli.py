@@ -71,6 +71,28 @@ def test_list_shows_only_what_is_in_doubt(log: FileLog, tmp_path: Path) -> None:
     assert lines[0]["age_s"] > 0
 
 
+def test_an_id_can_be_copied_from_the_list(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    log.append(
+        Decided(2, 1, 1, "hash2", tuple(
+            Receipt(sink, f"{ID[:-1]}{task}", task, Fingerprint(5, 1), {}, 1000.0, None)
+            for task, sink in ((8, "cache"), (9, "cache"))
+        ), {"cache": Fingerprint(10, 2)})
+    )  # fmt: skip
+    listed = call("txn", "list", "--log", log.uri).splitlines()
+    assert [line for line in listed if line.startswith("poundlock.")] == [
+        ID, f"{ID[:-1]}8", f"{ID[:-1]}9",
+    ]  # fmt: skip
+    assert "  sink out, Kafka, batch 1, decision commit, state not asked" in listed
+    assert "  sink cache, batch 2, decision commit, state waits for the pipeline" in listed
+    assert max(map(len, listed[1:3])) < 80
+    assert [line for line in listed if line.startswith("next: ")] == [
+        "next: is committed when the pipeline starts; to see it, or to do it now, give the address "
+        "of its Kafka",
+        "next: is committed when the pipeline starts, and only then",
+    ]
+
+
 def test_show_tells_the_story_of_a_branch(log: FileLog) -> None:
     known = json.loads(call("txn", "show", ID, "--log", log.uri, "--json"))
     assert known["log"][0]["kind"] == "Decided"
