@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -52,6 +54,23 @@ def test_start_imports_neither_spark_nor_kafka() -> None:
 @pytest.mark.parametrize("command", sorted(_COMMANDS))
 def test_every_command_has_help(command: str) -> None:
     assert "Usage:" in call(command, "--help")
+
+
+def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands that do something."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command)
+    for each in command.list_commands(context):
+        under = command.get_command(context, each)
+        assert under is not None
+        yield from leaves(under, f"{name} {each}")
+
+
+def test_every_command_takes_json() -> None:
+    named = {name: {p.name for p in command.params} for name, command in leaves(poundlock, "")}
+    assert [name for name, parameters in named.items() if "as_json" not in parameters] == []
 
 
 def test_guarantee_table_as_json() -> None:

@@ -64,17 +64,25 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
 @servers.command()
 @_names
 @_directory
+@_json
 @click.option("--wipe", is_flag=True, help="Delete their data as well.")
-def down(names: tuple[str, ...], directory: Path | None, wipe: bool) -> None:
+def down(names: tuple[str, ...], directory: Path | None, as_json: bool, wipe: bool) -> None:
     """End servers that `up` has started. Without NAMES: all."""
+    done: dict[str, dict[str, bool]] = {}
     for name in names or NAMES:
         home = base.home_of(name, directory)
-        if not base.status(home).created:
+        created = base.status(home).created
+        ended = created and bool(base.down(home, wipe=wipe))
+        done[name] = {"created": created, "ended": ended, "wiped": created and wipe}
+        if as_json:
+            continue
+        if not created:
             click.echo(f"{name}  there is none in {home}")
             continue
-        ended = base.down(home, wipe=wipe)
         kept = "data deleted" if wipe else f"data kept in {home}"
         click.echo(f"{name}  {'ended' if ended else 'was not running'}, {kept}")
+    if as_json:
+        click.echo(json.dumps(done, indent=2))
 
 
 @servers.command()
@@ -94,18 +102,24 @@ def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
 @servers.command()
 @_names
 @_directory
-def env(names: tuple[str, ...], directory: Path | None) -> None:
+@_json
+def env(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
     """Print the addresses of servers that run, passwords included, for a shell to take in.
 
     As in: eval "$(poundlock servers env)". Without NAMES: all that run.
     """
+    found: dict[str, str] = {}
     for name in names or NAMES:
         if not base.status(base.home_of(name, directory)).running:
             if names:
                 raise click.ClickException(f"{name} is not running: poundlock servers up {name}")
             continue
         variable, attribute = _ADDRESSES[name]
-        address = getattr(module(name).up(directory), attribute)
+        found[variable] = getattr(module(name).up(directory), attribute)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for variable, address in found.items():
         click.echo(f"export {variable}={shlex.quote(address)}")
 
 
