@@ -1,21 +1,29 @@
-"""A job file: Python that defines `def pipeline(spark, args) -> Pipeline`. Nothing starts on import."""
+"""A job file: Python that defines `def pipeline(spark, args) -> Pipeline`. Read, and never started."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from poundlock.errors import UsageError
+from poundlock.errors import PoundlockError, UsageError
 
 if TYPE_CHECKING:
     from poundlock.spark.pipeline import Pipeline
 
+Maker = Callable[[Any, Sequence[str]], "Pipeline"]
 
-def load(path: Path) -> Callable[[Any, Sequence[str]], Pipeline]:
-    """Return the function of a job file that makes its pipeline. Runs the file, as an import does."""
+
+def load(path: Path) -> Maker:
+    """Return the function of a job file that makes its pipeline. Runs the file, as an import does.
+
+    A file may make its pipeline at once and call it `pipeline`: then the function returns that one.
+    """
     if not path.is_file():
         raise UsageError(f"there is no job file {path}")
     name = f"poundlock_job_{path.stem}"  # a job called json.py must not hide another module
@@ -25,23 +33,86 @@ def load(path: Path) -> Callable[[Any, Sequence[str]], Pipeline]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent.absolute()))
-    spec.loader.exec_module(module)
+    with _reading(path):
+        spec.loader.exec_module(module)
     from poundlock.spark.internals import send_whole
 
     send_whole(module)  # tasks could not import it
-    function: Any = getattr(module, "pipeline", None)
-    if function is None:
-        raise UsageError(f"{path} does not define pipeline(spark, args)")
-    return function
+    return _maker(path, getattr(module, "pipeline", None))
 
 
 def open_pipeline(path: Path, arguments: Sequence[str] = ()) -> Pipeline:
     """Make the pipeline of a job file, in a small session of our own. Nothing is started."""
-    function = load(path)
+    make = load(path)
     from poundlock.spark.pipeline import Pipeline
     from poundlock.spark.session import session
 
-    made = function(session("local[1]", conf={"spark.ui.enabled": "false"}), list(arguments))
+    with _reading(path):
+        made = make(session("local[1]", conf={"spark.ui.enabled": "false"}), list(arguments))
     if not isinstance(made, Pipeline):
         raise UsageError(f"pipeline() of {path} returned {type(made).__name__}, not a Pipeline")
     return made
+
+
+def _maker(path: Path, found: Any) -> Maker:
+    from poundlock.spark.pipeline import Pipeline
+
+    if isinstance(found, Pipeline):
+        return lambda spark, args: found
+    if found is None:
+        raise UsageError(f"{path} does not define pipeline(spark, args)")
+    if not callable(found):
+        raise UsageError(
+            f"pipeline of {path} is of type {type(found).__name__}: make it a function "
+            "pipeline(spark, args), or a Pipeline"
+        )
+    make = cast("Maker", found)
+    signature = inspect.signature(make)
+    try:
+        signature.bind(None, [])
+    except TypeError:
+        raise UsageError(
+            f"pipeline of {path} takes {signature}, and is called with (spark, args): the session, "
+            "and a list of what else was given"
+        ) from None
+    return make
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Run code of a job file: nothing starts meanwhile, and its errors are told as such."""
+    from poundlock.spark.internals import STARTS
+    from poundlock.spark.pipeline import Pipeline
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise UsageError(
+            f"{path} starts a query when it is read, and a job is only looked at here: put start() "
+            "under if __name__ == '__main__':"
+        )
+
+    starting = [(Pipeline, "start"), *STARTS]
+    before = [getattr(kind, name) for kind, name in starting]
+    try:
+        for kind, name in starting:
+            setattr(kind, name, refuse)
+        yield
+    except PoundlockError:
+        raise  # it says what to do
+    except (Exception, SystemExit) as error:
+        line = _line(path, error.__traceback__)
+        raise UsageError(
+            f"{path}{line} failed when it was read: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        for (kind, name), method in zip(starting, before, strict=True):
+            setattr(kind, name, method)
+
+
+def _line(path: Path, trace: TracebackType | None) -> str:
+    """Say where in the file it happened, as far as it was run."""
+    found = ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            found = f", line {trace.tb_lineno},"
+        trace = trace.tb_next
+    return found

@@ -10,9 +10,9 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from poundlock.core.inspector import Found, Inspector
 from poundlock.core.log import FileLog, TransactionLog
@@ -20,9 +20,13 @@ from poundlock.core.model import Generation, Json, Receipt, Ruled, Ruling, Stray
 from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchStory, BranchState, LogState, Stage
-from poundlock.errors import UsageError
+from poundlock.errors import PoundlockError, Unavailable, UsageError
+from poundlock.inspectors import ASKED, by_hand, system_of
+
+T = TypeVar("T")
 
 _PATIENCE_S = 30.0  # for a commit to reach every partition
+_NOT_ASKED, _AWAY = "not asked", "cannot be asked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,11 @@ class Line:
     id: str
     pipeline: str
     sink: str
-    system: str  # Kafka, PostgreSQL, ...; empty where no system shows it
+    system: str  # Kafka, PostgreSQL, ...; empty where neither a system nor the receipt tells it
     generation: int
     batch: int | None
     decision: str  # commit, finished, none (so it will be aborted), or unknown without a log
-    state: str  # in the system's own words, or not asked
+    state: str  # in the system's own words, or why there are none
     age_s: float | None
     time_left_s: float | None
     owner: str | None
@@ -95,6 +99,7 @@ class Desk:
             )
         self.log = log
         self.systems = systems
+        self.away: dict[Inspector, str] = {}  # those that could not be asked, and why
         self.state = log.load() if log else LogState()
         if log is not None and self.state.generation is None:
             raise UsageError(f"the log at {log.uri} is empty: no pipeline has used it yet")
@@ -133,9 +138,11 @@ class Desk:
                         {"record": entry.number, "kind": kind, "at": entry.at, "batch": batch,
                          "stage": stage, "receipt": receipt.to_json()}
                     )  # fmt: skip
-        told = ((system.system, system.describe(id)) for system in self.systems)
-        now = next(({"system": name} | known for name, known in told if known is not None), None)
+        told = list(self._ask(lambda system: system.describe(id)))
+        known = ({"system": system.system} | facts for system, facts in told if facts is not None)
+        now = next(known, None)
         if not history and now is None:
+            self._need_all(f"{id} is not known")
             raise UsageError(f"neither the log nor the systems know {id!r}: give the exact id")
         audits = [audit for audit in (self.log.audits() if self.log else []) if audit["id"] == id]
         return {"id": id, "system": now, "log": history, "audit": audits}
@@ -158,9 +165,7 @@ class Desk:
     def abort(self, id: str) -> BranchState:
         """Abort an open branch that no decision names."""
         found = self.abortable(id)
-        participant = found.system.participant(found.stray.sink)
-        assert participant is not None, "whoever lists a branch can abort it"
-        state = participant.abort([found.stray])[0]
+        state = found.system.participant(found.stray).abort([found.stray])[0]
         self._audit("abort", id, outcome=state.value)
         return state
 
@@ -176,6 +181,7 @@ class Desk:
         for open_ in self._open():
             if open_.stray.id == id:
                 return open_
+        self._need_all(f"{id} is not open")
         if owner_of(id) == generation.namespace:
             raise UsageError(f"{id} is not open: there is nothing to abort")
         raise UsageError(
@@ -233,30 +239,66 @@ class Desk:
     # The systems.
 
     def _participant(self, receipt: Receipt) -> Participant:
-        for system in self.systems:
-            participant = system.participant(receipt.sink, receipt)
-            if participant is not None:
-                return participant
+        start = "start the pipeline, which finishes what is decided before anything else"
+        if not by_hand(receipt):
+            raise UsageError(
+                f"{receipt.id} is committed by its pipeline alone, with all of its batch: {start}",
+                sink=receipt.sink,
+            )
+        for system in self._alike(receipt):
+            if system.holds(receipt):
+                return system.participant(receipt)
         raise UsageError(
-            f"{receipt.id} cannot be committed from here: give the address of its system, or start "
-            "the pipeline, which finishes what is decided before anything else",
+            f"{receipt.id} cannot be committed from here: give the address of the "
+            f"{system_of(receipt)} that it was written to, or {start}",
             sink=receipt.sink,
         )
+
+    def _alike(self, receipt: Receipt) -> list[Inspector]:
+        """Return the systems of the receipt's kind."""
+        return [system for system in self.systems if system.system == system_of(receipt)]
+
+    def _ask(
+        self, question: Callable[[Inspector], T], systems: Sequence[Inspector] | None = None
+    ) -> Iterator[tuple[Inspector, T]]:
+        """Ask every system, or some. One that cannot be asked hides no other."""
+        for system in self.systems if systems is None else systems:
+            try:
+                answer = question(system)
+            except PoundlockError as error:
+                self.away[system] = str(error.args[0])
+            else:
+                yield system, answer
+
+    def _need_all(self, finding: str) -> None:
+        """Refuse to conclude from what was found where not every system could be asked."""
+        for system, why in self.away.items():
+            raise Unavailable(
+                f"{finding} as far as can be seen, but {system.system} cannot be asked: {why}"
+            )
 
     def _open(self) -> list[Open]:
         """List what is open: of the log's pipeline, or of all where there is no log."""
         mine = self.state.generation.namespace if self.state.generation else None
-        return [Open(system, found) for system in self.systems for found in system.open(mine)]
+        told = self._ask(lambda system: system.open(mine))
+        return [Open(system, found) for system, all_found in told for found in all_found]
 
     def _decided_line(self, story: BatchStory, receipt: Receipt, open_: Open | None) -> Line:
         generation = self.state.generation
         assert generation is not None
-        state = open_.stray.state if open_ else ("not open" if self.systems else "not asked")
+        state = open_.stray.state if open_ else self._not_open(receipt)
+        advice = "is committed when the pipeline starts"
+        if not by_hand(receipt):
+            advice += ", and only then"
+        elif state == _NOT_ASKED:
+            advice += f"; to see it, or to do it now, give the address of its {system_of(receipt)}"
+        elif state != _AWAY:
+            advice += "; 'poundlock txn commit' does it now"
         return Line(
             id=receipt.id,
             pipeline=generation.namespace.pipeline,
             sink=receipt.sink,
-            system=open_.system.system if open_ else "",
+            system=open_.system.system if open_ else system_of(receipt),
             generation=open_.stray.generation if open_ else story.decided.generation,
             batch=story.decided.batch,
             decision="commit",
@@ -265,8 +307,18 @@ class Desk:
             time_left_s=None if receipt.expires_at is None else receipt.expires_at - time.time(),
             owner=generation.owner,
             rows=receipt.fingerprint.rows,
-            next="is committed when the pipeline starts; 'poundlock txn commit' does it now",
+            next=advice,
         )
+
+    def _not_open(self, receipt: Receipt) -> str:
+        """Say of a branch that no system shows whether that means anything."""
+        alike = self._alike(receipt)
+        there = [system for system in alike if system not in self.away]
+        if any(held for _, held in self._ask(lambda system: system.holds(receipt), there)):
+            return "not open"
+        if any(system in self.away for system in alike):
+            return _AWAY
+        return _NOT_ASKED if system_of(receipt) in ASKED else "waits for the pipeline"
 
     def _stray_line(self, open_: Open) -> Line:
         generation, stray = self.state.generation, open_.stray

@@ -61,7 +61,13 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
             redis.Redis.from_url(node.url).get("key")
         said = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path)])
         assert said.output == f"export REDIS_URL={url}\n", "those that run, and no others"
-        valkey.down(tmp_path)
+        said = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path), "--json"])
+        assert json.loads(said.output) == {"REDIS_URL": url}
+        down = ["servers", "down", "valkey", "kafka", "--dir", str(tmp_path), "--json"]
+        assert json.loads(CliRunner().invoke(poundlock, down).output) == {
+            "valkey": {"created": True, "ended": True, "wiped": False},
+            "kafka": {"created": False, "ended": False, "wiped": False},
+        }
         assert not valkey.status(tmp_path).running
         said = CliRunner().invoke(poundlock, ["servers", "env", "valkey", "--dir", str(tmp_path)])
         assert said.exit_code == 1 and "servers up valkey" in said.output

@@ -55,8 +55,8 @@ def test_what_cannot_be_had_is_refused(spark: Any, tmp_path: Path) -> None:
     job = tmp_path / "sockets.py"
     job.write_text(JOB.format(source=SOCKET))
     result = guarantee(job, tmp_path / "place")
-    assert isinstance(result.exception, UsageError)
-    assert "cannot be replayed" in str(result.exception)
+    assert result.exit_code == 1
+    assert "cannot be replayed" in result.stderr
     assert {sink["guarantee"] for sink in said(result)["sinks"]} == {"at_most_once"}
 
 
@@ -66,6 +66,15 @@ def test_what_cannot_be_had_is_refused(spark: Any, tmp_path: Path) -> None:
         (None, "there is no job file"),
         ("x = 1", "does not define pipeline"),
         ("def pipeline(spark, args): return 1", "returned int, not a Pipeline"),
+        ("pipeline = 3", "pipeline of {job} is of type int"),
+        ("def pipeline(spark): return 1", "takes (spark), and is called with (spark, args)"),
+        (
+            "\ndef pipeline(spark, args):\n    return args[0]",
+            "{job}, line 3, failed when it was read: IndexError",
+        ),
+        ("pipeline = nothing", "{job}, line 1, failed when it was read: NameError"),
+        ("def pipeline(", "failed when it was read: SyntaxError"),
+        ("import sys; sys.exit(3)", "{job}, line 1, failed when it was read: SystemExit: 3"),
     ],
 )
 def test_a_file_that_is_no_job(spark: Any, tmp_path: Path, text: str | None, words: str) -> None:
@@ -74,7 +83,46 @@ def test_a_file_that_is_no_job(spark: Any, tmp_path: Path, text: str | None, wor
         job.write_text(text)
     result = guarantee(job)
     assert isinstance(result.exception, UsageError)
-    assert words in str(result.exception)
+    assert words.format(job=job) in str(result.exception)
+
+
+# A program of its own, as a newcomer writes it first.
+PROGRAM = """
+import poundlock as lock
+from poundlock.sinks import Files
+
+spark = lock.session("local[1]")
+frame = spark.readStream.format("rate").load()
+pipeline = lock.pipeline(frame, name="job", checkpoint_location={place!r}).to(Files({place!r} + "/out"))
+{more}
+"""
+
+
+def test_a_pipeline_that_the_file_makes_at_once(spark: Any, tmp_path: Path) -> None:
+    job, place = tmp_path / "whole.py", tmp_path / "place"
+    job.write_text(PROGRAM.format(place=str(place), more=""))
+    assert [sink["sink"] for sink in said(guarantee(job))["sinks"]] == ["out"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "pipeline.start(availableNow=True).awaitTermination()",
+        "def pipeline(spark, args): return lock.pipeline(frame, name='job', "
+        "checkpoint_location={place!r}).to(Files({place!r} + '/out')).start()",
+        "frame.writeStream.format('noop').option('checkpointLocation', {place!r}).start()",
+    ],
+)
+def test_a_job_that_starts_when_it_is_read_is_refused(
+    spark: Any, tmp_path: Path, more: str
+) -> None:
+    job, place = tmp_path / "program.py", tmp_path / "place"
+    job.write_text(PROGRAM.format(place=str(place), more=more.format(place=str(place))))
+    result = guarantee(job)
+    assert isinstance(result.exception, UsageError), result.output
+    assert "starts a query when it is read" in str(result.exception)
+    assert not place.exists(), "nothing was started"
+    assert spark.streams.active == []
 
 
 def test_the_general_table() -> None:

@@ -1456,6 +1456,10 @@ class TestTheServer:
             with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
                 psycopg.connect(wrong)
 
+    def test_tables_are_made_where_they_are_seen(self, db: Database) -> None:
+        db("CREATE SCHEMA poundlock; CREATE TABLE t (n int)")  # the role's name, and the witness's
+        assert db("SELECT schemaname FROM pg_tables WHERE tablename = 't'") == [("public",)]
+
     def test_binaries_of_the_machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("POUNDLOCK_POSTGRES_BIN", str(tmp_path))
         with pytest.raises(UsageError, match="no initdb"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -54,6 +56,23 @@ def test_every_command_has_help(command: str) -> None:
     assert "Usage:" in call(command, "--help")
 
 
+def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands that do something."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    context = click.Context(command)
+    for each in command.list_commands(context):
+        under = command.get_command(context, each)
+        assert under is not None
+        yield from leaves(under, f"{name} {each}")
+
+
+def test_every_command_takes_json() -> None:
+    named = {name: {p.name for p in command.params} for name, command in leaves(poundlock, "")}
+    assert [name for name, parameters in named.items() if "as_json" not in parameters] == []
+
+
 def test_guarantee_table_as_json() -> None:
     table = json.loads(call("guarantee", "--table", "--json"))
     assert table["transactional"] == {
@@ -69,6 +88,28 @@ def test_list_shows_only_what_is_in_doubt(log: FileLog, tmp_path: Path) -> None:
     assert lines[0]["generation"] == 1
     assert lines[0]["owner"] == "host:1"
     assert lines[0]["age_s"] > 0
+
+
+def test_an_id_can_be_copied_from_the_list(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    log.append(
+        Decided(2, 1, 1, "hash2", tuple(
+            Receipt(sink, f"{ID[:-1]}{task}", task, Fingerprint(5, 1), {}, 1000.0, None)
+            for task, sink in ((8, "cache"), (9, "cache"))
+        ), {"cache": Fingerprint(10, 2)})
+    )  # fmt: skip
+    listed = call("txn", "list", "--log", log.uri).splitlines()
+    assert [line for line in listed if line.startswith("poundlock.")] == [
+        ID, f"{ID[:-1]}8", f"{ID[:-1]}9",
+    ]  # fmt: skip
+    assert "  sink out, Kafka, batch 1, decision commit, state not asked" in listed
+    assert "  sink cache, batch 2, decision commit, state waits for the pipeline" in listed
+    assert max(map(len, listed[1:3])) < 80
+    assert [line for line in listed if line.startswith("next: ")] == [
+        "next: is committed when the pipeline starts; to see it, or to do it now, give the address "
+        "of its Kafka",
+        "next: is committed when the pipeline starts, and only then",
+    ]
 
 
 def test_show_tells_the_story_of_a_branch(log: FileLog) -> None:
@@ -127,14 +168,28 @@ def test_nowhere_to_look_is_said(tmp_path: Path) -> None:
     assert "there is no log" in str(result.exception)
 
 
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call the program itself: `CliRunner` goes past `main`."""
+    command = [sys.executable, "-c", "from poundlock.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def test_main_turns_our_errors_into_one_line_and_a_status(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from poundlock.cli import main; main()", "txn", "list"]
-    done = subprocess.run(
-        [*command, "--log", str(tmp_path / "none")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
+    done = run("txn", "list", "--log", str(tmp_path / "none"))
+    assert done.returncode == 2, "the call was wrong"
     assert done.stderr.startswith("poundlock: UsageError: there is no log")
     assert "Traceback" not in done.stderr
+    assert run("txn", "commit").returncode == 2, "click says the same"
+
+
+def test_main_ends_with_the_status_of_the_command(
+    log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/false")
+    done = run("doctor")
+    assert (done.returncode, "BAD" in done.stdout) == (1, True), done
+    done = run("txn", "list", "--log", log.uri)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_secret_is_read_from_where_it_is_kept(

@@ -8,7 +8,7 @@ from importlib import import_module
 import click
 
 from poundlock import __version__
-from poundlock.errors import PoundlockError
+from poundlock.errors import PoundlockError, UsageError
 
 _COMMANDS = {
     "demo": ("poundlock.cli.demo", "demo", "Kill a pipeline again and again, and count the rows."),
@@ -55,15 +55,14 @@ def poundlock() -> None:
 
 def main() -> None:
     try:
-        poundlock.main(standalone_mode=False)
+        status = poundlock.main(standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("stopped; nothing was changed", err=True)
         sys.exit(1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
     except PoundlockError as error:
         click.echo(f"poundlock: {type(error).__name__}: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if type(error) is UsageError else 1)  # its kinds are refusals of a system
+    sys.exit(status)  # outside of standalone mode click returns the status of an Exit

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json: bool) -> None:
     """Show what the pipeline of a JOB file promises, sink by sink, and why.
 
-    JOB defines pipeline(spark, args); ARGUMENTS are handed to it, and nothing is started. Without JOB:
-    what each kind of sink promises with sources that can, and cannot, be replayed.
+    JOB is a Python file that defines pipeline(spark, args), or makes a Pipeline of that name at once;
+    ARGUMENTS are args. It is read, and nothing is started: start() belongs under
+    if __name__ == "__main__". Without JOB: what each kind of sink promises with sources that can, and
+    cannot, be replayed.
 
     Exit status: 1 if a sink was asked for more than it can give.
     """
@@ -29,11 +31,15 @@ def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json
         _print_table(as_json)
         return
     from poundlock.core.guarantee import require
+    from poundlock.errors import UsageError
     from poundlock.jobfile import open_pipeline
 
     statement = open_pipeline(job, arguments).guarantee()
     click.echo(json.dumps(_to_json(statement), indent=2) if as_json else str(statement))
-    require(statement)
+    try:
+        require(statement)
+    except UsageError as refused:  # of the pipeline: this call was right
+        raise click.ClickException(str(refused)) from refused
 
 
 def _to_json(statement: Statement) -> dict[str, object]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from poundlock.errors import PoundlockError
 from poundlock.servers import NAMES, base, module
 
 _names = click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAMES]...")
@@ -56,8 +53,7 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
     options = {"kafka": {"brokers": brokers}}
     for name in names or NAMES:
         click.echo(f"Starting {name} ...", err=True)
-        with _errors():
-            module(name).up(directory, **options.get(name, {}))
+        module(name).up(directory, **options.get(name, {}))
     if as_json:
         _print_json(names, directory)
     else:
@@ -68,18 +64,25 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
 @servers.command()
 @_names
 @_directory
+@_json
 @click.option("--wipe", is_flag=True, help="Delete their data as well.")
-def down(names: tuple[str, ...], directory: Path | None, wipe: bool) -> None:
+def down(names: tuple[str, ...], directory: Path | None, as_json: bool, wipe: bool) -> None:
     """End servers that `up` has started. Without NAMES: all."""
+    done: dict[str, dict[str, bool]] = {}
     for name in names or NAMES:
         home = base.home_of(name, directory)
-        with _errors():
-            if not base.status(home).created:
-                click.echo(f"{name}  there is none in {home}")
-                continue
-            ended = base.down(home, wipe=wipe)
+        created = base.status(home).created
+        ended = created and bool(base.down(home, wipe=wipe))
+        done[name] = {"created": created, "ended": ended, "wiped": created and wipe}
+        if as_json:
+            continue
+        if not created:
+            click.echo(f"{name}  there is none in {home}")
+            continue
         kept = "data deleted" if wipe else f"data kept in {home}"
         click.echo(f"{name}  {'ended' if ended else 'was not running'}, {kept}")
+    if as_json:
+        click.echo(json.dumps(done, indent=2))
 
 
 @servers.command()
@@ -92,29 +95,31 @@ def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
         _print_json(names, directory)
         return
     for name in names or NAMES:
-        with _errors():
-            it = base.status(base.home_of(name, directory))
+        it = base.status(base.home_of(name, directory))
         _print_status(name, it)
 
 
 @servers.command()
 @_names
 @_directory
-def env(names: tuple[str, ...], directory: Path | None) -> None:
+@_json
+def env(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
     """Print the addresses of servers that run, passwords included, for a shell to take in.
 
     As in: eval "$(poundlock servers env)". Without NAMES: all that run.
     """
+    found: dict[str, str] = {}
     for name in names or NAMES:
-        with _errors():
-            if not base.status(base.home_of(name, directory)).running:
-                if names:
-                    raise click.ClickException(
-                        f"{name} is not running: poundlock servers up {name}"
-                    )
-                continue
-            variable, attribute = _ADDRESSES[name]
-            address = getattr(module(name).up(directory), attribute)
+        if not base.status(base.home_of(name, directory)).running:
+            if names:
+                raise click.ClickException(f"{name} is not running: poundlock servers up {name}")
+            continue
+        variable, attribute = _ADDRESSES[name]
+        found[variable] = getattr(module(name).up(directory), attribute)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for variable, address in found.items():
         click.echo(f"export {variable}={shlex.quote(address)}")
 
 
@@ -137,17 +142,5 @@ def _print_status(name: str, it: base.Status) -> None:
 
 
 def _print_json(names: tuple[str, ...], directory: Path | None) -> None:
-    with _errors():
-        found = {
-            name: asdict(base.status(base.home_of(name, directory))) for name in names or NAMES
-        }
+    found = {name: asdict(base.status(base.home_of(name, directory))) for name in names or NAMES}
     click.echo(json.dumps(found, indent=2))
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Ours say what to do next: no stack trace."""
-    try:
-        yield
-    except PoundlockError as error:
-        raise click.ClickException(str(error)) from error

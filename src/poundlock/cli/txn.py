@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,33 +111,44 @@ def list_(where: Where, as_json: bool) -> None:
         lines = desk.lines()
     if as_json:
         click.echo(json.dumps([line.to_json() for line in lines], indent=2))
-    elif not lines:
-        click.echo("nothing is in doubt")
-    else:
+    elif lines:
         _print(lines)
+    elif not desk.away:
+        click.echo("nothing is in doubt")
+    _tell_away(desk)
 
 
 def _print(lines: list[Line]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    """Print a block for each branch, its id whole and alone: it is there to be copied."""
+    advice = dict.fromkeys(line.next for line in lines)
+    for text in advice:
+        for line in lines:
+            if line.next == text:
+                click.echo(line.id)
+                for facts in _facts(line):
+                    click.echo(f"  {facts}")
+        click.echo(f"next: {text}\n")
 
-    table = Table(
-        "id", "system", "batch", "decision", "state", "age", "time left", "gen.", "owner", "next"
-    )
-    for line in lines:
-        table.add_row(
-            line.id,
-            line.system,
-            "" if line.batch is None else str(line.batch),
-            line.decision,
-            line.state,
-            _seconds(line.age_s, ""),
-            _seconds(line.time_left_s, "no limit"),
-            str(line.generation),
-            line.owner or "",
-            line.next,
-        )
-    Console().print(table)
+
+def _facts(line: Line) -> Iterator[str]:
+    """Yield a line for where and what it is, and one for since when and whose."""
+    known = [
+        [("sink", line.sink), ("", line.system), ("batch", line.batch),
+         ("decision", line.decision), ("state", line.state)],
+        [("rows", line.rows), ("age", _seconds(line.age_s, "")),
+         ("time left", _seconds(line.time_left_s, "no limit")),
+         ("generation", line.generation), ("owner", line.owner)],
+    ]  # fmt: skip
+    for facts in known:
+        yield ", ".join(f"{name} {fact}".strip() for name, fact in facts if fact not in (None, ""))
+
+
+def _tell_away(desk: Desk) -> None:
+    """End with a failure where a system could not be asked."""
+    for system, why in desk.away.items():
+        click.echo(f"{system.system} cannot be asked: {why}", err=True)
+    if desk.away:
+        raise click.exceptions.Exit(1)
 
 
 def _seconds(value: float | None, none: str) -> str:
@@ -153,11 +164,12 @@ def show(id: str, where: Where, as_json: bool) -> None:
         known = desk.show(id)
     if as_json:
         click.echo(json.dumps(known, indent=2))
-        return
-    from rich.console import Console
-    from rich.json import JSON
+    else:
+        from rich.console import Console
+        from rich.json import JSON
 
-    Console().print(JSON.from_data(known))
+        Console(soft_wrap=True).print(JSON.from_data(known))
+    _tell_away(desk)
 
 
 @txn.command()

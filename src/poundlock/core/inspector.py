@@ -30,12 +30,16 @@ class Inspector(ABC):
         Without a namespace the pipeline's name is given as far as the system knows it.
         """
 
-    @abstractmethod
-    def participant(self, sink: str, receipt: Receipt | None = None) -> Participant | None:
-        """Return a sink of this name that can commit this receipt, or abort strays.
+    def holds(self, receipt: Receipt) -> bool:
+        """Whether a branch of this kind of system was written to this very one. Raises `Unavailable`.
 
-        None: the receipt is not of this system, or takes what only its pipeline knows.
+        Where a receipt does not tell: it was.
         """
+        return True
+
+    @abstractmethod
+    def participant(self, branch: Receipt | Stray) -> Participant:
+        """Return a sink that can commit this receipt, or abort this stray."""
 
     def describe(self, id: str) -> dict[str, Json] | None:
         """Tell all that the system knows of a branch; None if it knows nothing."""

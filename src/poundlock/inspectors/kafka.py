@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from poundlock.core.inspector import Found, Inspector
-from poundlock.core.model import Json, Namespace, Receipt
+from poundlock.core.model import Json, Namespace, Receipt, Stray
 from poundlock.kafka.branches import PREFIX, KafkaBranches, parse_id, stray_of
 from poundlock.sinks.kafka import Kafka
 from poundlock.sources.kafka import GroupOffsetsParticipant
@@ -34,15 +34,11 @@ class KafkaInspector(Inspector):
                 found.append(Found(parsed[0], stray_of(parsed[2], id_, parsed[1], now)))
         return found
 
-    def participant(self, sink: str, receipt: Receipt | None = None) -> KafkaBranches | None:
-        if receipt is None:
-            return self._sink(sink)
-        if "producer_id" not in receipt.handle:
-            return None
-        if "offsets" in receipt.handle:
-            group = str(receipt.handle.get("group", ""))
-            return GroupOffsetsParticipant(sink, group, self._settings)
-        return self._sink(sink)
+    def participant(self, branch: Receipt | Stray) -> KafkaBranches:
+        if "offsets" in branch.handle:
+            group = str(branch.handle.get("group", ""))
+            return GroupOffsetsParticipant(branch.sink, group, self._settings)
+        return self._sink(branch.sink)
 
     def describe(self, id: str) -> dict[str, Json] | None:
         described = self._client.describe([id])[id]

@@ -241,6 +241,8 @@ def _write_settings(home: Path, port: int, server: PostgresServer) -> None:
         "max_wal_size": "1GB",
         "logging_collector": "off",
         "timezone": "UTC",
+        # Not "$user" first: that is also the name of the schema that sinks make for their witness.
+        "search_path": "public",
         **server.settings,
     }
     # The server reads this file last: what initdb wrote stays as it is.

@@ -14,6 +14,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# All that starts a query of Spark's, as class and method.
+STARTS: tuple[tuple[type, str], ...] = ((DataStreamWriter, "start"), (DataStreamWriter, "toTable"))
 
 
 def analyzed_plan(frame: DataFrame) -> Any:
