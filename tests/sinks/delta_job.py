@@ -5,6 +5,7 @@ Run by `test_delta.py`, for the session of the other tests does not know Delta.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -43,6 +44,7 @@ def main(directory: Path) -> None:
     report["numbers"] = sorted(row.number for row in found.collect())
     history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").collect()
     report["appends"] = sum(row.operation == "WRITE" for row in history)
+    report["changed"] = _changed(spark, directory)
     report["commit"] = _commit(spark, directory)
     report["demands"] = _demands(spark, directory)
     report["wrong type"] = _wrong_type(spark, directory, table)
@@ -73,6 +75,29 @@ def _run(spark, directory: Path, table: str) -> list[str]:
             died.append(at.value)
     pipeline().start(availableNow=True).awaitTermination()
     return died
+
+
+def _changed(spark, directory: Path) -> list[object]:
+    """A query that is another one when what was decided is committed."""
+    table = str(directory / "changed")
+    source = lock.from_collection(
+        spark, [("left", "right")], "a string, b string", directory=directory / "rows"
+    )
+
+    def pipeline(*columns: str) -> lock.Pipeline:
+        made = lock.pipeline(
+            source.selectExpr(*columns), name="c", checkpoint_location=str(directory / "ck3")
+        )
+        return made.to(Delta(table, merge_schema=True))
+
+    def die(step: Step, facts: Mapping[str, object]) -> None:
+        if step is Step.DECIDED:
+            raise Died
+
+    with contextlib.suppress(Exception):
+        pipeline("a", "b").observe(die).start(availableNow=True).awaitTermination()
+    pipeline("b", "a", "1 AS c").start(availableNow=True).awaitTermination()
+    return [row.asDict() for row in spark.read.format("delta").load(table).collect()]
 
 
 def _commit(spark, directory: Path) -> dict[str, object]:

@@ -31,6 +31,7 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
     assert report["died"] == ["decided", "committed", "finished"]
     assert report["numbers"] == sorted(range(40))
     assert report["appends"] == 4  # a version each, though two batches were committed twice
+    assert report["changed"] == [{"a": "left", "b": "right"}]  # as decided, not as the query is now
     assert report["commit"] == {
         "staged": ["prepared", 0],
         "first": ["committed", 3],

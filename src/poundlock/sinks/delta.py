@@ -38,6 +38,7 @@ _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _GENERATED = "delta.generationExpression"
 _FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
 _CONSTRAINT = "delta.constraints."
+_SCHEMA = b"poundlock.schema"  # in the metadata of kept rows: their columns in Spark's words
 _UNFIT = re.compile(r"(^|[<,:])(void|interval)")
 
 
@@ -196,12 +197,12 @@ class Delta(KeptBranches):
 
     def _look_at(self, names: Sequence[str]) -> None:
         """Have Spark look for rows that the table will refuse. Say why, and how many."""
-        checks, rows = self._invariants.checks, self._rows(names)
+        checks = self._invariants.checks
         counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
         with _in_our_words(
             f"the rows cannot be held against {self.path}", self.name, decided=False
         ):
-            found = rows.selectExpr(*counts).first()
+            found = self._rows(names).selectExpr(*counts).first()
         broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
         if broken:
             raise BadRow(
@@ -267,25 +268,29 @@ class Delta(KeptBranches):
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
         space = batch.namespace
-        writer = (
-            self._rows(members)
-            .write.format("delta")
-            .mode("append")
-            .option("txnAppId", f"poundlock.{space.pipeline}.{space.identity}.{self.name}")
-            .option("txnVersion", str(self._version(batch, write)))
-            .option("mergeSchema", str(self.merge_schema).lower())
-        )
-        if self.partition_by:
-            writer = writer.partitionBy(*self.partition_by)
         with _in_our_words(f"{self.path} could not be written", self.name, decided=True):
+            writer = (
+                self._rows(members)
+                .write.format("delta")
+                .mode("append")
+                .option("txnAppId", f"poundlock.{space.pipeline}.{space.identity}.{self.name}")
+                .option("txnVersion", str(self._version(batch, write)))
+                .option("mergeSchema", str(self.merge_schema).lower())
+            )
+            if self.partition_by:
+                writer = writer.partitionBy(*self.partition_by)
             writer.save(self.path)
 
     def _rows(self, names: Sequence[str]) -> Any:
-        """Make a frame of the kept rows of branches."""
+        """Make a frame of the kept rows of branches, with the columns that they were kept with.
+
+        Those of the pipeline's frame may be others by now: it was started again with another query.
+        """
         spark = self._spark()
+        schema = _schema_of(next(self.shelved.read(names[0])))
         listed = spark.sparkContext.parallelize([(name,) for name in names], len(names))
         return spark.createDataFrame(listed, "name string").mapInArrow(
-            partial(_read, self.shelved), self._schema
+            partial(_read, self.shelved, schema), schema
         )
 
     @staticmethod
@@ -405,7 +410,8 @@ class _Writer(KeptWriter):
                 sink=self._sink.name,
                 rows=broken,
             )
-        super().write(rows)
+        # Rows say themselves what they are: who commits them may have another frame.
+        super().write(rows.replace_schema_metadata({_SCHEMA: self._sink._schema}))
 
 
 @contextmanager
@@ -414,6 +420,8 @@ def _in_our_words(what: str, sink: str, *, decided: bool) -> Generator[None]:
     problem: PoundlockError | None = None
     try:
         yield
+    except PoundlockError:
+        raise
     except Exception as error:  # noqa: BLE001 (Spark's and py4j's are of many kinds)
         problem = _told(error, what, sink, decided=decided)
     if problem is not None:
@@ -448,7 +456,17 @@ def _told(error: Exception, what: str, sink: str, *, decided: bool) -> Poundlock
     return Unavailable(f"{what} ({kind}{text}). Nothing is lost: it is tried again", sink=sink)
 
 
-def _read(shelf: Shelf, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _schema_of(rows: pa.RecordBatch) -> str:
+    return rows.schema.metadata[_SCHEMA].decode()
+
+
+def _read(shelf: Shelf, schema: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for name in batch.column(0).to_pylist():
-            yield from shelf.read(name)
+            for rows in shelf.read(name):
+                if _schema_of(rows) != schema:  # Spark would take columns by their places
+                    raise InDoubt(
+                        f"the rows kept for {name} have other columns than those of the same batch "
+                        f"beside them: {_schema_of(rows)}, not {schema}. None of them was written"
+                    )
+                yield rows
