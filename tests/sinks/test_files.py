@@ -24,8 +24,9 @@ from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, NotAuthorised, Rejected, Unavailable, UsageError
+from poundlock.files.writer import FilesWriter
 from poundlock.sinks import Files
-from poundlock.sinks.files import FilesWriter, committed
+from poundlock.sinks.files import committed
 
 OURS = Namespace.new("trial", 1_700_000_000, 1)
 COLUMNS = {"number": Column("number", "bigint"), "day": Column("day", "string")}
@@ -367,6 +368,47 @@ class TestBadInput:
         )  # fmt: skip
         with pytest.raises(UsageError, match="Spark's own file sink"):
             made(tmp_path / "own")
+
+    @pytest.mark.parametrize("committed", [True, False], ids=["committed", "staged"])
+    @pytest.mark.parametrize(
+        ("options", "problem"),
+        [
+            ({"format": "json"}, "holds parquet partitioned by day, and not json by day"),
+            ({"partition_by": ()}, "partitioned by day, and not parquet by nothing"),
+            ({"partition_by": ["day", "number"]}, "and not parquet by day, number"),
+        ],
+    )
+    def test_a_directory_of_another_layout(
+        self, tmp_path: Path, options: dict[str, Any], problem: str, committed: bool
+    ) -> None:
+        sink = made(tmp_path / "out")
+        receipt = prepare(sink, 0, rows([1], ["a"]))
+        if committed:
+            sink.commit([receipt])
+        made(tmp_path / "out", compression="zstd", name="other")
+        other = Files(tmp_path / "out", **({"partition_by": "day", "name": "b"} | options))
+        with pytest.raises(UsageError, match=problem):
+            other.preflight()
+
+    def test_two_sinks_of_one_pipeline_in_one_directory(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        frame = lock.from_collection(
+            spark, [(1, "a")], "number bigint, day string", directory=tmp_path / "c"
+        )
+        one = lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck"))
+        for problem in (
+            one.to(Files(tmp_path / "out"), on_bad_row=Files(tmp_path / "out", name="dead")),
+            one.to(Files(tmp_path / "out")).to(Files(tmp_path / "out", name="b", format="json")),
+            one.to(Files(tmp_path / "out")).to(
+                Files(tmp_path / "out", name="b", partition_by="day")
+            ),
+        ):
+            with pytest.raises(UsageError, match="give each its own directory"):
+                problem.start(availableNow=True)
+        assert not (tmp_path / "out").exists()
+        trial.finish(one.to(Files(tmp_path / "out")).to(Files(tmp_path / "out", name="b")))
+        assert spark.read.parquet(str(tmp_path / "out")).count() == 2
 
     def test_a_host_that_is_not_named(self) -> None:
         with pytest.raises(UsageError, match="does not name its host"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -357,6 +358,9 @@ def _adopted(
 
 def _preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: str) -> None:
     site = SparkSite(spark, log_location)
+    sinks = list(sinks)
+    for one, other in itertools.combinations(sinks, 2):
+        one.beside(other)
     for sink in sinks:
         sink.attach(site)
         with concerning(sink=sink.name):
