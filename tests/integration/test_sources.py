@@ -281,6 +281,18 @@ class TestFiles:
             with pytest.raises(UsageError, match="Give schema="):
                 lock.read_files(spark, tmp_path / place)
 
+    def test_no_path_leads_past_a_manifest(self, spark: SparkSession, tmp_path: Path) -> None:
+        rows = lock.from_collection(
+            spark, [(1, "a")], "n int, p string", directory=tmp_path / "rows"
+        )
+        trial.finish(over(rows, sinks.Files(tmp_path / "out", partition_by="p"), tmp_path))
+        for place in ("out/p=a", "out/p=b", "out/p=*", "ou?", "{out,in}/p=a"):
+            with pytest.raises(UsageError, match=r"out has a manifest .*filter with where\(\)"):
+                lock.read_files(spark, tmp_path / place, schema="n int")
+        assert lock.read_files(spark, tmp_path / "out").columns == ["n", "p"]
+        (tmp_path / "plain").mkdir()
+        lock.read_files(spark, tmp_path / "pl*", schema="n int")
+
     def test_text_needs_none(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("one\ntwo\n")
         frame = lock.read_files(spark, tmp_path, format="text", maxFilesPerTrigger=1)

@@ -131,7 +131,8 @@ class Files(Participant):
         if self.semantic is not Semantic.EXACTLY_ONCE:
             return "nothing"
         return (
-            "nothing in Spark; others read the files that poundlock.sinks.files.committed() names"
+            "nothing in Spark, if it reads the directory itself, not a partition of it or a pattern; "
+            "others read the files that poundlock.sinks.files.committed() names"
         )
 
     # Before anything starts.
