@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, InputPartition, SimpleDataSourceStreamReader
@@ -143,6 +144,35 @@ def test_asking_a_sink_for_more_than_its_kind_gives_is_refused(
     with pytest.raises(UsageError, match=r"which gives at least once: .*again"):
         over(sources[True][2], sink(), tmp_path).start()
     assert list(tmp_path.iterdir()) == []
+
+
+class TestForeachBatch:
+    """The same refusals for a query that is Spark's own."""
+
+    def test_more_than_a_sink_gives_is_refused_at_once(self) -> None:
+        with pytest.raises(UsageError, match="which gives at least once"):
+            lock.foreach_batch(Nowhere("out", semantic="exactly_once"), name="t")
+
+    def test_a_source_that_cannot_be_replayed_is_refused_in_the_first_batch(
+        self, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        frame = lock.custom(
+            lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "rows"),
+            replayable=False,
+            name="once",
+        )
+
+        def run(sink: Participant, checkpoint: str) -> None:
+            function = lock.foreach_batch(sink, name="t")
+            writer = frame.writeStream.option("checkpointLocation", str(tmp_path / checkpoint))
+            writer.foreachBatch(function).trigger(availableNow=True).start().awaitTermination()
+
+        with pytest.raises(StreamingQueryException, match="not to be had from source once"):
+            run(sinks.Files(tmp_path / "out"), "a")
+        assert not (tmp_path / "out").exists()
+        with caplog.at_level("INFO", "poundlock"):
+            run(sinks.Files(tmp_path / "out", semantic="at_least_once"), "b")
+        assert "sink out (any): at most once" in caplog.text
 
 
 def test_a_pipeline_is_as_good_as_its_weakest_part(

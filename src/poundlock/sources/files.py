@@ -1,8 +1,8 @@
 """Files as a source: Spark's own, which remembers in its checkpoint what it has read.
 
 A directory that our Files sink wrote (or Spark's own file sink) has a manifest, and then only the files
-that it names are read: rows of batches that are not committed are never seen. Spark follows a manifest only
-where the directory itself is read, so what would go past one is refused.
+that it names are read: rows of batches that are not committed are never seen. Spark follows a manifest
+only where the directory itself is read, so what would go past one is refused.
 """
 
 from __future__ import annotations

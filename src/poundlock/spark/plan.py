@@ -109,7 +109,11 @@ def read_plan(frame: DataFrame) -> Plan:
             "the frame is not a streaming one: open its source with spark.readStream or with "
             "poundlock.read_kafka"
         )
-    root = analyzed_plan(frame)
+    return read_analyzed(analyzed_plan(frame))
+
+
+def read_analyzed(root: Any) -> Plan:
+    """Read an analysed logical plan."""
     nodes = list(walk(root))
     streaming = [node for node in nodes if node.isStreaming()]
     sources = tuple(_sources(root))
