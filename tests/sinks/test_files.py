@@ -172,6 +172,21 @@ def test_types_come_back_whole(
     assert again.isStreaming
 
 
+@pytest.mark.parametrize("types", ["n int, s string", "s string", "n int"])
+def test_texts_in_csv(spark: SparkSession, tmp_path: Path, types: str) -> None:
+    texts = ["plain", " blanks ", "two\nlines", "a,b", None, 'q"', "back\\", "#", "\t"]
+    given = [(n if n != 3 else None, text) for n, text in enumerate(texts)]
+    source = lock.from_collection(spark, given, "n int, s string", directory=tmp_path / "c")
+    columns = [part.split()[0] for part in types.split(", ")]
+    sink = Files(tmp_path / "out", format="csv")
+    pipeline = lock.pipeline(source, name="t", checkpoint_location=str(tmp_path / "ck"))
+    trial.finish(pipeline.to(sink, select=columns))
+    found = spark.read.schema(types).csv(sink.place, multiLine=True).collect()
+    expected = [tuple(value for name, value in zip("ns", row, strict=True) if name in columns)
+                for row in given]  # fmt: skip
+    assert sorted(map(tuple, found), key=str) == sorted(expected, key=str)
+
+
 def test_nested_types_in_parquet_and_json(spark: SparkSession, tmp_path: Path) -> None:
     types = "a array<int>, m map<string,int>, s struct<x:int,y:string>, n int"
     given = [([1, 2], {"k": 1}, (1, "y"), 1), (None, None, None, 2)]

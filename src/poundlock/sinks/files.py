@@ -60,6 +60,7 @@ _NO_TYPE = {
     "json": r"void|variant",
     "csv": r"void|interval|variant|binary|array<|map<|struct<",
 }
+_BLANKS = "'ignoreLeadingWhiteSpace', 'false', 'ignoreTrailingWhiteSpace', 'false'"  # or cut off
 _NO_PARTITION = r"void|interval|variant|binary|array<|map<|struct<"
 
 
@@ -128,10 +129,11 @@ class Files(Participant):
         return self._manifest
 
     def reader_needs(self) -> str:
+        needs = "multiLine, if texts have line breaks" if self.format == "csv" else "nothing"
         if self.semantic is not Semantic.EXACTLY_ONCE:
-            return "nothing"
+            return needs
         return (
-            "nothing in Spark, if it reads the directory itself, not a partition of it or a pattern; "
+            f"{needs} in Spark, if it reads the directory itself, not a partition of it or a pattern; "
             "others read the files that poundlock.sinks.files.committed() names"
         )
 
@@ -166,7 +168,13 @@ class Files(Participant):
         if self._header:
             self._first_line = ",".join(csv_text(name) for name in data)
         row = ", ".join(f"'{_quoted(name)}', {column.sql}" for name, column in data.items())
-        return wanted | {LINE: f"to_{self.format}(named_struct({row}), map({TIMES}))"}
+        if self.format == "json":
+            return wanted | {LINE: f"to_json(named_struct({row}), map({TIMES}))"}
+        line = f"to_csv(named_struct({row}), map({TIMES}, {_BLANKS}))"
+        if len(data) == 1:  # Spark fails on a line that would be empty; its own files have this one
+            (only,) = data.values()
+            line = f"CASE WHEN {only.sql} IS NULL THEN '\"\"' ELSE {line} END"
+        return wanted | {LINE: line}
 
     def attach(self, site: Site) -> None:
         self._site = site

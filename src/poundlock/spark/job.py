@@ -131,7 +131,9 @@ class SparkJob:
 
 
 def _first_line(error: Exception) -> str:
-    """Say in one line what went wrong in the tasks: the last line of a Python traceback, if any."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    python = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
-    return (python or lines or [type(error).__name__])[0][:500]
+    """Say in one line what went wrong in the tasks: of Python's words, or else of Java's."""
+    lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("at ", "File "))]
+    python = [line for line in lines if "Error" in line]
+    java = [line for line in lines if "Exception: " in line]
+    return (python or java or lines or [type(error).__name__])[0][:500]
