@@ -48,6 +48,7 @@ def main(directory: Path) -> None:
     report["commit"] = _commit(spark, directory)
     report["demands"] = _demands(spark, directory)
     report["wrong type"] = _wrong_type(spark, directory, table)
+    report["at the start"] = _at_the_start(spark, directory, table)
     print(json.dumps(report))
 
 
@@ -248,6 +249,32 @@ def _wrong_type(spark, directory: Path, table: str) -> str:
     except UsageError as error:
         return str(error)
     return "accepted"
+
+
+def _at_the_start(spark, directory: Path, table: str) -> dict[str, str]:
+    """What Delta would refuse after the decision, of a table that is there and of a new one."""
+    source = lock.from_collection(
+        spark, [(1, "a")], "number bigint, day string", directory=directory / "rows"
+    )
+    plain = str(directory / "plain")
+    spark.range(2).write.parquet(plain)
+    seen: dict[str, str] = {}
+
+    def start(case: str, sink: Delta, *select: str) -> None:
+        checkpoint = str(directory / f"ck {case}")
+        pipeline = lock.pipeline(source, name="s", checkpoint_location=checkpoint)
+        try:
+            pipeline.to(sink, select=select or None).start(availableNow=True).awaitTermination()
+            seen[case] = str(spark.read.format("delta").load(sink.path).count())
+        except UsageError as error:
+            seen[case] = str(error)
+
+    start("other partitions", Delta(table, partition_by="number"))
+    start("plain files", Delta(plain))
+    start("blanks", Delta(directory / "blanks"), "named_struct('a b', number) AS s")
+    fields = "named_struct('user-id', number, 'interval_s', 1, '`', 2) AS s"
+    start("names", Delta(directory / "names"), "day", fields)
+    return seen
 
 
 if __name__ == "__main__":

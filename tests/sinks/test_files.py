@@ -351,6 +351,21 @@ class TestBadInput:
         for text in ("no column 'day'", "'tags' has type array<string>", "'raw' has type binary"):
             assert text in str(raised.value)
 
+    def test_names_of_fields_are_no_types(self, tmp_path: Path) -> None:
+        fields = "struct<variant_id:string,void:array<struct<interval:int>>,`a:void`:int>"
+        for kind in ("parquet", "json"):
+            Files(tmp_path / "out", format=kind).project({"s": Column("s", fields)})
+        for inside in (
+            "struct<a:void>",
+            "map<string,variant>",
+            "array<void>",
+            "struct<a:int,b:void>",
+        ):
+            with pytest.raises(UsageError, match="parquet cannot hold"):
+                Files(tmp_path / "out").project({"s": Column("s", inside)})
+        with pytest.raises(UsageError, match="csv cannot hold"):
+            Files(tmp_path / "out", format="csv").project({"s": Column("s", "struct<a:int>")})
+
     def test_a_frame_of_partitions_alone(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no column is left"):
             Files(tmp_path / "out", partition_by="day").project({"day": Column("day", "date")})

@@ -99,7 +99,9 @@ class Column:
     """A column that a sink may read: how to name it in Spark SQL, and its type."""
 
     sql: str
-    type: str  # as Spark's `simpleString`, for example `array<struct<key:string,value:binary>>`
+    # As Spark's `simpleString`, for example `array<struct<key:string,value:binary>>`, but with names of
+    # fields in backquotes where SQL needs them: it can be declared.
+    type: str
 
 
 # What a dead letter says. `row` is JSON: the row as the sink was given it.

@@ -28,6 +28,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer
 from poundlock.core.protocol import BranchState
+from poundlock.core.sparksql import holds, quoted
 from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, UsageError
 from poundlock.kept import KeptBranches, KeptWriter, Shelf, open_place, reachable
 
@@ -39,7 +40,9 @@ _GENERATED = "delta.generationExpression"
 _FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
 _CONSTRAINT = "delta.constraints."
 _SCHEMA = b"poundlock.schema"  # in the metadata of kept rows: their columns in Spark's words
-_UNFIT = re.compile(r"(^|[<,:])(void|interval)")
+_UNFIT = "void|interval"
+_NO_PARTITION = "array<|map<|struct<|variant|binary"
+_NO_NAME = frozenset(" ,;{}()\n\t=")  # in a table that has no column mapping, as new ones have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +105,19 @@ class Delta(KeptBranches):
         problems += [
             f"column {name!r} has type {column.type}, which Delta cannot hold"
             for name, column in columns.items()
-            if _UNFIT.search(column.type)
+            if holds(column.type, _UNFIT)
         ]
+        problems += [
+            f"column {name!r} has type {columns[name].type}, which no table is partitioned by"
+            for name in self.partition_by
+            if name in columns and holds(columns[name].type, _NO_PARTITION)
+        ]
+        if not columns.keys() - set(self.partition_by):
+            problems.append("no column is left beside those to partition by")
         if problems:
             raise UsageError(f"the frame does not fit: {'; '.join(problems)}", sink=self.name)
         self._schema = ", ".join(
-            f"`{name.replace('`', '``')}` {column.type}" for name, column in columns.items()
+            f"{quoted(name)} {column.type}" for name, column in columns.items()
         )
         return {name: column.sql for name, column in columns.items()}
 
@@ -122,15 +132,39 @@ class Delta(KeptBranches):
         try:
             table = spark.read.format("delta").load(self.path).schema
         except Exception as error:
-            if type(error).__name__ == "AnalysisException":
-                return []  # there is no table yet
-            raise
-        found = _Invariants.of(*_demands(spark, self.path))
-        self._check_table(spark, table, found)
+            if type(error).__name__ != "AnalysisException":
+                raise
+            self._check_new(spark)
+            return []
+        schema, properties, partitions = _demands(spark, self.path)
+        found = _Invariants.of(schema, properties)
+        self._check_table(spark, table, found, partitions)
         self._invariants, warnings = self._known(spark, found)
         return warnings
 
-    def _check_table(self, spark: Any, table: Any, found: _Invariants) -> None:
+    def _check_new(self, spark: Any) -> None:
+        """See that a table can be made: Delta would say no too late."""
+        hadoop = spark._jvm.org.apache.hadoop.fs
+        path = hadoop.Path(self.path)
+        system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        if system.exists(path) and len(system.listStatus(path)):
+            raise UsageError(
+                f"{self.path} is no Delta table, and not empty: what is there would not be part of the "
+                "table. Write to a new directory, or make a table of it first (CONVERT TO DELTA)",
+                sink=self.name,
+            )
+        schema = json.loads(spark.createDataFrame([], self._schema).schema.json())
+        unfit = [name for name in _names(schema) if _NO_NAME.intersection(name)]
+        if unfit:
+            raise UsageError(
+                f"a new Delta table cannot have columns or fields called {unfit}: name them without "
+                "blanks and any of ,;{}()=, or make the table first, with column mapping",
+                sink=self.name,
+            )
+
+    def _check_table(
+        self, spark: Any, table: Any, found: _Invariants, partitions: Sequence[str]
+    ) -> None:
         """Compare the columns with those of the table: Delta would say no too late."""
         there = {field.name.lower(): field.dataType.simpleString() for field in table.fields}
         mine = {
@@ -152,6 +186,12 @@ class Delta(KeptBranches):
             f"the table requires {name!r}, and the frame has no such column"
             for name in sorted(found.required - found.filled - mine.keys())
         ]
+        asked, has = ([name.lower() for name in names] for names in (self.partition_by, partitions))
+        if asked and asked != has:
+            problems.append(
+                f"the table is partitioned by {list(partitions)}, and not by {self.partition_by} "
+                "(leave partition_by= out)"
+            )
         if problems:
             raise UsageError(
                 f"the frame does not fit the table {self.path}: {'; '.join(problems)}",
@@ -343,12 +383,12 @@ class _Invariants:
             if any(word.startswith(_FILLED) for word in metadata):
                 filled.add(name)
             if _GENERATED in metadata:
-                checks[name] = f"{_quoted(name)} <=> ({metadata[_GENERATED]})"
+                checks[name] = f"{quoted(name)} <=> ({metadata[_GENERATED]})"
             if length := re.fullmatch(r"(?:var)?char\((\d+)\)", metadata.get(_LENGTH, "")):
                 longest[name] = int(length[1])
             elif _LENGTH in metadata:
                 unseen.append(name)
-            checks |= _nested(_quoted(name), column["type"])
+            checks |= _nested(quoted(name), column["type"])
         for name, check in properties.items():
             if name.startswith(_CONSTRAINT):
                 checks[f"constraint {name.removeprefix(_CONSTRAINT)}"] = check
@@ -373,23 +413,30 @@ def _nested(place: str, kind: Any) -> dict[str, str]:
         return {}
     checks = dict[str, str]()
     for inner in kind["fields"]:
-        there = f"{place}.{_quoted(inner['name'])}"
+        there = f"{place}.{quoted(inner['name'])}"
         if not inner["nullable"]:
             checks[f"{there} NOT NULL"] = f"{there} IS NOT NULL"
         checks |= _nested(there, inner["type"])
     return checks
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+def _names(kind: Any) -> Iterator[str]:
+    """Yield the names of columns, and of fields to any depth, in a schema as JSON."""
+    if isinstance(kind, Mapping):
+        for inner in kind.get("fields", ()):
+            yield inner["name"]
+            yield from _names(inner["type"])
+        for part in ("elementType", "keyType", "valueType"):
+            yield from _names(kind.get(part))
 
 
-def _demands(spark: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Read a table's schema, with notes of Delta's that Spark's own hides, and its properties."""
+def _demands(spark: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, str], Sequence[str]]:
+    """Read a table's schema, with notes of Delta's that Spark's own hides, properties, partitions."""
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     metadata = log.unsafeVolatileSnapshot().metadata()
     as_java = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    return json.loads(metadata.schemaString()), dict(as_java(metadata.configuration()))
+    properties, partitions = metadata.configuration(), metadata.partitionColumns()
+    return json.loads(metadata.schemaString()), dict(as_java(properties)), list(as_java(partitions))
 
 
 def _at(mask: Any, reason: str) -> dict[int, str]:

@@ -36,7 +36,7 @@ from poundlock.core.participant import (
 )
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
-from poundlock.core.sparksql import TIMES
+from poundlock.core.sparksql import TIMES, holds
 from poundlock.errors import UsageError
 from poundlock.files.manifest import METADATA, DataFile, Manifest
 from poundlock.files.place import put, qualified, uri_of
@@ -150,7 +150,7 @@ class Files(Participant):
             problems.append("no column is left for the files beside those to partition by")
         for name, column in columns.items():
             unfit = _NO_PARTITION if name in self.partition_by else _NO_TYPE[self.format]
-            if re.search(rf"(^|[<,:])({unfit})", column.type):
+            if holds(column.type, unfit):
                 use = "a directory's name" if name in self.partition_by else self.format
                 problems.append(f"column {name!r} has type {column.type}, which {use} cannot hold")
         if problems:
