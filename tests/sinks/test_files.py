@@ -454,6 +454,30 @@ class TestBadInput:
         assert writer.prepare() is not None
         assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1  # nothing of the first call
 
+    @pytest.mark.parametrize(
+        ("format", "row"),
+        [
+            ("parquet", {"number": 2, "text": "a"}),
+            ("json", {"number": 2, "text": "a"}),
+            ("csv", {"line": "2,a"}),
+        ],
+    )
+    def test_a_letter_holds_the_row_as_the_frame_had_it(
+        self, spark: SparkSession, tmp_path: Path, format: str, row: dict[str, Any]
+    ) -> None:
+        given = [(2, "x" * 300, "a")]
+        source = lock.from_collection(
+            spark, given, "number bigint, day string, text string", directory=tmp_path / "c"
+        )
+        trial.finish(
+            lock.pipeline(source, name="t", checkpoint_location=str(tmp_path / "ck")).to(
+                Files(tmp_path / "out", format=format, partition_by="day"),
+                on_bad_row=Files(tmp_path / "bad"),
+            )
+        )
+        (letter,) = spark.read.parquet(str(tmp_path / "bad")).collect()
+        assert json.loads(letter["row"]) == row | {"day": "x" * 300}
+
     def test_dead_letters_in_json(self, spark: SparkSession, tmp_path: Path) -> None:
         source = lock.from_collection(
             spark, [(1, "a"), (2, "x" * 300)], "number bigint, day string", directory=tmp_path / "c"

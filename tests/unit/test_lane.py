@@ -81,6 +81,21 @@ def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
     assert lane.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
 
 
+def test_a_sink_may_name_one_bad_row_at_a_time() -> None:
+    class First(PickyWriter):
+        def write(self, rows: pa.RecordBatch) -> None:
+            try:
+                super().write(rows)
+            except BadRow as error:
+                raise BadRow("odd", rows=dict([next(iter(error.rows.items()))])) from None
+
+    picky = Picky("picky", MemorySystem())
+    picky.begin = lambda branch: First(picky, branch)  # type: ignore[method-assign]
+    lane = Lane(picky, branch("picky", tolerant=True))
+    lane.take(*columns([*range(1, 3001, 2), 2]))
+    assert (lane.bad, lane.fingerprint.rows) == (1500, 1)
+
+
 def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
     dead = Memory("dead", MemorySystem())
     letters = Lane(dead, branch("dead", tolerant=False))

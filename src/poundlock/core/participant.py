@@ -104,7 +104,7 @@ class Column:
     type: str
 
 
-# What a dead letter says. `row` is JSON: the row as the sink was given it.
+# What a dead letter says. `row` is JSON: what `Participant.unshaped` makes of the refused row.
 LETTER: Mapping[str, Column] = {
     "pipeline": Column("pipeline", "string"),
     "batch": Column("batch", "bigint"),
@@ -154,6 +154,13 @@ class Participant(ABC):
         return "nothing"
 
     # In a task.
+
+    def unshaped(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a refused row for a dead letter, as far as can be as the frame had it.
+
+        `row` has the columns that `project` asked for, which may be others than the frame's.
+        """
+        return row
 
     def letters(self, letters: Any) -> Any:
         """Turn dead letters into rows for the writer, where this sink takes another's bad rows.

@@ -18,6 +18,7 @@ finds its number taken, and it looks again.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -239,6 +240,12 @@ class Files(Participant):
         return self.format, self.partition_by, self._header, self.semantic, self._columns
 
     # In a task.
+
+    def unshaped(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = {name.removeprefix(PARTITION): value for name, value in row.items() if name != LINE}
+        if self.format == "json":
+            return found | json.loads(row[LINE])
+        return found | ({"line": row[LINE]} if self.format == "csv" else {})
 
     def letters(self, letters: pa.RecordBatch) -> pa.RecordBatch:
         columns = {
