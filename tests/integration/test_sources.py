@@ -20,7 +20,7 @@ from poundlock import sinks
 from poundlock.core.guarantee import Guarantee
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
-from poundlock.errors import UsageError
+from poundlock.errors import Rejected, UsageError
 
 
 class Nowhere(sinks.Simple):
@@ -327,6 +327,38 @@ class TestFiles:
         (tmp_path / "a.txt").write_text("one\ntwo\n")
         frame = lock.read_files(spark, tmp_path, format="text", maxFilesPerTrigger=1)
         assert frame.columns == ["value"]
+
+
+@pytest.mark.parametrize("replayable", [False, True])
+def test_at_most_once_is_not_tried_again(
+    spark: SparkSession, tmp_path: Path, replayable: bool
+) -> None:
+    class FailsOnce(sinks.Simple):
+        """Its first task says no, when its rows are written."""
+
+        def __init__(self, place: Path):
+            super().__init__("out")
+            self.place = place
+
+        def write(self, rows: pa.RecordBatch) -> None:
+            with open(self.place, "a") as file:
+                file.writelines(f"{row['n']}\n" for row in rows.to_pylist())
+
+        def close(self) -> None:
+            failed = Path(f"{self.place}.failed")
+            if not failed.exists():
+                failed.touch()
+                raise ConnectionError("away for a moment")
+
+    rows = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "rows")
+    frame = lock.custom(rows, replayable=replayable, name="mine")
+    pipeline = over(frame, FailsOnce(tmp_path / "written"), tmp_path)
+    if replayable:
+        trial.finish(pipeline)
+    else:
+        with pytest.raises(Rejected, match="away for a moment"):
+            trial.finish(pipeline)
+    assert (tmp_path / "written").read_text() == ("1\n1\n" if replayable else "1\n")
 
 
 def test_a_socket_is_read_at_most_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class SparkJob:
         stateful: bool,
         prepare_timeout_s: float | None = None,
         own: Sequence[DriverBranch] = (),
+        once: bool = False,
     ):
         self._frame = frame
         self._sinks = sinks
@@ -56,6 +57,7 @@ class SparkJob:
         self._stateful = stateful
         self._prepare_timeout_s = prepare_timeout_s
         self._own = own
+        self._once = once
 
     @property
     def stateful(self) -> bool:
@@ -69,7 +71,9 @@ class SparkJob:
     ) -> Votes:
         # Dead letters are known only by writing: whoever may send some writes too.
         senders = [name for name, taker in self._letters.items() if taker and taker.name in sinks]
-        task = WriteTask(self._sinks, self._letters, transaction, sinks.union(senders), taken)
+        task = WriteTask(
+            self._sinks, self._letters, transaction, sinks.union(senders), taken, self._once
+        )
         receipts, totals = self._run(task)
         for branch in self._own:
             totals[branch.name] = branch.fingerprint()

@@ -206,6 +206,8 @@ class Pipeline:
                 )
             sinks[source.name] = source.participant()
 
+        once = guarantee.only_once(list(sinks.values()), replayable=plan.replayable)
+
         def observe(step: Step, facts: Mapping[str, object]) -> None:
             for observer in self.observers:
                 observer(step, facts)
@@ -213,7 +215,7 @@ class Pipeline:
         coordinator = Coordinator(
             open_log(spark, self.log_location),
             sinks,
-            settings=self.settings,
+            settings=replace(self.settings, tries=1) if once else self.settings,
             observe=observe,
             stopping=query.must_stop,
         )
@@ -228,6 +230,7 @@ class Pipeline:
             prepare_timeout_s=self.prepare_timeout_s,
             observe=observe,
             gate=query,
+            once=once,
         )
 
 
@@ -320,6 +323,9 @@ def _adopted(
     _preflight(spark, sinks, location)
     by_name = {sink.name: sink for sink in sinks}
     log = open_log(spark, location)
+    once = guarantee.only_once(sinks, replayable=plan.replayable)
+    if once:
+        settings = replace(settings, tries=1)
     return Batches(
         name=name,
         coordinator=Coordinator(log, by_name, settings=settings),
@@ -331,6 +337,7 @@ def _adopted(
         prepare_timeout_s=None,
         observe=lambda step, facts: None,
         gate=None,
+        once=once,
     )
 
 
