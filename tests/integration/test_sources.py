@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -295,6 +296,13 @@ class TestCollection:
                 spark, [(1, "x")], "n int, s string", name="mine", directory=tmp_path / "rows"
             )
 
+    def test_other_batches_of_the_same_rows_are_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        self.make(spark, tmp_path, batch_rows=10)
+        with pytest.raises(UsageError, match="or in other batches"):
+            self.make(spark, tmp_path, batch_rows=5)
+
     def test_dictionaries_and_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
         frame = lock.from_collection(spark, [{"a": 1, "b": None}], "a int, b string")
         assert frame.schema.simpleString() == "struct<a:int,b:string>"
@@ -322,6 +330,47 @@ class TestFiles:
         assert lock.read_files(spark, tmp_path / "out").columns == ["n", "p"]
         (tmp_path / "plain").mkdir()
         lock.read_files(spark, tmp_path / "pl*", schema="n int")
+
+    def test_files_that_are_old_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
+        place = tmp_path / "in"
+        place.mkdir()
+
+        def run() -> None:
+            frame = lock.read_files(spark, place, format="json", schema="n int")
+            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+
+        (place / "a.json").write_text('{"n": 1}')
+        run()
+        (place / "b.json").write_text('{"n": 2}')
+        os.utime(place / "b.json", (1e9, 1e9))
+        run()
+        assert spark.read.parquet(str(tmp_path / "out")).count() == 2
+
+    @pytest.mark.parametrize(
+        ("option", "value", "what"),
+        [
+            ("ignoreMissingFiles", True, "files that were deleted"),
+            ("ignoreCorruptFiles", True, "files that cannot be read"),
+            ("mode", "DROPMALFORMED", "rows that cannot be parsed"),
+        ],
+    )
+    def test_what_is_passed_over_in_silence_is_told(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        option: str,
+        value: object,
+        what: str,
+    ) -> None:
+        (tmp_path / "in").mkdir()
+        for options in ({}, {option: value}):
+            frame = lock.read_files(
+                spark, tmp_path / "in", format="json", schema="n int", **options
+            )
+            caplog.clear()
+            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+            assert (what in caplog.text) is bool(options)
 
     def test_text_needs_none(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("one\ntwo\n")

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import poundlock as lock
@@ -494,12 +495,44 @@ class TestBadInput:
         assert letter["sink"] == "out"
         assert spark.read.parquet(str(tmp_path / "out")).count() == 1
 
-    def test_many_partitions_do_not_open_as_many_files(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("partitions", "files"), [(200, 200), (300, 600)])
+    def test_many_partitions_do_not_open_as_many_files(
+        self, tmp_path: Path, partitions: int, files: int
+    ) -> None:
         sink = made(tmp_path / "out")
-        days = [f"d{number}" for number in range(200)]
-        receipt = prepare(sink, 0, rows(range(200), days))
-        assert receipt.handle == {"files": 200}
-        assert sink.commit([receipt]) == [BranchState.COMMITTED]
+        written = rows(range(partitions), [f"d{number}" for number in range(partitions)])
+        writer = begin(sink, 0)
+        for _ in range(2):
+            writer.write(written)
+        prepared = writer.prepare()
+        assert prepared is not None
+        assert prepared.handle == {"files": files}
+
+    def test_a_file_uri_is_the_place_that_spark_reads(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        uri = f"file://{tmp_path}/a%20b"
+        source = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "c")
+        trial.finish(
+            lock.pipeline(source, name="t", checkpoint_location=str(tmp_path / "ck")).to(Files(uri))
+        )
+        assert spark.read.parquet(uri).count() == 1
+
+    @pytest.mark.parametrize("mode", ["complete", "update"])
+    def test_results_that_are_given_anew(
+        self, spark: SparkSession, tmp_path: Path, mode: str
+    ) -> None:
+        source = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "c")
+        counts, place = source.groupBy("n").count(), str(tmp_path / "ck")
+        pipeline = lock.pipeline(counts, name="t", checkpoint_location=place, output_mode=mode)
+        with pytest.raises(UsageError, match=f"output mode {mode}"):
+            pipeline.to(Files(tmp_path / "out")).start()
+        writer = counts.writeStream.outputMode(mode).option("checkpointLocation", place)
+        function = lock.foreach_batch(Files(tmp_path / "out"), name="t")
+        query = writer.foreachBatch(function).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match="gives results anew"):
+            query.awaitTermination()
+        assert not (tmp_path / "out").exists()
 
 
 class TestTheDisk:

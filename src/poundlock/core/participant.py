@@ -121,6 +121,7 @@ class Participant(ABC):
     commitment: Commitment
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # what the user asked for by name, where the kind may give less
+    only_appends: bool = False  # has no use for results that take the place of earlier ones
     hidden: bool = False  # something open hides committed branches from readers: perhaps a stray
 
     # Before anything starts, on the driver.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from typing import Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import pyarrow.fs as pafs
 
@@ -18,8 +19,8 @@ from poundlock.kept import reachable, sync
 def qualified(path: str) -> str:
     """Return a whole local path, or a URI that names its host or bucket: for readers anywhere."""
     parsed = urlparse(path)
-    if parsed.scheme in ("", "file"):
-        return os.path.abspath(unquote(parsed.path) if parsed.scheme else path)
+    if parsed.scheme in ("", "file"):  # as Hadoop takes it, %20 is no blank
+        return os.path.abspath(re.sub(r"^file:(//[^/]*)?", "", path))
     if not parsed.netloc:
         raise UsageError(
             f"{path} does not name its host or bucket: write {parsed.scheme}://NAME/..."

@@ -22,7 +22,9 @@ from poundlock.kept import open_place, reachable, sync
 OURS = "_poundlock"
 OPEN, STAGED, ABORTED = ".open", ".staged", ".aborted"
 _OBJECT_STORES = ("s3", "gcs", "abfs")
-_OPEN_FILES = 64  # of one task; the least used is closed before another is opened
+# Open files of one task: the least used is closed before another is opened. Processes may have 1024 by
+# default; on an object store each has a buffer of megabytes.
+_OPEN_FILES, _OPEN_OBJECTS = 256, 64
 
 
 class Target(Protocol):
@@ -49,8 +51,9 @@ class FilesWriter(Writer):
         self._system, self._root = open_place(sink.place)
         # Without a manifest a file counts once it is whole: under another name until then, but for
         # object stores, which show none before it is, and would copy it for a new name.
-        shown = self._exact or self._system.type_name in _OBJECT_STORES
-        self._hidden = "" if shown else "."
+        stored = self._system.type_name in _OBJECT_STORES
+        self._hidden = "" if self._exact or stored else "."
+        self._most_open = _OPEN_OBJECTS if stored else _OPEN_FILES
         self._open = dict[str, tuple[str, Any]]()  # by partition, the least used first
         self._begun: list[str] = []  # paths below the root, of all files that may be there
         self._done: list[str] = []  # and of those that are whole
@@ -84,7 +87,7 @@ class FilesWriter(Writer):
     def _file(self, directory: str, schema: pa.Schema) -> Any:
         found = self._open.pop(directory, None)
         if found is None:
-            if len(self._open) >= _OPEN_FILES:
+            if len(self._open) >= self._most_open:
                 self._close_one(next(iter(self._open)))
             ending = suffix(self._sink.format, self._sink.compression)
             name = f"{self._hidden}part-{self._name}-{len(self._begun):05}{ending}"

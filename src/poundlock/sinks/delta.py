@@ -68,6 +68,7 @@ class Delta(KeptBranches):
     """
 
     commitment = Commitment.STAGED
+    only_appends = True
 
     def __init__(
         self,

@@ -81,6 +81,7 @@ class Files(Participant):
     """
 
     commitment = Commitment.STAGED
+    only_appends = True
 
     def __init__(
         self,

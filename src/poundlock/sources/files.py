@@ -14,6 +14,7 @@ from typing import Any
 from poundlock.errors import UsageError
 from poundlock.files.manifest import METADATA
 
+_AGE = "maxFileAge"  # Spark's default passes over files a week older than the newest, in silence
 _PATTERN = re.compile(r"[*?\[\]{}\\]")  # what Hadoop takes for one
 
 
@@ -38,6 +39,8 @@ def read_files(
     place = os.fspath(path)
     _check_manifest(spark, place)
     given = {key: _spelled(value) for key, value in options.items()}
+    if not any(key.lower() == _AGE.lower() for key in given):
+        given[_AGE] = "36500d"
     if schema is None and format != "text":
         schema = _schema(spark, place, format, given)
     reader = spark.readStream.format(format).options(**given)

@@ -85,15 +85,15 @@ def hadoop_conf(spark: SparkSession) -> Any:
     return java.sessionState().newHadoopConf()
 
 
-def running_query(spark: SparkSession, query_id: str) -> tuple[str, Any]:
-    """Return where a running query keeps its checkpoint, and its analysed logical plan.
+def running_query(spark: SparkSession, query_id: str) -> tuple[str, Any, str]:
+    """Return where a running query keeps its checkpoint, its analysed plan and its output mode.
 
     A batch's frame has a session of its own, which does not know the query; all sessions share this.
     """
     java: Any = spark._jsparkSession
     running: Any = java.sharedState().activeStreamingQueries()
     query = running.get(jvm(spark).java.util.UUID.fromString(query_id))
-    return query.resolvedCheckpointRoot(), query.analyzedPlan()
+    return query.resolvedCheckpointRoot(), query.analyzedPlan(), query.outputMode().toString()
 
 
 class StoppedBySpark(Exception):

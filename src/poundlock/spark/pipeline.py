@@ -21,7 +21,7 @@ from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark import internals
 from poundlock.spark.batch import Batches
 from poundlock.spark.flow import Flow
-from poundlock.spark.plan import Plan, read_analyzed, read_plan
+from poundlock.spark.plan import SILENT, Plan, read_analyzed, read_plan
 from poundlock.spark.query import Query
 from poundlock.spark.routes import Route, letters_of, routed, taking_letters
 from poundlock.spark.site import SparkSite
@@ -187,6 +187,7 @@ class Pipeline:
                 f"a query by the name of {self.name!r} is running in this session: stop it first, for "
                 "a second driver would take its pipeline over"
             )
+        _check_mode(self.output_mode, [route.sink for route in self.routes])
         return _checked(spark, plan, list(self._sinks().values()), self.settings)
 
     def _batches(
@@ -316,7 +317,8 @@ def _adopted(
     settings: Settings,
 ) -> Batches:
     """Bind to the query that is calling us, found through Spark's own objects."""
-    root, analyzed = internals.running_query(spark, internals.batch_identity(spark)[0])
+    root, analyzed, mode = internals.running_query(spark, internals.batch_identity(spark)[0])
+    _check_mode(mode, sinks)
     plan = read_analyzed(analyzed)
     logger.info("pipeline %s\n%s", name, _checked(spark, plan, sinks, settings))
     location = log_location or f"{root}/{LOG_DIRECTORY}"
@@ -341,6 +343,16 @@ def _adopted(
     )
 
 
+def _check_mode(mode: str, sinks: Iterable[Participant]) -> None:
+    for sink in sinks:
+        if sink.only_appends and mode.lower() != "append":
+            raise UsageError(
+                f"output mode {mode} gives results anew that were given before, and this sink would "
+                "put them beside the old: use append with a watermark, or a sink that upserts",
+                sink=sink.name,
+            )
+
+
 def _checked(
     spark: SparkSession, plan: Plan, sinks: Sequence[Participant], settings: Settings
 ) -> guarantee.Statement:
@@ -353,11 +365,13 @@ def _checked(
     statement = guarantee.state(plan.source_names, replayable=plan.replayable, sinks=sinks)
     guarantee.require(statement)
     for source in plan.sources:
-        if source.options.get("failOnDataLoss", "true").lower() == "false":
-            logger.warning(
-                "failOnDataLoss=false: rows that Kafka has dropped are passed over in silence, and "
-                "a replay may then differ from what was decided"
-            )
+        for option, (value, what) in SILENT.items():
+            told = source.options.get(option, "")
+            if told.lower() == value:
+                logger.warning(
+                    "%s=%s: %s are passed over in silence, and a replay may then differ from what was "
+                    "decided", option, told, what,
+                )  # fmt: skip
     if plan.volatile and any(sink.semantic is Semantic.EXACTLY_ONCE for sink in sinks):
         logger.warning(
             "the query uses %s: a replay gives other rows, so a branch that is lost after the "
