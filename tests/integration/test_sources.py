@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, InputPartition, SimpleDataSourceStreamReader
@@ -19,7 +21,7 @@ from poundlock import sinks
 from poundlock.core.guarantee import Guarantee
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
-from poundlock.errors import UsageError
+from poundlock.errors import Rejected, UsageError
 
 
 class Nowhere(sinks.Simple):
@@ -145,6 +147,35 @@ def test_asking_a_sink_for_more_than_its_kind_gives_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+class TestForeachBatch:
+    """The same refusals for a query that is Spark's own."""
+
+    def test_more_than_a_sink_gives_is_refused_at_once(self) -> None:
+        with pytest.raises(UsageError, match="which gives at least once"):
+            lock.foreach_batch(Nowhere("out", semantic="exactly_once"), name="t")
+
+    def test_a_source_that_cannot_be_replayed_is_refused_in_the_first_batch(
+        self, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        frame = lock.custom(
+            lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "rows"),
+            replayable=False,
+            name="once",
+        )
+
+        def run(sink: Participant, checkpoint: str) -> None:
+            function = lock.foreach_batch(sink, name="t")
+            writer = frame.writeStream.option("checkpointLocation", str(tmp_path / checkpoint))
+            writer.foreachBatch(function).trigger(availableNow=True).start().awaitTermination()
+
+        with pytest.raises(StreamingQueryException, match="not to be had from source once"):
+            run(sinks.Files(tmp_path / "out"), "a")
+        assert not (tmp_path / "out").exists()
+        with caplog.at_level("INFO", "poundlock"):
+            run(sinks.Files(tmp_path / "out", semantic="at_least_once"), "b")
+        assert "sink out (any): at most once" in caplog.text
+
+
 def test_a_pipeline_is_as_good_as_its_weakest_part(
     sources: dict[bool, list[DataFrame]], tmp_path: Path
 ) -> None:
@@ -265,6 +296,13 @@ class TestCollection:
                 spark, [(1, "x")], "n int, s string", name="mine", directory=tmp_path / "rows"
             )
 
+    def test_other_batches_of_the_same_rows_are_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        self.make(spark, tmp_path, batch_rows=10)
+        with pytest.raises(UsageError, match="or in other batches"):
+            self.make(spark, tmp_path, batch_rows=5)
+
     def test_dictionaries_and_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
         frame = lock.from_collection(spark, [{"a": 1, "b": None}], "a int, b string")
         assert frame.schema.simpleString() == "struct<a:int,b:string>"
@@ -281,10 +319,95 @@ class TestFiles:
             with pytest.raises(UsageError, match="Give schema="):
                 lock.read_files(spark, tmp_path / place)
 
+    def test_no_path_leads_past_a_manifest(self, spark: SparkSession, tmp_path: Path) -> None:
+        rows = lock.from_collection(
+            spark, [(1, "a")], "n int, p string", directory=tmp_path / "rows"
+        )
+        trial.finish(over(rows, sinks.Files(tmp_path / "out", partition_by="p"), tmp_path))
+        for place in ("out/p=a", "out/p=b", "out/p=*", "ou?", "{out,in}/p=a"):
+            with pytest.raises(UsageError, match=r"out has a manifest .*filter with where\(\)"):
+                lock.read_files(spark, tmp_path / place, schema="n int")
+        assert lock.read_files(spark, tmp_path / "out").columns == ["n", "p"]
+        (tmp_path / "plain").mkdir()
+        lock.read_files(spark, tmp_path / "pl*", schema="n int")
+
+    def test_files_that_are_old_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
+        place = tmp_path / "in"
+        place.mkdir()
+
+        def run() -> None:
+            frame = lock.read_files(spark, place, format="json", schema="n int")
+            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+
+        (place / "a.json").write_text('{"n": 1}')
+        run()
+        (place / "b.json").write_text('{"n": 2}')
+        os.utime(place / "b.json", (1e9, 1e9))
+        run()
+        assert spark.read.parquet(str(tmp_path / "out")).count() == 2
+
+    @pytest.mark.parametrize(
+        ("option", "value", "what"),
+        [
+            ("ignoreMissingFiles", True, "files that were deleted"),
+            ("ignoreCorruptFiles", True, "files that cannot be read"),
+            ("mode", "DROPMALFORMED", "rows that cannot be parsed"),
+        ],
+    )
+    def test_what_is_passed_over_in_silence_is_told(
+        self,
+        spark: SparkSession,
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        option: str,
+        value: object,
+        what: str,
+    ) -> None:
+        (tmp_path / "in").mkdir()
+        for options in ({}, {option: value}):
+            frame = lock.read_files(
+                spark, tmp_path / "in", format="json", schema="n int", **options
+            )
+            caplog.clear()
+            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+            assert (what in caplog.text) is bool(options)
+
     def test_text_needs_none(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("one\ntwo\n")
         frame = lock.read_files(spark, tmp_path, format="text", maxFilesPerTrigger=1)
         assert frame.columns == ["value"]
+
+
+@pytest.mark.parametrize("replayable", [False, True])
+def test_at_most_once_is_not_tried_again(
+    spark: SparkSession, tmp_path: Path, replayable: bool
+) -> None:
+    class FailsOnce(sinks.Simple):
+        """Its first task says no, when its rows are written."""
+
+        def __init__(self, place: Path):
+            super().__init__("out")
+            self.place = place
+
+        def write(self, rows: pa.RecordBatch) -> None:
+            with open(self.place, "a") as file:
+                file.writelines(f"{row['n']}\n" for row in rows.to_pylist())
+
+        def close(self) -> None:
+            failed = Path(f"{self.place}.failed")
+            if not failed.exists():
+                failed.touch()
+                raise ConnectionError("away for a moment")
+
+    rows = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "rows")
+    frame = lock.custom(rows, replayable=replayable, name="mine")
+    pipeline = over(frame, FailsOnce(tmp_path / "written"), tmp_path)
+    if replayable:
+        trial.finish(pipeline)
+    else:
+        with pytest.raises(Rejected, match="away for a moment"):
+            trial.finish(pipeline)
+    assert (tmp_path / "written").read_text() == ("1\n1\n" if replayable else "1\n")
 
 
 def test_a_socket_is_read_at_most_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Run by `test_delta.py`, for the session of the other tests does not know Delta.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -43,9 +44,11 @@ def main(directory: Path) -> None:
     report["numbers"] = sorted(row.number for row in found.collect())
     history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").collect()
     report["appends"] = sum(row.operation == "WRITE" for row in history)
+    report["changed"] = _changed(spark, directory)
     report["commit"] = _commit(spark, directory)
     report["demands"] = _demands(spark, directory)
     report["wrong type"] = _wrong_type(spark, directory, table)
+    report["at the start"] = _at_the_start(spark, directory, table)
     print(json.dumps(report))
 
 
@@ -73,6 +76,29 @@ def _run(spark, directory: Path, table: str) -> list[str]:
             died.append(at.value)
     pipeline().start(availableNow=True).awaitTermination()
     return died
+
+
+def _changed(spark, directory: Path) -> list[object]:
+    """A query that is another one when what was decided is committed."""
+    table = str(directory / "changed")
+    source = lock.from_collection(
+        spark, [("left", "right")], "a string, b string", directory=directory / "rows"
+    )
+
+    def pipeline(*columns: str) -> lock.Pipeline:
+        made = lock.pipeline(
+            source.selectExpr(*columns), name="c", checkpoint_location=str(directory / "ck3")
+        )
+        return made.to(Delta(table, merge_schema=True))
+
+    def die(step: Step, facts: Mapping[str, object]) -> None:
+        if step is Step.DECIDED:
+            raise Died
+
+    with contextlib.suppress(Exception):
+        pipeline("a", "b").observe(die).start(availableNow=True).awaitTermination()
+    pipeline("b", "a", "1 AS c").start(availableNow=True).awaitTermination()
+    return [row.asDict() for row in spark.read.format("delta").load(table).collect()]
 
 
 def _commit(spark, directory: Path) -> dict[str, object]:
@@ -223,6 +249,32 @@ def _wrong_type(spark, directory: Path, table: str) -> str:
     except UsageError as error:
         return str(error)
     return "accepted"
+
+
+def _at_the_start(spark, directory: Path, table: str) -> dict[str, str]:
+    """What Delta would refuse after the decision, of a table that is there and of a new one."""
+    source = lock.from_collection(
+        spark, [(1, "a")], "number bigint, day string", directory=directory / "rows"
+    )
+    plain = str(directory / "plain")
+    spark.range(2).write.parquet(plain)
+    seen: dict[str, str] = {}
+
+    def start(case: str, sink: Delta, *select: str) -> None:
+        checkpoint = str(directory / f"ck {case}")
+        pipeline = lock.pipeline(source, name="s", checkpoint_location=checkpoint)
+        try:
+            pipeline.to(sink, select=select or None).start(availableNow=True).awaitTermination()
+            seen[case] = str(spark.read.format("delta").load(sink.path).count())
+        except UsageError as error:
+            seen[case] = str(error)
+
+    start("other partitions", Delta(table, partition_by="number"))
+    start("plain files", Delta(plain))
+    start("blanks", Delta(directory / "blanks"), "named_struct('a b', number) AS s")
+    fields = "named_struct('user-id', number, 'interval_s', 1, '`', 2) AS s"
+    start("names", Delta(directory / "names"), "day", fields)
+    return seen
 
 
 if __name__ == "__main__":

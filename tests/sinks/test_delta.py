@@ -31,6 +31,7 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
     assert report["died"] == ["decided", "committed", "finished"]
     assert report["numbers"] == sorted(range(40))
     assert report["appends"] == 4  # a version each, though two batches were committed twice
+    assert report["changed"] == [{"a": "left", "b": "right"}]  # as decided, not as the query is now
     assert report["commit"] == {
         "staged": ["prepared", 0],
         "first": ["committed", 3],
@@ -43,6 +44,11 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
     check_demands(report["demands"])
     assert "has type string, but bigint in the table" in report["wrong type"]
     assert "the table has no column 'extra'" in report["wrong type"]
+    start = report["at the start"]
+    assert "partitioned by ['day'], and not by ['number']" in start["other partitions"]
+    assert "is no Delta table, and not empty" in start["plain files"]
+    assert "cannot have columns or fields called ['a b']" in start["blanks"]
+    assert start["names"] == "1"
 
 
 def check_demands(told: dict[str, Any]) -> None:
@@ -81,6 +87,12 @@ def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
     sink = Delta(tmp_path / "table", partition_by="day")
     with pytest.raises(UsageError, match=r"no column 'day'.*'n' has type void"):
         sink.project({"n": Column("n", "void")})
+
+
+def test_a_frame_of_partitions_alone(tmp_path: Path) -> None:
+    sink = Delta(tmp_path / "table", partition_by="s")
+    with pytest.raises(UsageError, match=r"no table is partitioned by; no column is left beside"):
+        sink.project({"s": Column("s", "struct<a:int>")})
 
 
 def test_a_session_without_delta_is_refused(spark: object, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import poundlock as lock
@@ -24,8 +25,9 @@ from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, NotAuthorised, Rejected, Unavailable, UsageError
+from poundlock.files.writer import FilesWriter
 from poundlock.sinks import Files
-from poundlock.sinks.files import FilesWriter, committed
+from poundlock.sinks.files import committed
 
 OURS = Namespace.new("trial", 1_700_000_000, 1)
 COLUMNS = {"number": Column("number", "bigint"), "day": Column("day", "string")}
@@ -169,6 +171,21 @@ def test_types_come_back_whole(
     assert sorted(map(tuple, found.collect()), key=str) == sorted(given, key=str)
     again = lock.read_files(spark, tmp_path / "out", format=format, schema=TYPES, **reader)
     assert again.isStreaming
+
+
+@pytest.mark.parametrize("types", ["n int, s string", "s string", "n int"])
+def test_texts_in_csv(spark: SparkSession, tmp_path: Path, types: str) -> None:
+    texts = ["plain", " blanks ", "two\nlines", "a,b", None, 'q"', "back\\", "#", "\t"]
+    given = [(n if n != 3 else None, text) for n, text in enumerate(texts)]
+    source = lock.from_collection(spark, given, "n int, s string", directory=tmp_path / "c")
+    columns = [part.split()[0] for part in types.split(", ")]
+    sink = Files(tmp_path / "out", format="csv")
+    pipeline = lock.pipeline(source, name="t", checkpoint_location=str(tmp_path / "ck"))
+    trial.finish(pipeline.to(sink, select=columns))
+    found = spark.read.schema(types).csv(sink.place, multiLine=True).collect()
+    expected = [tuple(value for name, value in zip("ns", row, strict=True) if name in columns)
+                for row in given]  # fmt: skip
+    assert sorted(map(tuple, found), key=str) == sorted(expected, key=str)
 
 
 def test_nested_types_in_parquet_and_json(spark: SparkSession, tmp_path: Path) -> None:
@@ -335,6 +352,21 @@ class TestBadInput:
         for text in ("no column 'day'", "'tags' has type array<string>", "'raw' has type binary"):
             assert text in str(raised.value)
 
+    def test_names_of_fields_are_no_types(self, tmp_path: Path) -> None:
+        fields = "struct<variant_id:string,void:array<struct<interval:int>>,`a:void`:int>"
+        for kind in ("parquet", "json"):
+            Files(tmp_path / "out", format=kind).project({"s": Column("s", fields)})
+        for inside in (
+            "struct<a:void>",
+            "map<string,variant>",
+            "array<void>",
+            "struct<a:int,b:void>",
+        ):
+            with pytest.raises(UsageError, match="parquet cannot hold"):
+                Files(tmp_path / "out").project({"s": Column("s", inside)})
+        with pytest.raises(UsageError, match="csv cannot hold"):
+            Files(tmp_path / "out", format="csv").project({"s": Column("s", "struct<a:int>")})
+
     def test_a_frame_of_partitions_alone(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no column is left"):
             Files(tmp_path / "out", partition_by="day").project({"day": Column("day", "date")})
@@ -368,6 +400,47 @@ class TestBadInput:
         with pytest.raises(UsageError, match="Spark's own file sink"):
             made(tmp_path / "own")
 
+    @pytest.mark.parametrize("committed", [True, False], ids=["committed", "staged"])
+    @pytest.mark.parametrize(
+        ("options", "problem"),
+        [
+            ({"format": "json"}, "holds parquet partitioned by day, and not json by day"),
+            ({"partition_by": ()}, "partitioned by day, and not parquet by nothing"),
+            ({"partition_by": ["day", "number"]}, "and not parquet by day, number"),
+        ],
+    )
+    def test_a_directory_of_another_layout(
+        self, tmp_path: Path, options: dict[str, Any], problem: str, committed: bool
+    ) -> None:
+        sink = made(tmp_path / "out")
+        receipt = prepare(sink, 0, rows([1], ["a"]))
+        if committed:
+            sink.commit([receipt])
+        made(tmp_path / "out", compression="zstd", name="other")
+        other = Files(tmp_path / "out", **({"partition_by": "day", "name": "b"} | options))
+        with pytest.raises(UsageError, match=problem):
+            other.preflight()
+
+    def test_two_sinks_of_one_pipeline_in_one_directory(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        frame = lock.from_collection(
+            spark, [(1, "a")], "number bigint, day string", directory=tmp_path / "c"
+        )
+        one = lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck"))
+        for problem in (
+            one.to(Files(tmp_path / "out"), on_bad_row=Files(tmp_path / "out", name="dead")),
+            one.to(Files(tmp_path / "out")).to(Files(tmp_path / "out", name="b", format="json")),
+            one.to(Files(tmp_path / "out")).to(
+                Files(tmp_path / "out", name="b", partition_by="day")
+            ),
+        ):
+            with pytest.raises(UsageError, match="give each its own directory"):
+                problem.start(availableNow=True)
+        assert not (tmp_path / "out").exists()
+        trial.finish(one.to(Files(tmp_path / "out")).to(Files(tmp_path / "out", name="b")))
+        assert spark.read.parquet(str(tmp_path / "out")).count() == 2
+
     def test_a_host_that_is_not_named(self) -> None:
         with pytest.raises(UsageError, match="does not name its host"):
             Files("hdfs:///data/out")
@@ -381,6 +454,30 @@ class TestBadInput:
         writer.write(rows([1, 3], ["a", "a"]))
         assert writer.prepare() is not None
         assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1  # nothing of the first call
+
+    @pytest.mark.parametrize(
+        ("format", "row"),
+        [
+            ("parquet", {"number": 2, "text": "a"}),
+            ("json", {"number": 2, "text": "a"}),
+            ("csv", {"line": "2,a"}),
+        ],
+    )
+    def test_a_letter_holds_the_row_as_the_frame_had_it(
+        self, spark: SparkSession, tmp_path: Path, format: str, row: dict[str, Any]
+    ) -> None:
+        given = [(2, "x" * 300, "a")]
+        source = lock.from_collection(
+            spark, given, "number bigint, day string, text string", directory=tmp_path / "c"
+        )
+        trial.finish(
+            lock.pipeline(source, name="t", checkpoint_location=str(tmp_path / "ck")).to(
+                Files(tmp_path / "out", format=format, partition_by="day"),
+                on_bad_row=Files(tmp_path / "bad"),
+            )
+        )
+        (letter,) = spark.read.parquet(str(tmp_path / "bad")).collect()
+        assert json.loads(letter["row"]) == row | {"day": "x" * 300}
 
     def test_dead_letters_in_json(self, spark: SparkSession, tmp_path: Path) -> None:
         source = lock.from_collection(
@@ -398,12 +495,44 @@ class TestBadInput:
         assert letter["sink"] == "out"
         assert spark.read.parquet(str(tmp_path / "out")).count() == 1
 
-    def test_many_partitions_do_not_open_as_many_files(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("partitions", "files"), [(200, 200), (300, 600)])
+    def test_many_partitions_do_not_open_as_many_files(
+        self, tmp_path: Path, partitions: int, files: int
+    ) -> None:
         sink = made(tmp_path / "out")
-        days = [f"d{number}" for number in range(200)]
-        receipt = prepare(sink, 0, rows(range(200), days))
-        assert receipt.handle == {"files": 200}
-        assert sink.commit([receipt]) == [BranchState.COMMITTED]
+        written = rows(range(partitions), [f"d{number}" for number in range(partitions)])
+        writer = begin(sink, 0)
+        for _ in range(2):
+            writer.write(written)
+        prepared = writer.prepare()
+        assert prepared is not None
+        assert prepared.handle == {"files": files}
+
+    def test_a_file_uri_is_the_place_that_spark_reads(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        uri = f"file://{tmp_path}/a%20b"
+        source = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "c")
+        trial.finish(
+            lock.pipeline(source, name="t", checkpoint_location=str(tmp_path / "ck")).to(Files(uri))
+        )
+        assert spark.read.parquet(uri).count() == 1
+
+    @pytest.mark.parametrize("mode", ["complete", "update"])
+    def test_results_that_are_given_anew(
+        self, spark: SparkSession, tmp_path: Path, mode: str
+    ) -> None:
+        source = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "c")
+        counts, place = source.groupBy("n").count(), str(tmp_path / "ck")
+        pipeline = lock.pipeline(counts, name="t", checkpoint_location=place, output_mode=mode)
+        with pytest.raises(UsageError, match=f"output mode {mode}"):
+            pipeline.to(Files(tmp_path / "out")).start()
+        writer = counts.writeStream.outputMode(mode).option("checkpointLocation", place)
+        function = lock.foreach_batch(Files(tmp_path / "out"), name="t")
+        query = writer.foreachBatch(function).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException, match="gives results anew"):
+            query.awaitTermination()
+        assert not (tmp_path / "out").exists()
 
 
 class TestTheDisk:

@@ -82,6 +82,11 @@ def test_guarantee_table_as_json() -> None:
     assert table["any"]["replayable"] == "at_least_once"
 
 
+def test_guarantee_table_says_why() -> None:
+    said = " ".join(call("guarantee", "--table").split())
+    assert "source cannot be replayed (logged): what the source has handed out is gone" in said
+
+
 def test_list_shows_only_what_is_in_doubt(log: FileLog, tmp_path: Path) -> None:
     lines = json.loads(call("txn", "list", "--log", str(tmp_path / "checkpoint"), "--json"))
     assert [(line["id"], line["batch"], line["decision"]) for line in lines] == [(ID, 1, "commit")]

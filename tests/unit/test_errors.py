@@ -9,6 +9,7 @@ import pytest
 
 from poundlock import errors
 from poundlock.errors import PoundlockError, concerning
+from poundlock.spark.job import _first_line
 
 KINDS = [
     kind
@@ -55,3 +56,20 @@ def test_the_page_at_the_top_names_every_error() -> None:
 
 def test_every_error_says_what_it_means() -> None:
     assert all(kind.__doc__ for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "An error occurred while calling o1.collectToPython.\n: org.apache.spark.SparkException: "
+            "Job aborted: java.lang.NullPointerException: it is null\n\tat org.Main(Main.java:1)",
+            "org.apache.spark.SparkException: Job aborted: java.lang.NullPointerException: it is null",
+        ),
+        ('Traceback:\n  File "a.py", line 1\nValueError: no\n at x.Exception: y', "ValueError: no"),
+        ("[SOMETHING] else", "[SOMETHING] else"),
+        ("", "Exception"),
+    ],
+)
+def test_what_went_wrong_in_the_tasks_is_one_line(text: str, line: str) -> None:
+    assert _first_line(Exception(text)) == line

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
 from poundlock.core.model import Branch, Fingerprint, Namespace, Transaction
 from poundlock.core.participant import PreparedBranch, Writer
-from poundlock.errors import BadRow
+from poundlock.errors import BadRow, Rejected
 from poundlock.sinks.memory import Memory, MemorySystem, MemoryWriter
 from poundlock.spark.lane import Lane
+from poundlock.spark.task import WriteTask, read_votes
 
 TRANSACTION = Transaction(Namespace("trial", "00"), 1, 7, 1)
 
@@ -79,6 +81,40 @@ def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
     assert lane.bad == 3
     assert receipt.fingerprint == Fingerprint(4, 20_000)
     assert lane.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
+
+
+def test_a_sink_may_name_one_bad_row_at_a_time() -> None:
+    class First(PickyWriter):
+        def write(self, rows: pa.RecordBatch) -> None:
+            try:
+                super().write(rows)
+            except BadRow as error:
+                raise BadRow("odd", rows=dict([next(iter(error.rows.items()))])) from None
+
+    picky = Picky("picky", MemorySystem())
+    picky.begin = lambda branch: First(picky, branch)  # type: ignore[method-assign]
+    lane = Lane(picky, branch("picky", tolerant=True))
+    lane.take(*columns([*range(1, 3001, 2), 2]))
+    assert (lane.bad, lane.fingerprint.rows) == (1500, 1)
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_task_that_may_run_once_says_no_to_a_second_time(
+    monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: attempt)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    sink = Memory("out", MemorySystem())
+    rows, hashes = columns([1])
+    task = WriteTask([sink], {}, TRANSACTION, frozenset({"out"}), once=True)
+    batch = pa.RecordBatch.from_arrays([rows, hashes], names=["rows0", "hash0"])
+    votes = [vote for answer in task(iter([batch])) for vote in answer.column(0).to_pylist()]
+    if attempt:
+        with pytest.raises(Rejected, match="at most once"):
+            read_votes(votes)
+        assert sink.system.branches == {}
+    else:
+        assert len(read_votes(votes)[0]) == 1
 
 
 def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:

@@ -71,7 +71,11 @@ def _print_table(as_json: bool) -> None:
     from rich.table import Table
 
     table = Table("sink", "source cannot be replayed", "source can be replayed", "because")
+    lost = dict[str, list[str]]()
     for kind, cells in core.table().items():
         words = [cells[key].replace("_", " ") for key in ("not_replayable", "replayable")]
         table.add_row(kind, *words, core.cell(kind, replayable=True).reason)
+        lost.setdefault(core.cell(kind, replayable=False).reason, []).append(kind)
     Console().print(table)
+    for reason, kinds in lost.items():
+        Console().print(f"source cannot be replayed ({', '.join(kinds)}): {reason}")

@@ -25,6 +25,7 @@ class Guarantee(Enum):
 ANY = "any"  # a sink without a commitment of its own, or one that writes straight through
 
 _LOST = "what the source has handed out is gone after a crash"
+_KEPT = f"{_LOST}; rows that were kept beside the log by then may be sent twice"
 _REPEATED = "rows written before a crash are written again when the batch is replayed"
 _UNWATCHED = "an error of the system loses rows, and its retries or a replay may repeat them"
 
@@ -61,7 +62,8 @@ class Cell:
 def cell(kind: str, *, replayable: bool) -> Cell:
     """Return what a kind of sink gives with a source that can, or cannot, be replayed."""
     if not replayable:
-        return Cell(Guarantee.AT_MOST_ONCE, _LOST)
+        logged = kind == Commitment.LOGGED.value
+        return Cell(Guarantee.AT_MOST_ONCE, _KEPT if logged else _LOST)
     return Cell(*_REPLAYABLE[kind])
 
 
@@ -74,6 +76,14 @@ def table() -> dict[str, dict[str, str]]:
         }
         for kind in _REPLAYABLE
     }
+
+
+def only_once(sinks: Sequence[Participant], *, replayable: bool) -> bool:
+    """Say whether a batch must not be run again: rows go straight through, and at most once.
+
+    What an attempt has written before it failed would be written again by the next.
+    """
+    return not replayable and any(s.semantic is not Semantic.EXACTLY_ONCE for s in sinks)
 
 
 @dataclass(frozen=True, slots=True)

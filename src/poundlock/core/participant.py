@@ -105,10 +105,12 @@ class Column:
     """A column that a sink may read: how to name it in Spark SQL, and its type."""
 
     sql: str
-    type: str  # as Spark's `simpleString`, for example `array<struct<key:string,value:binary>>`
+    # As Spark's `simpleString`, for example `array<struct<key:string,value:binary>>`, but with names of
+    # fields in backquotes where SQL needs them: it can be declared.
+    type: str
 
 
-# What a dead letter says. `row` is JSON: the row as the sink was given it.
+# What a dead letter says. `row` is JSON: what `Participant.unshaped` makes of the refused row.
 LETTER: Mapping[str, Column] = {
     "pipeline": Column("pipeline", "string"),
     "batch": Column("batch", "bigint"),
@@ -125,6 +127,7 @@ class Participant(ABC):
     commitment: Commitment
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # what the user asked for by name, where the kind may give less
+    only_appends: bool = False  # has no use for results that take the place of earlier ones
     hidden: bool = False  # something open hides committed branches from readers: perhaps a stray
 
     # Before anything starts, on the driver.
@@ -147,6 +150,9 @@ class Participant(ABC):
         """
         return []
 
+    def beside(self, other: Participant) -> None:  # noqa: B027 (most sinks bear any other)
+        """See that another sink of the same pipeline is not in this one's way. Raises `UsageError`."""
+
     def attach(self, site: Site) -> None:  # noqa: B027 (most systems hold their branches themselves)
         """Learn where rows may be kept and who sends them. Called before `preflight`."""
 
@@ -155,6 +161,13 @@ class Participant(ABC):
         return "nothing"
 
     # In a task.
+
+    def unshaped(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a refused row for a dead letter, as far as can be as the frame had it.
+
+        `row` has the columns that `project` asked for, which may be others than the frame's.
+        """
+        return row
 
     def letters(self, letters: Any) -> Any:
         """Turn dead letters into rows for the writer, where this sink takes another's bad rows.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 # Options for text. Spark writes timestamps in milliseconds, unless told, and has microseconds.
 TIMES = (
     r"'timestampFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSSXXX', "
@@ -22,3 +24,12 @@ def to_json(sql: str, *, nulls: bool = True) -> str:
 def quoted(name: str) -> str:
     """Return a column's name as SQL takes it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def holds(type: str, kinds: str) -> bool:
+    """Say whether a type is, or has inside, one of `kinds`, a regular expression of how they begin.
+
+    `type` is a `Column`'s. What stands before a colon is the name of a field, and may be anything.
+    """
+    unquoted = re.sub(r"`(?:[^`]|``)*`", "x", type)
+    return re.search(rf"(^|[<,:])(?![^<>,:]*:)({kinds})", unquoted) is not None

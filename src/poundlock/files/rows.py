@@ -6,6 +6,7 @@ own would. Rules of this file: one Python call per partition of a batch of rows,
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -78,6 +79,12 @@ def suffix(format: str, compression: str) -> str:
     return f"{mark}.parquet" if format == "parquet" else f".{format}{mark}"
 
 
+def format_of(name: str) -> str | None:
+    """Return the format that a file's name tells, as `suffix` made it."""
+    parts = name.split(".")[1:]
+    return next((known for known in COMPRESSIONS if known in parts), None)
+
+
 class ParquetFile:
     """One open Parquet file."""
 
@@ -121,3 +128,16 @@ class TextFile:
             self._out.close()
         finally:
             self._stream.close()
+
+
+def text_line(format: str, row: Mapping[str, Any]) -> str:
+    """Spell a row of plain values as Spark would."""
+    if format == "json":
+        return json.dumps(row)
+    return ",".join(csv_text(str(value)) for value in row.values())
+
+
+def csv_text(name: str) -> str:
+    """Spell one value of CSV."""
+    special = any(char in name for char in ',"\n\r\\')
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' if special else name

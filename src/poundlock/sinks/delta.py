@@ -28,6 +28,7 @@ from poundlock.core.model import Branch, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer
 from poundlock.core.protocol import BranchState
+from poundlock.core.sparksql import holds, quoted
 from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, UsageError
 from poundlock.kept import KeptBranches, KeptWriter, Shelf, open_place, reachable
 
@@ -38,7 +39,10 @@ _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _GENERATED = "delta.generationExpression"
 _FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
 _CONSTRAINT = "delta.constraints."
-_UNFIT = re.compile(r"(^|[<,:])(void|interval)")
+_SCHEMA = b"poundlock.schema"  # in the metadata of kept rows: their columns in Spark's words
+_UNFIT = "void|interval"
+_NO_PARTITION = "array<|map<|struct<|variant|binary"
+_NO_NAME = frozenset(" ,;{}()\n\t=")  # in a table that has no column mapping, as new ones have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Delta(KeptBranches):
     """
 
     commitment = Commitment.STAGED
+    only_appends = True
 
     def __init__(
         self,
@@ -101,12 +106,19 @@ class Delta(KeptBranches):
         problems += [
             f"column {name!r} has type {column.type}, which Delta cannot hold"
             for name, column in columns.items()
-            if _UNFIT.search(column.type)
+            if holds(column.type, _UNFIT)
         ]
+        problems += [
+            f"column {name!r} has type {columns[name].type}, which no table is partitioned by"
+            for name in self.partition_by
+            if name in columns and holds(columns[name].type, _NO_PARTITION)
+        ]
+        if not columns.keys() - set(self.partition_by):
+            problems.append("no column is left beside those to partition by")
         if problems:
             raise UsageError(f"the frame does not fit: {'; '.join(problems)}", sink=self.name)
         self._schema = ", ".join(
-            f"`{name.replace('`', '``')}` {column.type}" for name, column in columns.items()
+            f"{quoted(name)} {column.type}" for name, column in columns.items()
         )
         return {name: column.sql for name, column in columns.items()}
 
@@ -121,15 +133,39 @@ class Delta(KeptBranches):
         try:
             table = spark.read.format("delta").load(self.path).schema
         except Exception as error:
-            if type(error).__name__ == "AnalysisException":
-                return []  # there is no table yet
-            raise
-        found = _Invariants.of(*_demands(spark, self.path))
-        self._check_table(spark, table, found)
+            if type(error).__name__ != "AnalysisException":
+                raise
+            self._check_new(spark)
+            return []
+        schema, properties, partitions = _demands(spark, self.path)
+        found = _Invariants.of(schema, properties)
+        self._check_table(spark, table, found, partitions)
         self._invariants, warnings = self._known(spark, found)
         return warnings
 
-    def _check_table(self, spark: Any, table: Any, found: _Invariants) -> None:
+    def _check_new(self, spark: Any) -> None:
+        """See that a table can be made: Delta would say no too late."""
+        hadoop = spark._jvm.org.apache.hadoop.fs
+        path = hadoop.Path(self.path)
+        system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        if system.exists(path) and len(system.listStatus(path)):
+            raise UsageError(
+                f"{self.path} is no Delta table, and not empty: what is there would not be part of the "
+                "table. Write to a new directory, or make a table of it first (CONVERT TO DELTA)",
+                sink=self.name,
+            )
+        schema = json.loads(spark.createDataFrame([], self._schema).schema.json())
+        unfit = [name for name in _names(schema) if _NO_NAME.intersection(name)]
+        if unfit:
+            raise UsageError(
+                f"a new Delta table cannot have columns or fields called {unfit}: name them without "
+                "blanks and any of ,;{}()=, or make the table first, with column mapping",
+                sink=self.name,
+            )
+
+    def _check_table(
+        self, spark: Any, table: Any, found: _Invariants, partitions: Sequence[str]
+    ) -> None:
         """Compare the columns with those of the table: Delta would say no too late."""
         there = {field.name.lower(): field.dataType.simpleString() for field in table.fields}
         mine = {
@@ -151,6 +187,12 @@ class Delta(KeptBranches):
             f"the table requires {name!r}, and the frame has no such column"
             for name in sorted(found.required - found.filled - mine.keys())
         ]
+        asked, has = ([name.lower() for name in names] for names in (self.partition_by, partitions))
+        if asked and asked != has:
+            problems.append(
+                f"the table is partitioned by {list(partitions)}, and not by {self.partition_by} "
+                "(leave partition_by= out)"
+            )
         if problems:
             raise UsageError(
                 f"the frame does not fit the table {self.path}: {'; '.join(problems)}",
@@ -196,12 +238,12 @@ class Delta(KeptBranches):
 
     def _look_at(self, names: Sequence[str]) -> None:
         """Have Spark look for rows that the table will refuse. Say why, and how many."""
-        checks, rows = self._invariants.checks, self._rows(names)
+        checks = self._invariants.checks
         counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
         with _in_our_words(
             f"the rows cannot be held against {self.path}", self.name, decided=False
         ):
-            found = rows.selectExpr(*counts).first()
+            found = self._rows(names).selectExpr(*counts).first()
         broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
         if broken:
             raise BadRow(
@@ -267,25 +309,29 @@ class Delta(KeptBranches):
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
         space = batch.namespace
-        writer = (
-            self._rows(members)
-            .write.format("delta")
-            .mode("append")
-            .option("txnAppId", f"poundlock.{space.pipeline}.{space.identity}.{self.name}")
-            .option("txnVersion", str(self._version(batch, write)))
-            .option("mergeSchema", str(self.merge_schema).lower())
-        )
-        if self.partition_by:
-            writer = writer.partitionBy(*self.partition_by)
         with _in_our_words(f"{self.path} could not be written", self.name, decided=True):
+            writer = (
+                self._rows(members)
+                .write.format("delta")
+                .mode("append")
+                .option("txnAppId", f"poundlock.{space.pipeline}.{space.identity}.{self.name}")
+                .option("txnVersion", str(self._version(batch, write)))
+                .option("mergeSchema", str(self.merge_schema).lower())
+            )
+            if self.partition_by:
+                writer = writer.partitionBy(*self.partition_by)
             writer.save(self.path)
 
     def _rows(self, names: Sequence[str]) -> Any:
-        """Make a frame of the kept rows of branches."""
+        """Make a frame of the kept rows of branches, with the columns that they were kept with.
+
+        Those of the pipeline's frame may be others by now: it was started again with another query.
+        """
         spark = self._spark()
+        schema = _schema_of(next(self.shelved.read(names[0])))
         listed = spark.sparkContext.parallelize([(name,) for name in names], len(names))
         return spark.createDataFrame(listed, "name string").mapInArrow(
-            partial(_read, self.shelved), self._schema
+            partial(_read, self.shelved, schema), schema
         )
 
     @staticmethod
@@ -338,12 +384,12 @@ class _Invariants:
             if any(word.startswith(_FILLED) for word in metadata):
                 filled.add(name)
             if _GENERATED in metadata:
-                checks[name] = f"{_quoted(name)} <=> ({metadata[_GENERATED]})"
+                checks[name] = f"{quoted(name)} <=> ({metadata[_GENERATED]})"
             if length := re.fullmatch(r"(?:var)?char\((\d+)\)", metadata.get(_LENGTH, "")):
                 longest[name] = int(length[1])
             elif _LENGTH in metadata:
                 unseen.append(name)
-            checks |= _nested(_quoted(name), column["type"])
+            checks |= _nested(quoted(name), column["type"])
         for name, check in properties.items():
             if name.startswith(_CONSTRAINT):
                 checks[f"constraint {name.removeprefix(_CONSTRAINT)}"] = check
@@ -368,23 +414,30 @@ def _nested(place: str, kind: Any) -> dict[str, str]:
         return {}
     checks = dict[str, str]()
     for inner in kind["fields"]:
-        there = f"{place}.{_quoted(inner['name'])}"
+        there = f"{place}.{quoted(inner['name'])}"
         if not inner["nullable"]:
             checks[f"{there} NOT NULL"] = f"{there} IS NOT NULL"
         checks |= _nested(there, inner["type"])
     return checks
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+def _names(kind: Any) -> Iterator[str]:
+    """Yield the names of columns, and of fields to any depth, in a schema as JSON."""
+    if isinstance(kind, Mapping):
+        for inner in kind.get("fields", ()):
+            yield inner["name"]
+            yield from _names(inner["type"])
+        for part in ("elementType", "keyType", "valueType"):
+            yield from _names(kind.get(part))
 
 
-def _demands(spark: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Read a table's schema, with notes of Delta's that Spark's own hides, and its properties."""
+def _demands(spark: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, str], Sequence[str]]:
+    """Read a table's schema, with notes of Delta's that Spark's own hides, properties, partitions."""
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     metadata = log.unsafeVolatileSnapshot().metadata()
     as_java = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    return json.loads(metadata.schemaString()), dict(as_java(metadata.configuration()))
+    properties, partitions = metadata.configuration(), metadata.partitionColumns()
+    return json.loads(metadata.schemaString()), dict(as_java(properties)), list(as_java(partitions))
 
 
 def _at(mask: Any, reason: str) -> dict[int, str]:
@@ -405,7 +458,8 @@ class _Writer(KeptWriter):
                 sink=self._sink.name,
                 rows=broken,
             )
-        super().write(rows)
+        # Rows say themselves what they are: who commits them may have another frame.
+        super().write(rows.replace_schema_metadata({_SCHEMA: self._sink._schema}))
 
 
 @contextmanager
@@ -414,6 +468,8 @@ def _in_our_words(what: str, sink: str, *, decided: bool) -> Generator[None]:
     problem: PoundlockError | None = None
     try:
         yield
+    except PoundlockError:
+        raise
     except Exception as error:  # noqa: BLE001 (Spark's and py4j's are of many kinds)
         problem = _told(error, what, sink, decided=decided)
     if problem is not None:
@@ -448,7 +504,17 @@ def _told(error: Exception, what: str, sink: str, *, decided: bool) -> Poundlock
     return Unavailable(f"{what} ({kind}{text}). Nothing is lost: it is tried again", sink=sink)
 
 
-def _read(shelf: Shelf, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _schema_of(rows: pa.RecordBatch) -> str:
+    return rows.schema.metadata[_SCHEMA].decode()
+
+
+def _read(shelf: Shelf, schema: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for name in batch.column(0).to_pylist():
-            yield from shelf.read(name)
+            for rows in shelf.read(name):
+                if _schema_of(rows) != schema:  # Spark would take columns by their places
+                    raise InDoubt(
+                        f"the rows kept for {name} have other columns than those of the same batch "
+                        f"beside them: {_schema_of(rows)}, not {schema}. None of them was written"
+                    )
+                yield rows

@@ -21,52 +21,47 @@ import contextlib
 import json
 import os
 import re
-import secrets
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.naming import BranchName, name_of, parse_name
+from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import (
     Column,
     Commitment,
     Participant,
-    PreparedBranch,
     Semantic,
-    Writer,
 )
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
-from poundlock.core.sparksql import TIMES
-from poundlock.errors import BadRow, Rejected, UsageError
-from poundlock.files.manifest import METADATA, DataFile, Manifest, spelled
+from poundlock.core.sparksql import TIMES, holds
+from poundlock.errors import UsageError
+from poundlock.files.manifest import METADATA, DataFile, Manifest
+from poundlock.files.place import put, qualified, uri_of
 from poundlock.files.rows import (
     COMPRESSIONS,
     LINE,
     PARTITION,
     ParquetFile,
     TextFile,
-    cut,
-    suffix,
-    too_long,
+    csv_text,
+    escaped,
+    format_of,
+    text_line,
 )
-from poundlock.kept import open_place, reachable, sync
+from poundlock.files.writer import ABORTED, OPEN, OURS, STAGED, FilesWriter
+from poundlock.kept import open_place, reachable
 
-OURS = "_poundlock"
-_OPEN, _STAGED, _ABORTED = ".open", ".staged", ".aborted"
 _DATA = re.compile(r"part-(.+)-\d{5,}\.[.\w]+")
-_OBJECT_STORES = ("s3", "gcs", "abfs")
-_OPEN_FILES = 64  # of one task; the least used is closed before another is opened
 _NO_TYPE = {
     "parquet": r"void|interval|variant",
     "json": r"void|variant",
     "csv": r"void|interval|variant|binary|array<|map<|struct<",
 }
+_BLANKS = "'ignoreLeadingWhiteSpace', 'false', 'ignoreTrailingWhiteSpace', 'false'"  # or cut off
 _NO_PARTITION = r"void|interval|variant|binary|array<|map<|struct<"
 
 
@@ -86,6 +81,7 @@ class Files(Participant):
     """
 
     commitment = Commitment.STAGED
+    only_appends = True
 
     def __init__(
         self,
@@ -98,8 +94,8 @@ class Files(Participant):
         header: bool = False,
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
     ):
-        self.place = _qualified(os.fspath(path))  # as file systems take it
-        self.uri = _spelled(self.place)  # as the manifest spells it
+        self.place = qualified(os.fspath(path))  # as file systems take it
+        self.uri = uri_of(self.place)  # as the manifest spells it
         label = name or re.sub(r"[^A-Za-z0-9_-]+", "-", self.place.rpartition("/")[2]).strip("-_")
         self.name = checked_name("sink name", label)
         self.semantic = Semantic(semantic)
@@ -117,6 +113,7 @@ class Files(Participant):
             raise UsageError(f"header= is for CSV, not for {format}", sink=self.name)
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self._header = header
+        self._columns: dict[str, str] = {}  # of the frame, by name
         self._first_line: str | None = None
         self._site: Site | None = None
         self._manifest: Manifest | None = None
@@ -134,10 +131,12 @@ class Files(Participant):
         return self._manifest
 
     def reader_needs(self) -> str:
+        needs = "multiLine, if texts have line breaks" if self.format == "csv" else "nothing"
         if self.semantic is not Semantic.EXACTLY_ONCE:
-            return "nothing"
+            return needs
         return (
-            "nothing in Spark; others read the files that poundlock.sinks.files.committed() names"
+            f"{needs} in Spark, if it reads the directory itself, not a partition of it or a pattern; "
+            "others read the files that poundlock.sinks.files.committed() names"
         )
 
     # Before anything starts.
@@ -153,7 +152,7 @@ class Files(Participant):
             problems.append("no column is left for the files beside those to partition by")
         for name, column in columns.items():
             unfit = _NO_PARTITION if name in self.partition_by else _NO_TYPE[self.format]
-            if re.search(rf"(^|[<,:])({unfit})", column.type):
+            if holds(column.type, unfit):
                 use = "a directory's name" if name in self.partition_by else self.format
                 problems.append(f"column {name!r} has type {column.type}, which {use} cannot hold")
         if problems:
@@ -162,15 +161,22 @@ class Files(Participant):
                 + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
                 sink=self.name,
             )
+        self._columns = {name: column.type for name, column in columns.items()}
         wanted = {
             PARTITION + name: f"CAST({columns[name].sql} AS STRING)" for name in self.partition_by
         }
         if self.format == "parquet":
             return wanted | {name: column.sql for name, column in data.items()}
         if self._header:
-            self._first_line = ",".join(_csv(name) for name in data)
+            self._first_line = ",".join(csv_text(name) for name in data)
         row = ", ".join(f"'{_quoted(name)}', {column.sql}" for name, column in data.items())
-        return wanted | {LINE: f"to_{self.format}(named_struct({row}), map({TIMES}))"}
+        if self.format == "json":
+            return wanted | {LINE: f"to_json(named_struct({row}), map({TIMES}))"}
+        line = f"to_csv(named_struct({row}), map({TIMES}, {_BLANKS}))"
+        if len(data) == 1:  # Spark fails on a line that would be empty; its own files have this one
+            (only,) = data.values()
+            line = f"CASE WHEN {only.sql} IS NULL THEN '\"\"' ELSE {line} END"
+        return wanted | {LINE: line}
 
     def attach(self, site: Site) -> None:
         self._site = site
@@ -200,9 +206,47 @@ class Files(Participant):
                 "write to a new directory",
                 sink=self.name,
             )
+        if exact:
+            self._check_layout()
         return []
 
+    def _check_layout(self) -> None:
+        """Compare with a file that is there: readers take one format, and columns from directories."""
+        there = self.manifest.files()[-1:] or self._first_staged()
+        for file in there:
+            *directories, name = file.below(self.uri).split("/")
+            found = format_of(name), [part.partition("=")[0] for part in directories]
+            if found != (self.format, [escaped(name) for name in self.partition_by]):
+                raise UsageError(
+                    f"{self.place} holds {found[0]} partitioned by {_listed(found[1])}, and not "
+                    f"{self.format} by {_listed(self.partition_by)}: readers would miss rows of one or "
+                    "the other. Write to a new directory",
+                    sink=self.name,
+                )
+
+    def _first_staged(self) -> list[DataFile]:
+        names = [str(name) for name, marks in self._marks().items() if STAGED in marks]
+        return next((files[:1] for files in self._staged(names).values() if files), [])
+
+    def beside(self, other: Participant) -> None:
+        if isinstance(other, Files) and other.place == self.place and other._layout != self._layout:
+            raise UsageError(
+                f"sink {other.name!r} writes to {self.place} too, but not the same columns in the same "
+                "format, with the same partition_by, header and semantic: give each its own directory",
+                sink=self.name,
+            )
+
+    @property
+    def _layout(self) -> tuple[object, ...]:
+        return self.format, self.partition_by, self._header, self.semantic, self._columns
+
     # In a task.
+
+    def unshaped(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = {name.removeprefix(PARTITION): value for name, value in row.items() if name != LINE}
+        if self.format == "json":
+            return found | json.loads(row[LINE])
+        return found | ({"line": row[LINE]} if self.format == "csv" else {})
 
     def letters(self, letters: pa.RecordBatch) -> pa.RecordBatch:
         columns = {
@@ -213,7 +257,7 @@ class Files(Participant):
             return pa.RecordBatch.from_pydict(
                 columns | dict(zip(data.schema.names, data.columns, strict=True))
             )
-        lines = [_line(self.format, row) for row in data.to_pylist()]  # bad rows are few
+        lines = [text_line(self.format, row) for row in data.to_pylist()]  # bad rows are few
         return pa.RecordBatch.from_pydict(columns | {LINE: pa.array(lines, pa.string())})
 
     def begin(self, branch: Branch) -> FilesWriter:
@@ -243,16 +287,16 @@ class Files(Participant):
         states |= dict.fromkeys(ready, BranchState.COMMITTED)
         states |= self._bury([name for name in names if name not in states])
         over = (name for name, state in states.items() if state is BranchState.COMMITTED)
-        self._drop(name + mark for name in over for mark in (_STAGED, _OPEN))
+        self._drop(name + mark for name in over for mark in (STAGED, OPEN))
         return [states[name] for name in names]
 
     def find(self, namespace: Namespace) -> list[Stray]:
         self.manifest.load()
         return [
-            Stray(self.name, str(name), name.generation, "staged" if _STAGED in marks else "open")
+            Stray(self.name, str(name), name.generation, "staged" if STAGED in marks else "open")
             for name, marks in self._marks().items()
             if self._is_mine(name, namespace)
-            and marks & {_OPEN, _STAGED}
+            and marks & {OPEN, STAGED}
             and str(name) not in self.manifest.owners
         ]
 
@@ -276,7 +320,7 @@ class Files(Participant):
             for name, marks in self._marks().items()
             if self._is_mine(name, namespace) and name.batch < floor
             for mark in marks
-            if mark == _ABORTED or str(name) in self.manifest.owners
+            if mark == ABORTED or str(name) in self.manifest.owners
         )
 
     # What the directory says.
@@ -309,9 +353,9 @@ class Files(Participant):
         for name in names:
             if name in self.manifest.owners:
                 states[name] = BranchState.COMMITTED
-            elif marks.get(name) == {_ABORTED}:
+            elif marks.get(name) == {ABORTED}:
                 states[name] = BranchState.ABORTED
-            elif _ABORTED in marks.get(name, ()):
+            elif ABORTED in marks.get(name, ()):
                 dying.add(name)
         return states, dying
 
@@ -323,7 +367,7 @@ class Files(Participant):
             try:
                 with (
                     reachable(self.place),
-                    system.open_input_stream(f"{root}/{OURS}/{name}{_STAGED}") as stream,
+                    system.open_input_stream(f"{root}/{OURS}/{name}{STAGED}") as stream,
                 ):
                     lines = stream.read().decode().splitlines()
             except FileNotFoundError:
@@ -349,13 +393,13 @@ class Files(Participant):
         with reachable(self.place):
             system.create_dir(f"{root}/{OURS}", recursive=True)
         for name in names:
-            for mark in (_OPEN, _ABORTED):  # both: a tombstone alone means that all of this is done
-                _put(system, f"{root}/{OURS}/{name}{mark}", b"", self.place)
+            for mark in (OPEN, ABORTED):  # both: a tombstone alone means that all of this is done
+                put(system, f"{root}/{OURS}/{name}{mark}", b"", self.place)
         while not self._publish([]):
             self.manifest.load()
         dead = [name for name in names if name not in self.manifest.owners]
         self._delete_data(set(dead))
-        self._drop(name + mark for name in dead for mark in (_STAGED, _OPEN))
+        self._drop(name + mark for name in dead for mark in (STAGED, OPEN))
         states = dict.fromkeys(names, BranchState.COMMITTED)
         return states | dict.fromkeys(dead, BranchState.ABORTED)
 
@@ -376,159 +420,9 @@ class Files(Participant):
                 system.delete_file(f"{root}/{file}")
 
 
-class FilesWriter(Writer):
-    """One branch in a task: a file for each partition that it has rows of, or several."""
-
-    def __init__(self, sink: Files, branch: Branch):
-        self._sink, self._name = sink, str(name_of(branch))
-        self._began_at = time.time()
-        self._exact = sink.semantic is Semantic.EXACTLY_ONCE
-        self._system, self._root = open_place(sink.place)
-        # Without a manifest a file counts once it is whole: under another name until then, but for
-        # object stores, which show none before it is, and would copy it for a new name.
-        shown = self._exact or self._system.type_name in _OBJECT_STORES
-        self._hidden = "" if shown else "."
-        self._open = dict[str, tuple[str, Any]]()  # by partition, the least used first
-        self._begun: list[str] = []  # paths below the root, of all files that may be there
-        self._done: list[str] = []  # and of those that are whole
-        with reachable(sink.place):
-            self._system.create_dir(self._root, recursive=True)
-            if self._exact:
-                # Before the first file: from now on readers look for a manifest, and find nothing.
-                self._system.create_dir(f"{self._root}/{METADATA}")
-                self._system.create_dir(f"{self._root}/{OURS}")
-        if self._exact:
-            _put(self._system, self._mark(_OPEN), b"", sink.place)
-
-    def _mark(self, kind: str) -> str:
-        return f"{self._root}/{OURS}/{self._name}{kind}"
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        parts = list(cut(rows, self._sink.partition_by))
-        bad = {int(place): problem for directory, _, places in parts
-               if (problem := too_long(directory)) for place in places}  # fmt: skip
-        if bad:
-            raise BadRow(
-                f"{len(bad)} rows have a partition value that cannot be a directory's name: "
-                + next(iter(bad.values())),
-                sink=self._sink.name,
-                rows=bad,
-            )
-        with reachable(self._sink.place):
-            for directory, mine, _ in parts:
-                self._file(directory, mine.schema).write(mine)
-
-    def _file(self, directory: str, schema: pa.Schema) -> Any:
-        found = self._open.pop(directory, None)
-        if found is None:
-            if len(self._open) >= _OPEN_FILES:
-                self._close_one(next(iter(self._open)))
-            ending = suffix(self._sink.format, self._sink.compression)
-            name = f"{self._hidden}part-{self._name}-{len(self._begun):05}{ending}"
-            place = f"{directory}/{name}".lstrip("/")
-            self._begun.append(place)
-            if directory:
-                self._system.create_dir(f"{self._root}/{directory}", recursive=True)
-            stream = self._system.open_output_stream(f"{self._root}/{place}", compression=None)
-            try:
-                found = (place, self._sink.open_file(stream, schema))
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    stream.close()  # or the bytes of a full disk are not freed with the file
-                raise
-        self._open[directory] = found
-        return found[1]
-
-    def _close_one(self, directory: str) -> None:
-        place, file = self._open.pop(directory)
-        file.close()
-        self._done.append(place)
-
-    def prepare(self) -> PreparedBranch | None:
-        try:
-            return self._prepare()
-        except FileNotFoundError as error:
-            self.abort()
-            raise Rejected(
-                f"branch {self._name}: its files were taken away while it was written ({error})",
-                sink=self._sink.name,
-            ) from error
-
-    def _prepare(self) -> PreparedBranch | None:
-        with reachable(self._sink.place):
-            for directory in list(self._open):
-                self._close_one(directory)
-            for place in self._done:
-                sync(self._system, f"{self._root}/{place}")
-            self._sync_directories()
-            if not self._exact:
-                self._show()
-                return None
-            files = self._files()
-            if self._system.get_file_info(self._mark(_ABORTED)).type != pafs.FileType.NotFound:
-                self.abort()
-                raise Rejected(
-                    f"branch {self._name} was aborted while it was written", sink=self._sink.name
-                )
-        lines = "\n".join(file.line() for file in files).encode()
-        _put(self._system, self._mark(_STAGED), lines, self._sink.place)
-        return PreparedBranch(
-            self._name, {"files": len(files)}, began_at=self._began_at, expires_at=None
-        )
-
-    def _files(self) -> list[DataFile]:
-        found = self._system.get_file_info([f"{self._root}/{place}" for place in self._done])
-        return [
-            DataFile.at(self._sink.uri, place, entry.size, (entry.mtime_ns or 0) // 1_000_000)
-            for place, entry in zip(self._done, found, strict=True)
-        ]
-
-    def _sync_directories(self) -> None:
-        """Make new partition directories survive a crash of the machine: each in its parent."""
-        above = {place.rpartition("/")[0] for place in self._done} - {""}
-        for directory in above:
-            parts = directory.split("/")
-            for depth in range(len(parts)):
-                sync(self._system, "/".join([self._root, *parts[: depth + 1]]))
-
-    def _show(self) -> None:
-        for place in self._done if self._hidden else ():
-            directory, _, name = place.rpartition("/")
-            shown = f"{directory}/{name[1:]}".lstrip("/")
-            self._system.move(f"{self._root}/{place}", f"{self._root}/{shown}")
-            sync(self._system, f"{self._root}/{shown}")
-
-    def abort(self) -> None:
-        for directory in list(self._open):
-            with contextlib.suppress(Exception):
-                self._close_one(directory)
-        # The marks last: what cannot be deleted now is left to the sweep, which goes by them.
-        places = [f"{self._root}/{place}" for place in self._begun]
-        with contextlib.suppress(Exception):
-            for path in (*places, self._mark(_STAGED), self._mark(_OPEN)):
-                with contextlib.suppress(FileNotFoundError):
-                    self._system.delete_file(path)
-
-
 def committed(path: str | os.PathLike[str]) -> list[str]:
     """Return the URIs of the files that count in a directory, for readers other than Spark."""
-    return [file.uri for file in Manifest(_qualified(os.fspath(path))).files()]
-
-
-def _qualified(path: str) -> str:
-    """Return a whole local path, or a URI that names its host or bucket: for readers anywhere."""
-    parsed = urlparse(path)
-    if parsed.scheme in ("", "file"):
-        return os.path.abspath(unquote(parsed.path) if parsed.scheme else path)
-    if not parsed.netloc:
-        raise UsageError(
-            f"{path} does not name its host or bucket: write {parsed.scheme}://NAME/..."
-        )
-    return path.rstrip("/")
-
-
-def _spelled(place: str) -> str:
-    return spelled(f"file://{place}") if place.startswith("/") else place
+    return [file.uri for file in Manifest(qualified(os.fspath(path))).files()]
 
 
 def _branch_of(file: str) -> str | None:
@@ -537,26 +431,8 @@ def _branch_of(file: str) -> str | None:
     return match[1] if match else None
 
 
-def _put(system: Any, path: str, data: bytes, uri: str) -> None:
-    """Write a small file as a whole: under its name only once it is durable."""
-    local = isinstance(system, pafs.LocalFileSystem)
-    directory, _, name = path.rpartition("/")
-    # A name that nobody else has: two drivers may put one mark.
-    aside = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp" if local else path
-    with reachable(uri):
-        try:
-            with system.open_output_stream(aside, compression=None) as stream:
-                stream.write(data)
-            sync(system, aside)
-            if local:
-                system.move(aside, path)
-        except BaseException:
-            if local:  # nobody would look for it
-                with contextlib.suppress(OSError):
-                    system.delete_file(aside)
-            raise
-        if local:
-            sync(system, path)
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns) or "nothing"
 
 
 def _choice(names: Iterable[str]) -> str:
@@ -565,14 +441,3 @@ def _choice(names: Iterable[str]) -> str:
 
 def _quoted(name: str) -> str:
     return name.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def _line(format: str, row: Mapping[str, Any]) -> str:
-    if format == "json":
-        return json.dumps(row)
-    return ",".join(_csv(str(value)) for value in row.values())
-
-
-def _csv(name: str) -> str:
-    special = any(char in name for char in ',"\n\r\\')
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' if special else name

@@ -41,7 +41,7 @@ def from_collection(
         schema: As `spark.createDataFrame` takes it.
         batch_rows: How many rows a batch has; all in one by default.
         name: A name instead of the content: a restart with other rows under this name is refused.
-            Without one, other rows are another source, and all of them are read.
+            Without one, other rows are another source, and need a new checkpoint.
         directory: Where to write the rows: a place that all machines reach. A temporary directory of
             this machine by default.
     """
@@ -49,8 +49,9 @@ def from_collection(
         raise UsageError(f"batch_rows={batch_rows}: a batch needs at least one row")
     frame = spark.createDataFrame(rows, schema)
     table = frame.toArrow()
-    content = _digest(table, batch_rows)
+    content = _digest(table, None)
     label = checked_name("collection name", name) if name else content
+    content = _digest(table, batch_rows)  # other batches are other files: they would be read again
     place = f"{os.fspath(directory or _default()).rstrip('/')}/{label}"
     _write(table, batch_rows or max(table.num_rows, 1), place, content)
     reader = spark.readStream.schema(frame.schema).option("recursiveFileLookup", "false")
@@ -81,8 +82,8 @@ def _write(table: pa.Table, size: int, place: str, content: str) -> None:
         names = [f"{number:06}-{content}.parquet" for number in range(len(starts))]
         if there - set(names):
             raise UsageError(
-                f"{place} holds other rows than these: a collection by one name must stay the same. "
-                "Give the new rows another name="
+                f"{place} holds other rows than these, or in other batches: a collection must stay the "
+                "same. Give the new one another name=, and its pipeline a new checkpoint"
             )
         for number, (name, start) in enumerate(zip(names, starts, strict=True)):
             if name in there:

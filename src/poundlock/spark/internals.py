@@ -89,14 +89,15 @@ def hadoop_conf(spark: SparkSession) -> Any:
     return java.sessionState().newHadoopConf()
 
 
-def checkpoint_root(spark: SparkSession, query_id: str) -> str:
-    """Return where a running query keeps its checkpoint.
+def running_query(spark: SparkSession, query_id: str) -> tuple[str, Any, str]:
+    """Return where a running query keeps its checkpoint, its analysed plan and its output mode.
 
     A batch's frame has a session of its own, which does not know the query; all sessions share this.
     """
     java: Any = spark._jsparkSession
     running: Any = java.sharedState().activeStreamingQueries()
-    return running.get(jvm(spark).java.util.UUID.fromString(query_id)).resolvedCheckpointRoot()
+    query = running.get(jvm(spark).java.util.UUID.fromString(query_id))
+    return query.resolvedCheckpointRoot(), query.analyzedPlan(), query.outputMode().toString()
 
 
 class StoppedBySpark(Exception):

@@ -49,6 +49,7 @@ class SparkJob:
         stateful: bool,
         prepare_timeout_s: float | None = None,
         own: Sequence[DriverBranch] = (),
+        once: bool = False,
     ):
         self._frame = frame
         self._sinks = sinks
@@ -56,6 +57,7 @@ class SparkJob:
         self._stateful = stateful
         self._prepare_timeout_s = prepare_timeout_s
         self._own = own
+        self._once = once
 
     @property
     def stateful(self) -> bool:
@@ -69,7 +71,9 @@ class SparkJob:
     ) -> Votes:
         # Dead letters are known only by writing: whoever may send some writes too.
         senders = [name for name, taker in self._letters.items() if taker and taker.name in sinks]
-        task = WriteTask(self._sinks, self._letters, transaction, sinks.union(senders), taken)
+        task = WriteTask(
+            self._sinks, self._letters, transaction, sinks.union(senders), taken, self._once
+        )
         receipts, totals = self._run(task)
         for branch in self._own:
             totals[branch.name] = branch.fingerprint()
@@ -131,7 +135,9 @@ class SparkJob:
 
 
 def _first_line(error: Exception) -> str:
-    """Say in one line what went wrong in the tasks: the last line of a Python traceback, if any."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    python = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
-    return (python or lines or [type(error).__name__])[0][:500]
+    """Say in one line what went wrong in the tasks: of Python's words, or else of Java's."""
+    lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("at ", "File "))]
+    python = [line for line in lines if "Error" in line]
+    java = [line for line in lines if "Exception: " in line]
+    return (python or java or lines or [type(error).__name__])[0][:500]

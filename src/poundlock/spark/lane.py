@@ -60,31 +60,33 @@ class Lane:
         with concerning(sink=self.sink.name, transaction=self.branch.transaction):
             # Not below: what is wrong before the first row is no row's fault, and leaves none out.
             self.writer = self.writer or self.sink.begin(self.branch)
-        try:
-            with concerning(sink=self.sink.name, transaction=self.branch.transaction):
-                self.writer.write(rows)
-            self.fingerprint += _fingerprint(hashes)
-        except BadRow as error:
-            if not self.branch.tolerant:
-                raise
-            self._without_bad(rows, hashes, error)
-
-    def _without_bad(self, rows: pa.RecordBatch, hashes: pa.Array, error: BadRow) -> None:
-        """Write what is good among rows that were refused together."""
-        if error.rows:
+        while len(rows):
+            try:
+                with concerning(sink=self.sink.name, transaction=self.branch.transaction):
+                    self.writer.write(rows)
+                self.fingerprint += _fingerprint(hashes)
+                return
+            except BadRow as error:
+                if not self.branch.tolerant:
+                    raise
+                problem = error
+            if not problem.rows:
+                self._search(rows, hashes, problem)
+                return
             good = np.ones(len(rows), dtype=bool)
-            good[list(error.rows)] = False
-            chosen = pa.array(np.flatnonzero(~good))
-            self._leave_out(rows.take(chosen), hashes.take(chosen), error.rows)
-            if good.any():
-                rest = pa.array(np.flatnonzero(good))
-                self._write(rows.take(rest), hashes.take(rest))
-        elif len(rows) == 1:
+            good[list(problem.rows)] = False
+            chosen, rest = pa.array(np.flatnonzero(~good)), pa.array(np.flatnonzero(good))
+            self._leave_out(rows.take(chosen), hashes.take(chosen), problem.rows)
+            rows, hashes = rows.take(rest), hashes.take(rest)
+
+    def _search(self, rows: pa.RecordBatch, hashes: pa.Array, error: BadRow) -> None:
+        """Write what is good among rows that were refused together, by halves."""
+        if len(rows) == 1:
             self._leave_out(rows, hashes, {0: str(error.args[0])})
-        else:
-            middle = len(rows) // 2
-            for start, length in ((0, middle), (middle, len(rows) - middle)):
-                self._write(rows.slice(start, length), hashes.slice(start, length))
+            return
+        middle = len(rows) // 2
+        for start, length in ((0, middle), (middle, len(rows) - middle)):
+            self._write(rows.slice(start, length), hashes.slice(start, length))
 
     def _leave_out(
         self, rows: pa.RecordBatch, hashes: pa.Array, reasons: Mapping[int, str]
@@ -94,13 +96,14 @@ class Lane:
         if self.letters is None:
             return
         transaction = self.branch.transaction
+        known = (self.sink.unshaped(row) for row in _readable(rows).to_pylist())
         letters = pa.RecordBatch.from_pydict(
             {
                 "pipeline": [transaction.namespace.pipeline] * len(rows),
                 "batch": [transaction.batch] * len(rows),
                 "sink": [self.sink.name] * len(rows),
                 "error": [reasons[index] for index in sorted(reasons)],
-                "row": [json.dumps(row, default=_plain) for row in _readable(rows).to_pylist()],
+                "row": [json.dumps(row, default=_plain) for row in known],
             },
             schema=_LETTER,
         )

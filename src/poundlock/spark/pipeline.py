@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark import internals
 from poundlock.spark.batch import Batches
 from poundlock.spark.flow import Flow
-from poundlock.spark.plan import Plan, read_plan
+from poundlock.spark.plan import SILENT, Plan, read_analyzed, read_plan
 from poundlock.spark.query import Query
 from poundlock.spark.routes import Route, letters_of, routed, taking_letters
 from poundlock.spark.site import SparkSite
@@ -184,39 +185,13 @@ class Pipeline:
 
     def _check(self, spark: SparkSession, plan: Plan) -> guarantee.Statement:
         """Refuse what cannot work, warn about what may not, before anything is touched."""
-        conf = spark.conf
         if any(query.name == self.name for query in spark.streams.active):
             raise UsageError(
                 f"a query by the name of {self.name!r} is running in this session: stop it first, for "
                 "a second driver would take its pipeline over"
             )
-        if conf.get("spark.sql.streaming.asyncProgressTrackingEnabled", "false") == "true":
-            raise UsageError(
-                "asynchronous progress tracking gives up exactly-once: unset "
-                "asyncProgressTrackingEnabled"
-            )
-        statement = self.guarantee()
-        guarantee.require(statement)
-        for source in plan.sources:
-            if source.options.get("failOnDataLoss", "true").lower() == "false":
-                logger.warning(
-                    "failOnDataLoss=false: rows that Kafka has dropped are passed over in silence, and "
-                    "a replay may then differ from what was decided"
-                )
-        exact = any(sink.semantic is Semantic.EXACTLY_ONCE for sink in self._sinks().values())
-        if plan.volatile and exact:
-            logger.warning(
-                "the query uses %s: a replay gives other rows, so a branch that is lost after the "
-                "decision cannot be repaired and would stop the pipeline",
-                ", ".join(f"{name}()" for name in plan.volatile),
-            )
-        kept = int(conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
-        if self.settings.keep_batches < kept:
-            raise UsageError(
-                f"keep_batches={self.settings.keep_batches} is less than the {kept} batches that "
-                "Spark keeps (spark.sql.streaming.minBatchesToRetain)"
-            )
-        return statement
+        _check_mode(self.output_mode, [route.sink for route in self.routes])
+        return _checked(spark, plan, list(self._sinks().values()), self.settings)
 
     def _batches(
         self,
@@ -235,6 +210,8 @@ class Pipeline:
                 )
             sinks[source.name] = source.participant()
 
+        once = guarantee.only_once(list(sinks.values()), replayable=plan.replayable)
+
         def observe(step: Step, facts: Mapping[str, object]) -> None:
             for observer in self.observers:
                 observer(step, facts)
@@ -242,7 +219,7 @@ class Pipeline:
         coordinator = Coordinator(
             open_log(spark, self.log_location),
             sinks,
-            settings=self.settings,
+            settings=replace(self.settings, tries=1) if once else self.settings,
             observe=observe,
             stopping=query.must_stop,
         )
@@ -257,6 +234,7 @@ class Pipeline:
             prepare_timeout_s=self.prepare_timeout_s,
             observe=observe,
             gate=query,
+            once=once,
         )
 
 
@@ -305,11 +283,14 @@ def foreach_batch(
 ) -> Callable[[DataFrame, int], None]:
     """Make a function for `writeStream.foreachBatch`, for code that has a query already.
 
-    Every sink takes all rows. The log stands in the query's own checkpoint location.
+    Every sink takes all rows. The log stands in the query's own checkpoint location. What the query's
+    source makes impossible is refused in its first batch, before a row is written.
     """
     checked_name("pipeline name", name)
     if not sinks:
         raise UsageError("foreach_batch needs at least one sink")
+    # As far as it can be said now. The source is known with the first batch.
+    guarantee.require(guarantee.state("any", replayable=True, sinks=sinks))
     running: tuple[str, str, Batches] | None = None  # Spark's ids of the query and of its run
 
     def run(frame: DataFrame, batch: int) -> None:
@@ -323,7 +304,7 @@ def foreach_batch(
                 "call poundlock.foreach_batch once more for the other"
             )
         if running is None or running[1] != this_run:
-            batches = _adopted(spark, name, sinks, log_location, settings)
+            batches = _adopted(spark, name, sinks, log_location, settings or Settings())
             batches.take_over(adopt=adopt_checkpoint or batch == 0)
             running = (query, this_run, batches)
         running[2](routed(frame, [Route(sink) for sink in sinks]), batch)
@@ -336,14 +317,20 @@ def _adopted(
     name: str,
     sinks: Sequence[Participant],
     log_location: str | None,
-    settings: Settings | None,
+    settings: Settings,
 ) -> Batches:
     """Bind to the query that is calling us, found through Spark's own objects."""
-    root = internals.checkpoint_root(spark, internals.batch_identity(spark)[0])
+    root, analyzed, mode = internals.running_query(spark, internals.batch_identity(spark)[0])
+    _check_mode(mode, sinks)
+    plan = read_analyzed(analyzed)
+    logger.info("pipeline %s\n%s", name, _checked(spark, plan, sinks, settings))
     location = log_location or f"{root}/{LOG_DIRECTORY}"
     _preflight(spark, sinks, location)
     by_name = {sink.name: sink for sink in sinks}
     log = open_log(spark, location)
+    once = guarantee.only_once(sinks, replayable=plan.replayable)
+    if once:
+        settings = replace(settings, tries=1)
     return Batches(
         name=name,
         coordinator=Coordinator(log, by_name, settings=settings),
@@ -351,15 +338,63 @@ def _adopted(
         sinks=sinks,
         letters={},
         sources=[],
-        stateful=True,  # the plan before foreachBatch is not ours to see: when in doubt, drain
+        stateful=plan.stateful,
         prepare_timeout_s=None,
         observe=lambda step, facts: None,
         gate=None,
+        once=once,
     )
+
+
+def _check_mode(mode: str, sinks: Iterable[Participant]) -> None:
+    for sink in sinks:
+        if sink.only_appends and mode.lower() != "append":
+            raise UsageError(
+                f"output mode {mode} gives results anew that were given before, and this sink would "
+                "put them beside the old: use append with a watermark, or a sink that upserts",
+                sink=sink.name,
+            )
+
+
+def _checked(
+    spark: SparkSession, plan: Plan, sinks: Sequence[Participant], settings: Settings
+) -> guarantee.Statement:
+    """Refuse parts that do not go together, and return what they promise."""
+    conf = spark.conf
+    if conf.get("spark.sql.streaming.asyncProgressTrackingEnabled", "false") == "true":
+        raise UsageError(
+            "asynchronous progress tracking gives up exactly-once: unset asyncProgressTrackingEnabled"
+        )
+    statement = guarantee.state(plan.source_names, replayable=plan.replayable, sinks=sinks)
+    guarantee.require(statement)
+    for source in plan.sources:
+        for option, (value, what) in SILENT.items():
+            told = source.options.get(option, "")
+            if told.lower() == value:
+                logger.warning(
+                    "%s=%s: %s are passed over in silence, and a replay may then differ from what was "
+                    "decided", option, told, what,
+                )  # fmt: skip
+    if plan.volatile and any(sink.semantic is Semantic.EXACTLY_ONCE for sink in sinks):
+        logger.warning(
+            "the query uses %s: a replay gives other rows, so a branch that is lost after the "
+            "decision cannot be repaired and would stop the pipeline",
+            ", ".join(f"{name}()" for name in plan.volatile),
+        )
+    kept = int(conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
+    if settings.keep_batches < kept:
+        raise UsageError(
+            f"keep_batches={settings.keep_batches} is less than the {kept} batches that Spark keeps "
+            "(spark.sql.streaming.minBatchesToRetain)"
+        )
+    return statement
 
 
 def _preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: str) -> None:
     site = SparkSite(spark, log_location)
+    sinks = list(sinks)
+    for one, other in itertools.combinations(sinks, 2):
+        one.beside(other)
     for sink in sinks:
         sink.attach(site)
         with concerning(sink=sink.name):

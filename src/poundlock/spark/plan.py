@@ -59,8 +59,16 @@ NOT_REPLAYABLE = frozenset({"socket", "textsocket"})
 
 REPLAY_OPTION = "poundlock.replayable"  # what a custom source says of itself
 
+# Options by which a source passes over rows in silence, the value that has it do so, and which rows.
+SILENT: Mapping[str, tuple[str, str]] = {
+    "failOnDataLoss": ("false", "rows that Kafka has dropped"),
+    "ignoreMissingFiles": ("true", "files that were deleted before they were read"),
+    "ignoreCorruptFiles": ("true", "files that cannot be read"),
+    "mode": ("dropmalformed", "rows that cannot be parsed"),
+}
+
 # The options that are looked at. The others stay where they are: passwords are among them.
-_OPTIONS = (SOURCE_OPTION, REPLAY_OPTION, "failOnDataLoss")
+_OPTIONS = (SOURCE_OPTION, REPLAY_OPTION, *SILENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,11 @@ def read_plan(frame: DataFrame) -> Plan:
             "the frame is not a streaming one: open its source with spark.readStream or with "
             "poundlock.read_kafka"
         )
-    root = analyzed_plan(frame)
+    return read_analyzed(analyzed_plan(frame))
+
+
+def read_analyzed(root: Any) -> Plan:
+    """Read an analysed logical plan."""
     nodes = list(walk(root))
     streaming = [node for node in nodes if node.isStreaming()]
     sources = tuple(_sources(root))

@@ -7,6 +7,7 @@ generated code. A task then needs no cache, no second scan and no loop over rows
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructField
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from poundlock.core.participant import Column, Participant
 from poundlock.core.sparksql import quoted
@@ -111,7 +112,7 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
         fields = base.schema[_SELECTED].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
         prefix = f"`{_SELECTED}`."
     columns = {
-        field.name: Column(prefix + quoted(field.name), field.dataType.simpleString())
+        field.name: Column(prefix + quoted(field.name), declared(field.dataType))
         for field in fields
     }
     with concerning(sink=route.sink.name):
@@ -126,6 +127,22 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
     if route.output is None:
         return base.withColumn(rows_column(index), row).drop(_SELECTED)
     return base.select(_KEPT + ".*", row.alias(rows_column(index)))
+
+
+def declared(kind: DataType) -> str:
+    """Return a type as `Column` has it: Spark's `simpleString`, which its parser takes back."""
+    if isinstance(kind, ArrayType):
+        return f"array<{declared(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{declared(kind.keyType)},{declared(kind.valueType)}>"
+    if isinstance(kind, StructType):
+        fields = ((field.name, declared(field.dataType)) for field in kind.fields)
+        return f"struct<{','.join(f'{_plain(name)}:{inner}' for name, inner in fields)}>"
+    return kind.simpleString()
+
+
+def _plain(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quoted(name)
 
 
 def _hash(base: DataFrame, index: int, own: Sequence[StructField]) -> SparkColumn:

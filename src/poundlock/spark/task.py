@@ -17,7 +17,7 @@ import pyarrow as pa
 from poundlock import errors
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import PoundlockError
+from poundlock.errors import PoundlockError, Rejected
 from poundlock.spark.lane import Lane
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class WriteTask:
     transaction: Transaction | None = None  # None: a drain, which writes nothing
     writing: frozenset[str] = frozenset()  # the others only have their fingerprints computed
     taken: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    once: bool = False  # never again, for rows go straight through and at most once
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -69,6 +70,11 @@ class WriteTask:
         assert context is not None
         lanes = self._lanes(context)
         try:
+            if self.once and context.attemptNumber() > 0:
+                raise Rejected(
+                    "the task was run before, and has perhaps written rows, which are promised at most "
+                    "once: the source cannot be replayed"
+                )
             votes = self._write(lanes, batches)
         except PoundlockError as refusal:
             _abandon(lanes)
