@@ -1034,6 +1034,72 @@ class TestEndings:
         assert plain.sink(mode=mode).commit([receipt]) == [BranchState.NO_WITNESS]
 
     @BOTH
+    @pytest.mark.parametrize(
+        "emptied",
+        [
+            ["DELETE FROM poundlock_witness"],
+            ["TRUNCATE poundlock_witness"],
+            [
+                "CREATE TABLE w LIKE poundlock_witness",
+                "DROP TABLE poundlock_witness",
+                "RENAME TABLE w TO poundlock_witness",
+            ],
+        ],
+        ids=["delete", "truncate", "like"],
+    )
+    def test_an_emptied_witness_proves_nothing(
+        self, plain: Place, mode: str, emptied: list[str]
+    ) -> None:
+        """A tombstone enters there, for a batch that was committed."""
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        for statement in emptied:
+            plain.ask(statement)
+        assert sink.commit([receipt]) == sink.commit([receipt]) == [BranchState.NO_WITNESS]
+        assert plain.ask("SELECT * FROM poundlock_witness") == []
+        after = prepare(sink, {"x": [2]}, task=1)  # and so does the row that it gets now
+        with pytest.raises(Parted, match="emptied"):
+            sink.commit([receipt])
+        assert sink.check([after]) == [None] and sink.commit([after]) == [DONE]
+        assert plain.rows() == [(1,), (2,)]
+
+    @BOTH
+    def test_a_witness_emptied_before_the_decision_is_told_by_the_check(
+        self, plain: Place, mode: str
+    ) -> None:
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        plain.ask("DELETE FROM poundlock_witness WHERE branch = 'witness'")
+        assert sink.check([receipt]) == [
+            "its witness table was emptied or made anew since it was written"
+        ]
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
+    @BOTH
+    def test_pruning_keeps_what_the_witness_is(self, plain: Place, mode: str) -> None:
+        sink = plain.sink(mode=mode)
+        for batch in range(3):
+            assert sink.commit([prepare(sink, {"x": [batch]}, batch=batch)]) == [DONE]
+        before = plain.ask("SELECT identity FROM poundlock_witness WHERE branch = 'witness'")
+        sink.prune(OURS, 9)
+        assert plain.ask("SELECT COUNT(*) FROM poundlock_witness") == [(2,)]
+        receipt = prepare(sink, {"x": [9]}, batch=9)
+        assert receipt.handle["witness"] == [plain.database, before[0][0]]
+        assert sink.commit([receipt]) == [DONE]
+
+    def test_a_server_without_the_witness_table_is_not_believed(self, plain: Place) -> None:
+        """Its OK to a commit is no proof, and there is no other."""
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        plain.ask(f"CREATE DATABASE {plain.database}_empty")
+        _, known = receipt.handle["witness"]  # type: ignore[misc]
+        handle = {**receipt.handle, "witness": [f"{plain.database}_empty", known]}
+        elsewhere = Receipt(sink.name, receipt.id, 0, receipt.fingerprint, handle)
+        assert sink.commit([elsewhere]) == [BranchState.NO_WITNESS]
+        assert sink.commit([receipt]) == [DONE]
+
+    @BOTH
     def test_another_witness_proves_nothing(self, plain: Place, mode: str) -> None:
         """A server that never had the branch must not say that it is lost."""
         sink = plain.sink(mode=mode)
@@ -1058,7 +1124,7 @@ class TestEndings:
         assert before.commit(mixed) == [DONE] * 3
         assert plain.rows() == [(0,), (1,), (2,)]
         assert plain.ask(f"SHOW TABLES IN {other}") == [("poundlock_witness",)]
-        assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(2,)]
+        assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(3,)]
 
     def test_a_stage_left_behind_is_not_open_and_is_pruned(self, plain: Place) -> None:
         """A crash between the move and the end of its staging tables."""
@@ -1249,14 +1315,14 @@ class TestTheConnection:
     def test_a_silent_server_is_unreachable(
         self, place: Place, server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from poundlock.mysql import driver
+        from poundlock.mysql import connected
 
         place.ask("CREATE TABLE t (x INT)")
         sink = place.sink()
         receipt = prepare(sink, {"x": [1]})
         sink.close()
         sink.url += "?connect_timeout=1"
-        monkeypatch.setattr(driver, "_ANSWER_S", 1)
+        monkeypatch.setattr(connected, "_ANSWER_S", 1)
         server.pause()
         try:
             assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
