@@ -297,7 +297,7 @@ class TestEveryTypeArrivesAsItWas:
     @WAYS
     def test_into_other_types_that_hold_them(self, place: Place, way: str) -> None:
         place.ask(
-            "CREATE TABLE t (a BIGINT UNSIGNED, b DECIMAL(20,2), c DOUBLE, d TIME(3), "
+            "CREATE TABLE t (a BIGINT UNSIGNED, b DECIMAL(20,2), c DOUBLE, d BINARY(2), "
             f"e {'UUID' if IS_MARIADB else 'CHAR(36)'}, f {'INET6' if IS_MARIADB else 'CHAR(9)'}, "
             "g JSON, h DATETIME, i FLOAT, j DOUBLE)"
         )
@@ -306,16 +306,28 @@ class TestEveryTypeArrivesAsItWas:
         uuid = "123e4567-e89b-12d3-a456-426614174000"
         rows = {
             "a": pa.array([2**62]), "b": pa.array([7]), "c": pa.array([True]),
-            "d": pa.array(["-12:34:56.789"]), "e": pa.array([uuid]), "f": pa.array(["::1"]),
+            "d": pa.array([b"\0\1"]), "e": pa.array([uuid]), "f": pa.array(["::1"]),
             "g": pa.array(['{"a": [1, "ü"]}']), "h": pa.array([datetime.date(9999, 12, 31)]),
             "i": pa.array([0.1], pa.float32()), "j": pa.array([0.1], pa.float32()),
         }  # fmt: skip
         assert sink.commit([prepare(sink, pa.RecordBatch.from_pydict(rows))]) == [DONE]
-        shown = "a, b, c, CAST(d AS CHAR), CAST(e AS CHAR), CAST(f AS CHAR), g, h, i, j"
+        shown = "a, b, c, d, CAST(e AS CHAR), CAST(f AS CHAR), g, h, i, j"
         assert place.ask(f"SELECT {shown} FROM t") == [
-            (2**62, decimal.Decimal("7.00"), 1.0, "-12:34:56.789", uuid, "::1", '{"a": [1, "ü"]}',
+            (2**62, decimal.Decimal("7.00"), 1.0, b"\0\1", uuid, "::1", '{"a": [1, "ü"]}',
              datetime.datetime(9999, 12, 31), 0.1, 0.1),
         ]  # fmt: skip
+
+    @WAYS
+    def test_the_ends_of_float(self, place: Place, way: str) -> None:
+        """Spelled in as few digits as tell them apart, the largest would be beyond."""
+        place.ask("CREATE TABLE t (x FLOAT)")
+        sink = place.sink()
+        send_by(sink, way)
+        values = pa.array([3.4028234663852886e38, -3.4028234663852886e38, 1e-45, 0.1], pa.float32())
+        assert sink.commit([prepare(sink, {"x": values})]) == [DONE]
+        assert sorted(place.ask("SELECT x * 1e0 FROM t")) == [
+            (x,) for x in sorted(values.to_pylist())
+        ]
 
     @BOTH
     def test_members_of_enum_and_set(self, place: Place, mode: str) -> None:
@@ -353,6 +365,8 @@ class TestBadRowsAreNamed:
         ("null", "x INT NOT NULL", pa.array([1, None, 3]), {1}, "NOT NULL"),
         ("too long", "x VARCHAR(3)", pa.array(["abc", "äöü", "abcd"]), {2}, "longer than 3"),
         ("bytes", "x VARBINARY(2)", pa.array([b"ab", b"abc"]), {1}, "longer than 2"),
+        ("filled up", "x BINARY(2)", pa.array([b"ab", b"a", None, b"abc"]), {1, 3}, "fill up"),
+        ("blank", "x CHAR(3)", pa.array(["a", "a ", "", None, " a"]), {1}, "blank"),
         ("out of range", "x TINYINT", pa.array([1, 300, 2, -129]), {1, 3}, "range"),
         ("unsigned", "x INT UNSIGNED", pa.array([0, -1]), {1}, "range"),
         ("enum", "x ENUM('a')", pa.array(["a", "b", None, "1", "A", ""]), {1, 3, 4, 5}, "members"),
@@ -574,6 +588,26 @@ class TestTheTableIsLookedOver:
                       "'twice' is computed", "'must' (int", "is NOT NULL without"):  # fmt: skip
             assert words in str(caught.value)
         assert "'note'" not in str(caught.value) and "'at'" not in str(caught.value)
+
+    def test_columns_that_would_change_values(self, place: Place) -> None:
+        place.ask(
+            "CREATE TABLE t (a FLOAT(7,2), b DOUBLE(10,2), c TIME(3), d JSON, e JSON, f DOUBLE)"
+        )
+        frame = {"a": "float", "b": "double", "c": "string", "d": "struct<a:decimal(38,18)>",
+                 "e": "string", "f": "float"}  # fmt: skip
+        sink = place.sink(look=False)
+        sink.project({name: Column(name, kind) for name, kind in frame.items()})
+        with pytest.raises(UsageError) as caught:
+            sink.preflight()
+        for words in ("'a' is float(7,2), which would round", "'b' is double(10,2), which would",
+                      "'c' is time(3), which does not hold string"):  # fmt: skip
+            assert words in str(caught.value)
+        assert ("round the decimals" in str(caught.value)) == (not IS_MARIADB)
+        assert "'e'" not in str(caught.value) and "'f'" not in str(caught.value)
+        place.ask("CREATE TABLE u (e JSON)")
+        sink = place.sink("u", look=False, mode="staged")
+        sink.project({"e": Column("e", "string")})
+        assert len(sink.preflight()) == (not IS_MARIADB)
 
     def test_what_may_go_wrong_is_said(self, place: Place) -> None:
         place.ask("CREATE TABLE t (at DATETIME, old TEXT CHARACTER SET latin1)")

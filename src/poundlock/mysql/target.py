@@ -25,7 +25,7 @@ _HOLDS: Mapping[str, tuple[str, ...]] = {
     "float": ("float", "double"),
     "double": ("double",),
     "decimal": ("decimal",),
-    "string": (*_TEXTS, "enum", "set", "uuid", "inet4", "inet6", "time"),
+    "string": (*_TEXTS, "enum", "set", "uuid", "inet4", "inet6"),
     "binary": _BYTES,
     "date": ("date", "datetime"),
     "timestamp": ("datetime", "timestamp"),
@@ -206,6 +206,13 @@ def _compare(
             problems.append(
                 f"column {column.name!r} is {column.full_type}, which would round {type_name}"
             )
+    if column.type in ("float", "double") and column.scale is not None:
+        problems.append(
+            f"column {column.name!r} is {column.full_type}, which would round {type_name}: make it "
+            f"{column.type.upper()}"
+        )
+    if column.type == "json":
+        _compare_json(column, type_name, problems, warnings)
     if column.fraction is not None and column.fraction < 6 and kind.startswith("timestamp"):
         warnings.append(
             f"column {column.name!r} is {column.full_type} and would round microseconds: rows that "
@@ -215,4 +222,20 @@ def _compare(
         warnings.append(
             f"column {column.name!r} has character set {column.charset}: rows with characters "
             "beyond it are refused. Make it utf8mb4"
+        )
+
+
+def _compare_json(
+    column: TargetColumn, type_name: str, problems: list[str], warnings: list[str]
+) -> None:
+    """MySQL's own JSON has no numbers but 64 bits; MariaDB's is a text, and called so."""
+    if spark_kind(type_name) == "string":
+        warnings.append(
+            f"column {column.name!r} is JSON, which MySQL spells anew, numbers of more than 17 digits "
+            "rounded. Make it LONGTEXT to keep the text as it is"
+        )
+    elif "decimal" in type_name:
+        problems.append(
+            f"column {column.name!r} is JSON, where MySQL would round the decimals of {type_name}: "
+            "make it LONGTEXT, or cast them to string"
         )

@@ -77,6 +77,14 @@ def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
                 frozenset(columns[name].name for name in binary))  # fmt: skip
 
 
+def exact(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> pa.RecordBatch:
+    """Widen what a FLOAT column is given: the short text of the largest is beyond its range."""
+    for index, name in enumerate(rows.schema.names):
+        if columns[name].type == "float" and pa.types.is_float32(rows.schema.field(index).type):
+            rows = rows.set_column(index, name, rows.column(index).cast(pa.float64()))
+    return rows
+
+
 def faults(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> dict[int, str]:
     """Say of each bad row what is wrong with it, as far as that can be seen from here."""
     found: dict[int, str] = {}
@@ -114,10 +122,17 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
             (_strange(values, column), f"is not among the members of {column.type.upper()}")
         )
     elif is_text(kind) and column.length is not None:
+        if column.type == "char":
+            blank = pc.ends_with(values, " ")
+            found.append((blank, "ends in a blank, which CHAR would drop: make it VARCHAR"))
         # Only where a cheap look at the bytes says that it may be too long.
         if len(values) and (pc.max(pc.binary_length(values)).as_py() or 0) > column.length:
             long = pc.greater(pc.utf8_length(values), column.length)
             found.append((long, f"is longer than {column.length} characters"))
+    elif is_binary(kind) and column.type == "binary":
+        other = pc.not_equal(pc.binary_length(values), column.length)
+        reason = f"has not the {column.length} bytes that BINARY would fill up: make it VARBINARY"
+        found.append((other, reason))
     elif is_binary(kind) and column.length is not None:
         long = pc.greater(pc.binary_length(values), column.length)
         found.append((long, f"is longer than {column.length} bytes"))

@@ -122,6 +122,7 @@ class RowWriter(Writer):
         assert self._sender is not None
         if bad := self._faults(rows):
             raise self._sender.bad(bad)
+        rows = text.exact(rows, self._columns)
         if self._branch.tolerant:
             self._send_or_undo(self._sender, rows)
         else:
