@@ -1236,6 +1236,69 @@ class TestEndings:
         assert len(name.gtrid) <= 64 and len(name.bqual) <= 64
 
 
+@contextmanager
+def settings(place: Place, **variables: Any) -> Iterator[None]:
+    """Have the server set otherwise, for all who connect now."""
+    if not (names := list(variables)):
+        yield
+        return
+    before = place.ask(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}")[0]
+
+    def change(values: Mapping[str, Any]) -> None:
+        changes = ", ".join(f"GLOBAL {name} = {value!r}" for name, value in values.items())
+        place.ask(f"SET {changes}")
+
+    change(variables)
+    try:
+        yield
+    finally:
+        change(dict(zip(names, before, strict=True)))
+
+
+class TestWhateverTheServerHasSet:
+    def test_unique_keys_are_kept(self, place: Place) -> None:
+        """MariaDB would lose the whole batch, and say that it is committed."""
+        place.ask("CREATE TABLE t (u INT UNIQUE)")
+        place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
+        place.ask("CREATE TABLE child (p INT, FOREIGN KEY (p) REFERENCES parent (id))")
+        with settings(place, unique_checks=0, foreign_key_checks=0):
+            sink = place.sink(mode="staged")
+            receipt = prepare(sink, {"u": [7, 7]})
+            assert "unique key" in str(sink.check([receipt])[0])
+            assert sink.abort(sink.find(OURS)) == [LOST]
+            child = place.sink("child", mode="staged")
+            receipt = prepare(child, {"p": [7]}, batch=1)
+            assert "foreign key" in str(child.check([receipt])[0])
+            assert child.abort(child.find(OURS)) == [LOST]
+
+    def test_checks_are_kept(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT CHECK (x > 0))")
+        with settings(place, **({"check_constraint_checks": 0} if IS_MARIADB else {})):
+            assert "CHECK" in str(refused(place.sink(mode="xa"), {"x": [-1]}))
+
+    @UPSERTS
+    def test_nothing_of_it_shows(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, u INT UNIQUE)")
+        place.ask("INSERT INTO t VALUES (9, 9)")
+        odd: dict[str, Any] = {"sql_safe_updates": 1, "sql_auto_is_null": 1, "sql_select_limit": 1,
+                               "completion_type": 1}  # fmt: skip
+        if IS_MARIADB:
+            odd |= {"idle_write_transaction_timeout": 1, "max_statement_time": 0.001}
+        with settings(place, **odd):
+            sink = place.sink(key="id", delete="gone", **PARTITIONED[mode == "xa"])
+            rows = {"id": [1, 2, 9], "u": [1, 2, None], DELETE: [False, False, True]}
+            receipt = prepare(sink, rows)
+            assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+            again = prepare(sink, rows | {"id": [1, 3, 2]}, batch=1)
+            assert sink.check([again]) == [None] and sink.commit([again]) == [DONE]
+        assert place.rows() == [(1, 1), (3, 2)]
+
+    def test_a_task_may_take_its_time(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        with settings(place, wait_timeout=2), closing(place.sink(mode="xa").connect()) as link:
+            assert run(link, "SELECT @@wait_timeout")[0][0] > 3600
+
+
 class TestTheConnection:
     @BOTH
     def test_lost_while_writing(self, place: Place, mode: str) -> None:

@@ -33,7 +33,8 @@ NO_SUCH_TABLE, DUPLICATE, LOCK_TIMEOUT, DEADLOCK = 1146, 1062, 1205, 1213
 XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
 
 _REFUSED = {1044, 1045, 1095, 1142, 1143, 1227, 1370, 1401, 1410, 1698}
-_AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 3169}
+_AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 1969}
+_AWAY |= {3024, 3169}
 _AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
 _STRANGER = {1045, 1698}  # of those refused: user or password
 _CROWDED = {1040, 1203, 1226}  # as many connections as the server allows, or allows the account
@@ -70,6 +71,21 @@ _NO_SPACE = re.compile(r"(?:errno|errcode|error):? 28\b", re.IGNORECASE)
 
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+)
+# What a server's own settings may be otherwise. Without the checks MariaDB takes rows by a shorter way,
+# on which a batch that breaks a unique key is lost whole, and no word said. Longer sort keys: strings
+# are put in order by so many bytes; see `writer.LONGEST_ORDER`.
+_SESSION = (
+    f"sql_mode='{_MODE}', time_zone='+00:00', net_read_timeout=600, wait_timeout=28800, "
+    "unique_checks=1, foreign_key_checks=1, sql_safe_updates=0, sql_auto_is_null=0, "
+    "sql_select_limit=18446744073709551615, completion_type=0, max_sort_length=32768"
+)
+_OF_MARIADB = (
+    "check_constraint_checks=1, max_statement_time=0, idle_transaction_timeout=0, "
+    "idle_write_transaction_timeout=0, idle_readonly_transaction_timeout=0, max_error_count=1024"
+)
+_OF_MYSQL = (
+    "max_execution_time=0"  # it tells of 1024 errors by itself, and lets few accounts say so
 )
 _CHUNK = 1 << 20
 
@@ -240,14 +256,11 @@ def connect_arguments(url: str) -> dict[str, Any]:
 def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
     """Open a connection with a session that neither rounds nor cuts off nor waits for ever.
 
-    READ COMMITTED: less is locked, and nothing here reads twice. UTC: timestamps are stored as they
-    are. `answer_timeout` ends the wait for a server that keeps its connections and says nothing.
+    Whatever the server has set for others. READ COMMITTED: less is locked, and nothing here reads
+    twice. UTC: timestamps are stored as they are. `answer_timeout` ends the wait for a server that
+    keeps its connections and says nothing.
     """
     seconds = max(1, round(lock_timeout))
-    session = (
-        f"SET SESSION sql_mode='{_MODE}', time_zone='+00:00', innodb_lock_wait_timeout={seconds}, "
-        f"lock_wait_timeout={seconds}, net_read_timeout=600"
-    )
     with said(sink):
         link = Link(
             **connect_arguments(url),
@@ -259,8 +272,11 @@ def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float =
             write_timeout=answer_timeout,
         )
         try:
-            # MySQL tells of as many errors by itself, and lets few accounts say so.
-            run(link, session + (", max_error_count=1024" if link.is_mariadb else ""))
+            run(
+                link,
+                f"SET SESSION {_SESSION}, {_OF_MARIADB if link.is_mariadb else _OF_MYSQL}, "
+                f"innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}",
+            )
             run(link, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:
             drop(link)
