@@ -467,6 +467,28 @@ class TestBadRowsAreNamed:
         assert isinstance(error, BadRow) and set(error.rows) == ({1} if IS_MARIADB else set())
         assert "column x" in str(error) and "geheim" not in str(error)
 
+    @WAYS
+    def test_a_column_added_meanwhile_is_no_rows_fault(self, place: Place, way: str) -> None:
+        """Or a tolerant branch would leave every row out."""
+        place.ask("CREATE TABLE t (n INT)")
+        sink = place.sink(mode="xa")
+        send_by(sink, way)
+        place.ask("ALTER TABLE t ADD c INT NOT NULL")
+        writer = begin(sink, tolerant=True)
+        with pytest.raises(Rejected, match="column c of the table is NOT NULL") as caught:
+            writer.write(batch_of({"n": [1, 2, 3]}))
+        assert not isinstance(caught.value, BadRow)
+        writer.abort()
+
+    @BOTH
+    def test_a_column_dropped_meanwhile_is_no_rows_fault(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (n INT, x INT)")
+        sink = place.sink(mode=mode)
+        writer = begin(sink, tolerant=True)
+        with pytest.raises(UsageError, match="no column 'y'"):
+            writer.write(batch_of({"n": [1], "y": [1]}))
+        writer.abort()
+
     def test_no_error_quotes_a_row(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x ENUM('a'), y INT UNIQUE)")
         sink = place.sink(**PARTITIONED[True])
@@ -830,6 +852,51 @@ class TestUpsert:
         if IS_MARIADB:
             partitioned = keyed.sink(key="id", **PARTITIONED[True])
             refused(partitioned, {"id": [1, 1], "word": ["a", "b"]})
+
+    def test_rows_that_only_the_collation_calls_equal_contradict(self, place: Place) -> None:
+        """Which of them counts must not hang on the number of a task."""
+        place.ask(
+            "CREATE TABLE t (id INT PRIMARY KEY, ts INT, v VARCHAR(9), j JSON) "
+            "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+        )
+        sink = place.sink(key="id", order_by="ts")
+        for batch, (left, right) in enumerate((("abc", "ABC"), ("abc", "abc "), ("é", "e"))):
+            receipts = [
+                prepare(sink, {"id": [1], "ts": [5], ORDER: [5], "v": [word], "j": ["{}"]},
+                        task=task, batch=batch)
+                for task, word in enumerate((left, right))
+            ]  # fmt: skip
+            assert all("does not tell" in str(reason) for reason in sink.check(receipts))
+            assert sink.abort(sink.find(OURS)) == [LOST, LOST]
+        same = {"id": [1], "ts": [5], ORDER: [5], "v": ["é"], "j": ['{"a": 1}']}
+        receipts = [prepare(sink, same, task=task, batch=9) for task in range(2)]
+        assert sink.check(receipts) == [None, None] and sink.commit(receipts) == [DONE, DONE]
+
+    @pytest.mark.parametrize("own", [True, False])
+    def test_long_strings_are_put_in_order_by_all_of_them(self, place: Place, own: bool) -> None:
+        place.ask(f"CREATE TABLE t (id INT PRIMARY KEY, v INT{', o TEXT' if own else ''})")
+        sink = place.sink(key="id", order_by="O", look=False)  # in other letters than the frame's
+        frame = {"id": "int", "v": "int", "o": "string"}
+        sink.project({name: Column(name, kind) for name, kind in frame.items()})
+        sink.preflight()
+        long = ["\U0001d11e" * 999 + end for end in "213"]
+        rows = {"id": [1, 1, 1], "v": [2, 1, 3], "o": long, ORDER: long}
+        receipt = prepare(sink, rows)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows(what="id, v") == [(1, 3)]
+        rows |= {ORDER: [f"{long[0]}x", *long[1:]], "o": [f"{long[0]}x", *long[1:]]}
+        error = refused(sink, rows)
+        assert isinstance(error, BadRow) and set(error.rows) == {0}
+        assert "column O is longer than 1000" in str(error)
+
+    def test_bytes_have_an_order_and_structs_have_none(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+        sink = place.sink(key="id", order_by="o")
+        receipt = prepare(sink, {"id": [1, 1], "v": [2, 1], ORDER: [b"\xff", b"\x7f"]})
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, 2)]
+        with pytest.raises(UsageError, match=r"'o' for order_by= is struct.* no order"):
+            sink.project({"id": Column("id", "int"), "o": Column("o", "struct<a:int>")})
 
     def test_another_unique_key_is_never_mistaken_for_the_key(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, mail VARCHAR(9) UNIQUE, n INT)")

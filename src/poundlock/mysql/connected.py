@@ -94,10 +94,10 @@ class Connected(Participant):
 
     def shaped(self, rows: Any) -> Any:
         """Leave out what only orders rows, where the target has no such column."""
-        extra = self.order_by
-        if extra and extra in rows.schema.names and self.target.column(extra) is None:
-            rows = rows.drop_columns([extra])
-        return rows
+        if self.order_by is None or self.target.column(self.order_by) is not None:
+            return rows
+        extra = [name for name in rows.schema.names if name.lower() == self.order_by.lower()]
+        return rows.drop_columns(extra) if extra else rows
 
     def move(self, names: Sequence[str], *, order: TargetColumn | None) -> Move:
         """Return how rows with these columns go into the target."""

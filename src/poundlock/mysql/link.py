@@ -31,6 +31,7 @@ from poundlock.errors import (
 
 NO_SUCH_TABLE, DUPLICATE, LOCK_TIMEOUT, DEADLOCK = 1146, 1062, 1205, 1213
 XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
+_NO_DEFAULT = 1364
 
 _REFUSED = {1044, 1045, 1095, 1142, 1143, 1227, 1370, 1401, 1410, 1698}
 _AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 1969}
@@ -50,7 +51,6 @@ _WRONG = {
     1264: "is out of the column's range",
     1265: "does not fit the column's type",
     1292: "is not a value of the column's type",
-    1364: "has no value, and the column has no default",
     1366: "has characters that the column cannot hold",
     1406: "is too long",
     1452: "refers to a row that is not there (foreign key)",
@@ -82,7 +82,8 @@ _SESSION = (
 )
 _OF_MARIADB = (
     "check_constraint_checks=1, max_statement_time=0, idle_transaction_timeout=0, "
-    "idle_write_transaction_timeout=0, idle_readonly_transaction_timeout=0, max_error_count=1024"
+    "idle_write_transaction_timeout=0, idle_readonly_transaction_timeout=0, max_error_count=1024, "
+    "sort_buffer_size=2097152"
 )
 _OF_MYSQL = (
     "max_execution_time=0"  # it tells of 1024 errors by itself, and lets few accounts say so
@@ -341,6 +342,8 @@ def told(error: BaseException, sink: str) -> NoReturn:
             "the key",
             sink=sink,
         ) from None
+    if code == _NO_DEFAULT:
+        raise _lacking(str(error.args[-1]), sink) from None
     if reason := fault(error):
         raise BadRow(reason, sink=sink) from None
     if code in _DISK_FULL or _NO_SPACE.search(str(error.args[-1] if error.args else "")):
@@ -381,6 +384,8 @@ def wrong_rows(link: Link) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for _level, code, message in run(link, "SHOW WARNINGS"):
+        if code == _NO_DEFAULT:  # no row's fault
+            raise pymysql.err.OperationalError(code, message)
         at = _ROW.search(message)
         found.setdefault(int(at[1]) - 1 if at else -1, _reason(int(code), message))
     return found
@@ -390,6 +395,17 @@ def _reason(code: int, message: str) -> str:
     column = _COLUMN.search(message)
     words = _WRONG.get(code, f"was refused (error {code})")
     return f"column {column[1]} {words}" if column else f"a row {words}"
+
+
+def _lacking(message: str, sink: str) -> Rejected:
+    """Return the error for a column that no row has."""
+    column = re.search(r"'([^']*)'", message)
+    return Rejected(
+        f"column {column[1] if column else '?'} of the table is NOT NULL without a default, and the "
+        "frame has no such column. Was it added since the pipeline started? Give it a default, or add "
+        "it to the frame",
+        sink=sink,
+    )
 
 
 def _text(error: BaseException) -> str:

@@ -22,7 +22,14 @@ import pymysql
 from poundlock.core.model import Branch, Json
 from poundlock.core.naming import name_of
 from poundlock.core.participant import PreparedBranch, Semantic, Writer
-from poundlock.errors import BadRow, NotAuthorised, PoundlockError, Rejected, Unavailable
+from poundlock.errors import (
+    BadRow,
+    NotAuthorised,
+    PoundlockError,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
 from poundlock.mysql import link as links
 from poundlock.mysql import text
 from poundlock.mysql.branches import prepared, xid
@@ -46,8 +53,10 @@ _ORDERS: tuple[tuple[Any, str], ...] = (
     (pa.types.is_timestamp, "datetime(6)"),
     (pa.types.is_date, "date"),
     (pa.types.is_boolean, "tinyint(1)"),
-    (pa.types.is_string, "longtext"),
+    (text.is_text, "longtext"),
+    (text.is_binary, "longblob"),
 )
+LONGEST_ORDER = 1000  # characters of a string that the server puts in order by all of them
 
 
 class RowWriter(Writer):
@@ -149,7 +158,7 @@ class RowWriter(Writer):
         for name in rows.schema.names:
             column = self._move.extra.get(name) or target.column(name)
             if column is None:
-                raise BadRow(f"the table has no column {name!r}", sink=sink.name)
+                raise UsageError(f"the table has no column {name!r}", sink=sink.name)
             self._columns[name] = replace(column, nullable=False) if column.name in key else column
         self._sender = Sender(
             sink, self._open_link, self._stage if self._aside else sink.into, self._columns,
@@ -189,13 +198,16 @@ class RowWriter(Writer):
         return quoted(self._sink.witness.database, stage_name(self._name))
 
     def _faults(self, rows: pa.RecordBatch) -> dict[int, str]:
+        told = dict(self._columns)
+        if ORDER in told:  # by the name that the user knows
+            told[ORDER] = replace(told[ORDER], name=self._sink.order_by or ORDER)
         if DELETE not in rows.schema.names:
-            return text.faults(rows, self._columns)
+            return text.faults(rows, told)
         # A row that deletes may be null in all but its key.
         key = self._move.key if self._move else ()
         eased = {
             name: column if column.name in key else replace(column, nullable=True)
-            for name, column in self._columns.items()
+            for name, column in told.items()
         }
         found = text.faults(rows, eased)
         stays = pc.invert(pc.fill_null(rows.column(DELETE), False))
@@ -286,14 +298,19 @@ class RowWriter(Writer):
 def _order_column(sink: MySQLBranches, kind: Any) -> TargetColumn:
     """Return the column that orders rows: as the target has it, or as its type asks."""
     own = sink.target.column(sink.order_by or "")
+    longest = LONGEST_ORDER if text.is_text(kind) or text.is_binary(kind) else None
     if own is not None:
-        return replace(own, name=ORDER, nullable=True)
+        if longest is not None:
+            longest = min(longest, own.length or longest)
+        return replace(own, name=ORDER, nullable=True, length=longest)
     if pa.types.is_decimal(kind):
         return TargetColumn(ORDER, "decimal", f"decimal({kind.precision},{kind.scale})")
     for fits, full in _ORDERS:
         if fits(kind):
             name = full.partition("(")[0]
             texts = ("utf8mb4", "utf8mb4_bin") if name == "longtext" else (None, None)
-            return TargetColumn(ORDER, name, full, charset=texts[0], collation=texts[1])
-    raise BadRow(f"order_by={sink.order_by!r} has type {kind}, which has no order in MySQL",
+            return TargetColumn(
+                ORDER, name, full, charset=texts[0], collation=texts[1], length=longest
+            )
+    raise UsageError(f"order_by={sink.order_by!r} has type {kind}, which has no order in MySQL",
                  sink=sink.name)  # fmt: skip

@@ -144,8 +144,11 @@ class MySQL(MySQLBranches):
                 )
             else:
                 wanted[name] = spelled
-                if self.order_by and name.lower() == self.order_by.lower():
+                if self._orders(name):
                     wanted[ORDER] = spelled
+                    if spelled != column.sql:
+                        problems.append(f"column {name!r} for order_by= is {column.type}, which has "
+                                        "no order in MySQL")  # fmt: skip
         self._frame = {
             name: column.type
             for name, column in columns.items()
@@ -165,9 +168,12 @@ class MySQL(MySQLBranches):
         frame = {
             name: type_name
             for name, type_name in self._frame.items()
-            if target.column(name) is not None or name != self.order_by
+            if target.column(name) is not None or not self._orders(name)
         }
         return differences(target, frame) if frame else ([], [])
+
+    def _orders(self, name: str) -> bool:
+        return self.order_by is not None and name.lower() == self.order_by.lower()
 
     def attach(self, site: Site) -> None:
         if site.spark is not None:
