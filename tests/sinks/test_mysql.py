@@ -149,6 +149,14 @@ def refused(
     return caught.value
 
 
+def account(place: Place, rights: str) -> str:
+    """Make an account with rights on the database; return its address."""
+    name, port = f"poor_{place.database}", place.server.connect_arguments()["port"]
+    place.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'p'")
+    place.ask(f"GRANT {rights} ON {place.database}.* TO {name}@'127.0.0.1'")
+    return f"mysql://{name}:p@127.0.0.1:{port}/{place.database}"
+
+
 PARTITIONED: tuple[dict[str, Any], ...] = ({}, {"mode": "xa", "key_partitioned": True})
 WAYS = pytest.mark.parametrize("way", [*(["bulk"] if IS_MARIADB else []), "load", "insert"])
 BOTH = pytest.mark.parametrize("mode", ["xa", "staged"])
@@ -678,7 +686,10 @@ class TestTheTableIsLookedOver:
             assert staged == (sink.chosen == "staged")
             return sink.chosen
 
+        place.ask("CREATE TABLE r (a INT, b INT)")
+        place.ask("CREATE TRIGGER r BEFORE INSERT ON r FOR EACH ROW SET NEW.a = NEW.b")
         assert chosen("t") == "xa" and chosen("s") == "xa"
+        assert chosen("r") == "staged" and chosen("r", mode="xa") == "xa"
         assert chosen("k") == "staged" and chosen("k", key="a") == "staged"
         assert chosen("k", key="a", key_partitioned=True) == "staged"
         if IS_MARIADB:
@@ -947,6 +958,101 @@ class TestWhatTheTargetRefuses:
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
         assert place.rows() == [(1, 1)]
 
+    # The table, the sink's options, rows before, rows, what is said.
+    REFUSALS: tuple[tuple[str, str, dict[str, Any], str, dict[str, list[Any]], str], ...] = (
+        ("partition", "(id INT PRIMARY KEY, v INT) PARTITION BY RANGE (id) "
+         "(PARTITION a VALUES LESS THAN (10))", {"key": "id"}, "", {"id": [50], "v": [1]}, "partition"),
+        ("generated", "(id INT PRIMARY KEY, v INT, g TINYINT AS (v * 100) STORED)", {"key": "id"}, "",
+         {"id": [1], "v": [50]}, "range"),
+        ("default", "(id INT PRIMARY KEY, v INT, d TINYINT DEFAULT (v * 100))", {"key": "id"}, "",
+         {"id": [1], "v": [50]}, "range"),
+        ("deleted", "(id INT PRIMARY KEY, v INT)", {"key": "id", "delete": "gone"},
+         "CREATE TABLE child (id INT, FOREIGN KEY (id) REFERENCES t (id))",
+         {"id": [1], "v": [None], DELETE: [True]}, "referred to"),
+        ("updated", "(id INT PRIMARY KEY, v INT, UNIQUE (id, v))", {"key": "id"},
+         "CREATE TABLE child (id INT, v INT, FOREIGN KEY (id, v) REFERENCES t (id, v))",
+         {"id": [1], "v": [2]}, "referred to"),
+    )  # fmt: skip
+
+    @pytest.mark.parametrize("case", REFUSALS, ids=[case[0] for case in REFUSALS])
+    def test_whatever_it_is_is_found_before_the_decision(self, place: Place, case: Any) -> None:
+        name, table, options, child, rows, words = case
+        place.ask(f"CREATE TABLE t {table}")
+        if child:
+            place.ask("INSERT INTO t VALUES (1, 1)")
+            place.ask(child)
+            place.ask(f"INSERT INTO child VALUES (1{', 1' if name == 'updated' else ''})")
+        sink = place.sink(**options)
+        receipt = prepare(sink, rows)
+        assert words in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
+    def test_a_trigger_that_the_account_may_not_see(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
+        place.ask("CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
+                  "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF")  # fmt: skip
+        url = account(place, "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP")
+        sink = place.sink(key="id", url=url)
+        receipt = prepare(sink, {"id": [1], "n": [5]})
+        assert "trigger" in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
+    def test_only_a_plain_table_is_not_tried(self, place: Place) -> None:
+        """A trial costs as much as the move."""
+        place.ask(
+            "CREATE TABLE t (id INT PRIMARY KEY, v INT DEFAULT 3, w VARCHAR(9) DEFAULT 'it''s', "
+            "x DATETIME DEFAULT CURRENT_TIMESTAMP, y DECIMAL(5,2) DEFAULT -1.5, z TEXT)"
+        )
+        place.ask("CREATE TABLE u (v INT)")
+        for table, options in (("t", {"key": "id"}), ("u", {"mode": "staged"})):
+            target = place.sink(table, **options).target
+            assert not target.may_refuse(["id", "v"], ["id"] if table == "t" else [])
+        assert place.sink("t").target.may_refuse(["id"], [])  # appended under a key
+        url = account(place, "SELECT, INSERT, UPDATE, CREATE, TRIGGER")
+        assert not place.sink("t", url=url, key="id").target.may_refuse(["id"], ["id"])
+        name = url.split("/")[2].split(":")[0]
+        place.ask(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {name}@'127.0.0.1'")
+        place.ask(
+            f"GRANT SELECT, INSERT, UPDATE, TRIGGER ON {place.database}.t TO {name}@'127.0.0.1'"
+        )
+        target = place.sink("t", url=url, key="id").target  # whose children it could not see
+        assert target.may_refuse(["id"], ["id"])
+
+    def test_what_was_not_tried_is_not_said_to_have_been_taken(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT)")
+        sink = place.sink(mode="staged")
+        receipt = prepare(sink, {"id": [1, 1]})
+        assert sink.check([receipt]) == [None]
+        place.ask("ALTER TABLE t ADD UNIQUE (id)")
+        with pytest.raises(InDoubt, match=r"unique key.*make the table take them"):
+            sink.commit([receipt])
+        place.ask("ALTER TABLE t DROP KEY id")
+        assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (1,)]
+
+    def test_two_timestamps_that_are_not_null(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, a TIMESTAMP NOT NULL DEFAULT '2001-01-01', "
+                  "b TIMESTAMP(6) NOT NULL DEFAULT '2001-01-01')")  # fmt: skip
+        at = datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
+        with settings(place, explicit_defaults_for_timestamp=0):
+            sink = place.sink(key="id")
+            receipt = prepare(sink, {"id": [1], "a": [at], "b": [at]})
+            assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, at.replace(tzinfo=None), at.replace(tzinfo=None))]
+
+    def test_a_unique_key_over_an_expression(self, place: Place) -> None:
+        """MariaDB has such keys over a column of its own alone."""
+        made = (
+            "g VARCHAR(9) AS (LOWER(v)) VIRTUAL, UNIQUE (g)"
+            if IS_MARIADB
+            else "UNIQUE ((LOWER(v)))"
+        )
+        place.ask(f"CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(9), {made})")
+        place.ask("INSERT INTO t (id, v) VALUES (1, 'a')")
+        sink = place.sink(key="id")
+        receipt = prepare(sink, {"id": [2], "v": ["A"]})
+        assert "unique key" in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
     def test_a_target_changed_after_the_decision_stops_and_loses_nothing(
         self, place: Place
     ) -> None:
@@ -1018,6 +1124,81 @@ class TestWhatTheTargetRefuses:
             else:
                 with pytest.raises(UsageError, match="mode='staged', or set"):
                     sink.preflight()
+
+
+class TestOptionsAndTablesThatChange:
+    def test_what_was_decided_is_done_as_it_was_meant(self, place: Place) -> None:
+        """The options are others when the pipeline comes back after a crash."""
+        for table in ("t", "u"):
+            place.ask(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT UNIQUE)")
+            place.ask(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
+        before = place.sink(key="id", delete="gone", order_by="o")
+        rows = {"id": [1, 3, 3], "v": [None, 3, 4], DELETE: [True, False, False], ORDER: [1, 1, 2]}
+        receipt = prepare(before, rows)
+        assert before.check([receipt]) == [None]
+        for now in (place.sink("u"), place.sink("u", key="v"), place.sink(key="v")):
+            assert now.name == before.name
+        assert place.sink("u").commit([receipt]) == [DONE]
+        assert place.rows() == [(2, 2), (3, 4)] and place.rows("u") == [(1, 1), (2, 2)]
+
+    def test_the_table_that_was_meant_is_gone(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT)")
+        place.ask("CREATE TABLE u (id INT)")
+        receipt = prepare(place.sink(mode="staged"), {"id": [1]})
+        place.ask("RENAME TABLE t TO old")
+        now = place.sink("u", mode="staged")
+        with pytest.raises(Parted, match=r"table \S+\.t, which is gone"):
+            now.commit([receipt])
+        place.ask("RENAME TABLE old TO t")
+        assert now.commit([receipt]) == [DONE] and place.rows() == [(1,)]
+
+    @BOTH
+    @pytest.mark.parametrize(
+        ("before", "now"),
+        [("DOUBLE", "INT"), ("DECIMAL(9,3)", "DECIMAL(9,1)"), ("DATETIME(6)", "DATETIME"),
+         ("VARCHAR(9)", "CHAR(9)"), ("VARBINARY(9)", "BINARY(9)"), ("FLOAT", "DOUBLE")],
+    )  # fmt: skip
+    def test_a_column_that_would_change_values_now(
+        self, place: Place, mode: str, before: str, now: str
+    ) -> None:
+        values: dict[str, Any] = {
+            "DOUBLE": 1.25, "DECIMAL(9,3)": decimal.Decimal("1.255"), "FLOAT": 0.1,
+            "DATETIME(6)": datetime.datetime(2024, 1, 1, 0, 0, 0, 600_000), "VARCHAR(9)": "a ",
+            "VARBINARY(9)": b"a",
+        }  # fmt: skip
+        place.ask(f"CREATE TABLE t (x {before})")
+        sink = place.sink(mode=mode)
+        rows = {"x": [values[before]]}
+        if mode == "xa":
+            place.ask(f"ALTER TABLE t MODIFY x {now}")
+            refused(sink, rows, Rejected)
+            assert place.rows() == []
+            return
+        receipt = prepare(sink, rows)
+        assert sink.check([receipt]) == [None]
+        place.ask(f"ALTER TABLE t MODIFY x {now}")
+        assert "columns of table t were changed: x is" in str(sink.check([receipt])[0])
+        with pytest.raises(InDoubt, match="x is"):
+            sink.commit([receipt])
+        place.ask(f"ALTER TABLE t MODIFY x {before}")
+        assert sink.commit([receipt]) == [DONE] and len(place.rows()) == 1
+
+    @BOTH
+    def test_columns_that_hold_more_than_before(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (a INT, b VARCHAR(9), c DATETIME, d DECIMAL(5,1), e TEXT)")
+        sink = place.sink(mode=mode)
+        at, rows = (
+            datetime.datetime(2024, 1, 1),
+            {"a": [1], "b": ["b"], "d": [decimal.Decimal("1.5")]},
+        )
+        wider = (
+            "a BIGINT, MODIFY b LONGTEXT, MODIFY c DATETIME(6), MODIFY d DECIMAL(9,3), ADD f INT"
+        )
+        receipt = prepare(sink, rows | {"c": [at], "e": ["e"]}) if mode == "staged" else None
+        place.ask(f"ALTER TABLE t MODIFY {wider}")
+        receipt = receipt or prepare(sink, rows | {"c": [at], "e": ["e"]})
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, "b", at, decimal.Decimal("1.500"), "e", None)]
 
 
 class TestEndings:
@@ -1427,7 +1608,7 @@ class TestTheConnection:
 
     def test_an_account_without_rights(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = self.account(place, "SELECT")
+        url = account(place, "SELECT")
         with pytest.raises(NotAuthorised, match="CREATE TABLE IF NOT EXISTS"):
             begin(place.sink(url=url, mode="staged"))
         if not IS_MARIADB:
@@ -1449,7 +1630,7 @@ class TestTheConnection:
     @BOTH
     def test_an_account_with_the_rights_it_needs(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = self.account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
+        url = account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
         if not IS_MARIADB and mode == "xa":
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
         sink = place.sink(url=url, mode=mode)
@@ -1458,14 +1639,6 @@ class TestTheConnection:
         prepare(sink, {"x": [2]}, batch=1)
         assert sink.abort(sink.find(OURS)) == [LOST]
         assert place.rows() == [(1,)]
-
-    @staticmethod
-    def account(place: Place, rights: str) -> str:
-        """Make an account with rights on the database; return its address."""
-        name, port = f"poor_{place.database}", place.server.connect_arguments()["port"]
-        place.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'p'")
-        place.ask(f"GRANT {rights} ON {place.database}.* TO {name}@'127.0.0.1'")
-        return f"mysql://{name}:p@127.0.0.1:{port}/{place.database}"
 
     def test_no_file_is_sent_to_a_server_that_asks(self, place: Place, tmp_path: Path) -> None:
         secret = tmp_path / "secret"

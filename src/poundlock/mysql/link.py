@@ -53,6 +53,7 @@ _WRONG = {
     1292: "is not a value of the column's type",
     1366: "has characters that the column cannot hold",
     1406: "is too long",
+    1451: "is still referred to by rows of another table (foreign key)",
     1452: "refers to a row that is not there (foreign key)",
     1526: "belongs to no partition of the table",
     1644: "was refused by a trigger",

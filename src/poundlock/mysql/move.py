@@ -73,6 +73,10 @@ class Move:
         )
 
     @property
+    def may_be_refused(self) -> bool:
+        return self.target.may_refuse(self.written, self.key)
+
+    @property
     def extra(self) -> dict[str, TargetColumn]:
         """The columns of a stage that the target has not."""
         own = {ORDER: self.order} if self.order is not None else {}

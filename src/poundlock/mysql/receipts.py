@@ -14,6 +14,9 @@ from poundlock.mysql.link import Link
 from poundlock.mysql.move import stage_name
 from poundlock.mysql.names import quoted
 
+# What the rows of a branch mean, whatever the sink's options are by the time it is ended.
+MEANING = ("into", "columns", "key", "ordered", "deletes")
+
 
 def mode_of(branch: Receipt | Stray) -> str:
     return str(branch.handle["mode"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ import pymysql
 from poundlock.core.model import Receipt
 from poundlock.core.naming import BranchName
 from poundlock.core.protocol import BranchState
-from poundlock.errors import InDoubt, PoundlockError, Unavailable
+from poundlock.errors import InDoubt, Parted, PoundlockError, Unavailable
 from poundlock.mysql.connected import Connected
 from poundlock.mysql.link import (
     DEADLOCK,
@@ -27,6 +28,7 @@ from poundlock.mysql.link import (
 from poundlock.mysql.move import ORDER, Move, stage_name
 from poundlock.mysql.names import quoted
 from poundlock.mysql.receipts import (
+    MEANING,
     branch_of,
     by_place,
     known_of,
@@ -37,7 +39,7 @@ from poundlock.mysql.receipts import (
     went_before,
     witnessed,
 )
-from poundlock.mysql.target import TargetColumn
+from poundlock.mysql.target import Target, TargetColumn, changes, describe, layout, read
 
 MOVE_S = 3600.0
 _UNSAID = TargetColumn(ORDER, "", "")  # that there is an order is all that a move must know
@@ -74,10 +76,12 @@ class StagedBranches(Connected):
     def _rehearse(self, link: Link, receipts: Sequence[Receipt]) -> str | None:
         """Say what would stop the move. What only the target can tell is tried, and undone."""
         places = [stage_of(receipt) for receipt in receipts]
-        move = self._move_of(receipts)
+        move = self._move_of(link, receipts)
         if move.duplicates(link, places):
             return self.contradiction
-        if not self._may_refuse(move):
+        if changed := self._changes(link, move, receipts):
+            return f"the columns of table {move.target.table} were changed: {changed}"
+        if not move.may_be_refused:
             return None
         run(link, "START TRANSACTION")
         try:
@@ -92,10 +96,16 @@ class StagedBranches(Connected):
                 run(link, "ROLLBACK")
         return None
 
-    def _may_refuse(self, move: Move) -> bool:
-        key = frozenset(name.lower() for name in move.key)
-        others = [unique for unique in move.target.unique if unique != key]
-        return bool(others or move.target.strict)
+    def _changes(self, link: Link, move: Move, receipts: Sequence[Receipt]) -> str | None:
+        """Say which columns of the target might change what was staged; None if none."""
+        now = describe(link, move.target.database, move.target.table)
+        layout_now = layout(now, move.written)
+        for receipt in receipts:
+            if receipt.handle["layout"] != layout_now:
+                place, name = place_of(receipt).database, stage_name(branch_of(receipt))
+                if found := changes(describe(link, place, name), now, move.written):
+                    return found
+        return None
 
     def _commit_staged(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
         """Move all branches in one transaction that also writes their witnesses."""
@@ -152,19 +162,28 @@ class StagedBranches(Connected):
         return BranchState.ABORTED
 
     def _move_all(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
+        move = self._move_of(link, receipts)
         run(link, "START TRANSACTION")
         try:
             if not _testify(link, receipts):  # first: who else moves the same must wait here
                 run(link, "ROLLBACK")
                 return BranchState.NO_WITNESS
-            move = self._move_of(receipts)
             self._check_first(link, move, receipts)
             moved = move.run(link, [stage_of(receipt) for receipt in receipts])
             wanted = sum(int(str(receipt.handle["rows"])) for receipt in receipts)
-            if not self.key and moved != wanted:
+            if not move.key and moved != wanted:
                 raise InDoubt(
                     f"{moved} rows were to be moved instead of {wanted}: the staging tables of "
                     f"{receipts[0].id} and its like were changed by others. Nothing was moved",
+                    sink=self.name,
+                )
+            # Only now: nobody can change the table any more until this ends.
+            if changed := self._changes(link, move, receipts):
+                raise InDoubt(
+                    f"the batch of {receipts[0].id} is decided, but the columns of table "
+                    f"{move.target.table} were changed since, and might change values: {changed}. "
+                    "Nothing was moved and nothing is lost: undo the change and start the pipeline "
+                    "again",
                     sink=self.name,
                 )
             run(link, "COMMIT")
@@ -173,7 +192,7 @@ class StagedBranches(Connected):
                 run(link, "ROLLBACK")
             if code_of(error) in (LOCK_TIMEOUT, DEADLOCK) or self._overtaken(link, receipts):
                 return BranchState.PREPARED
-            self._stop(error, receipts[0])
+            self._stop(error, receipts[0], move)
         except BaseException:
             with contextlib.suppress(Exception):
                 run(link, "ROLLBACK")
@@ -197,24 +216,52 @@ class StagedBranches(Connected):
             return bool(witnessed(link, receipts))
         return False
 
-    def _stop(self, error: pymysql.err.Error, receipt: Receipt) -> NoReturn:
+    def _stop(self, error: pymysql.err.Error, receipt: Receipt, move: Move) -> NoReturn:
         """A decided batch that its target refuses is for a person to look at."""
         try:
             told(error, self.name)
         except Unavailable:
             raise
         except PoundlockError as reason:
+            cure = "make the table take them"
+            if move.may_be_refused:
+                cure = "it took them when they were checked, so undo what was changed since"
             raise InDoubt(
                 f"the batch of {receipt.id} is decided, but the target refuses its rows: "
-                f"{reason.args[0]}. It took them when they were checked, so somebody has changed the "
-                "table since. Nothing was moved and nothing is lost: undo the change and start the "
+                f"{reason.args[0]}. Nothing was moved and nothing is lost: {cure}, and start the "
                 "pipeline again",
                 sink=self.name,
             ) from None
 
-    def _move_of(self, receipts: Sequence[Receipt]) -> Move:
-        handle: Mapping[str, Any] = receipts[0].handle
-        return self.move(handle["columns"], order=_UNSAID if handle["ordered"] else None)
+    def _move_of(self, link: Link, receipts: Sequence[Receipt]) -> Move:
+        """Return the move as the receipts have it: the sink's options may be others by now."""
+        handles: list[Mapping[str, Any]] = [receipt.handle for receipt in receipts]
+        if len({json.dumps([it[word] for word in MEANING]) for it in handles}) > 1:
+            raise Parted(
+                f"the branches of {receipts[0].id} and its like were staged by sinks with different "
+                "options",
+                sink=self.name,
+            )
+        one = handles[0]
+        return Move(
+            self._target_at(link, *one["into"]),
+            tuple(one["columns"]),
+            tuple(one["key"]),
+            _UNSAID if one["ordered"] else None,
+            one["deletes"],
+        )
+
+    def _target_at(self, link: Link, database: str, table: str) -> Target:
+        if (database, table) == (self.database, self.table):
+            return self.target
+        found = read(link, database, table)
+        if found is None:
+            raise Parted(
+                f"rows are staged for table {database}.{table}, which is gone. Bring it back, or start "
+                "once more with the old options",
+                sink=self.name,
+            )
+        return found
 
     def _drop_stage(self, link: Link, database: str, name: BranchName) -> None:
         """Drop a staging table whose rows are settled. If it is in use, `prune` will."""

@@ -37,7 +37,7 @@ from poundlock.mysql.link import drop, run, said
 from poundlock.mysql.move import DELETE, ORDER, Move, stage_name
 from poundlock.mysql.names import quoted
 from poundlock.mysql.sender import Sender
-from poundlock.mysql.target import Target, TargetColumn
+from poundlock.mysql.target import Target, TargetColumn, changes, describe, layout
 
 if TYPE_CHECKING:
     from poundlock.mysql.driver import MySQLBranches
@@ -243,11 +243,18 @@ class RowWriter(Writer):
             "mode": "staged" if self._staged else "xa",
             "task": self._branch.task,
             "rows": self._rows,
-            "columns": list(self._move.written),
-            "ordered": self._move.order is not None,
             "witness": self._testifies,
             "connection": connection,
         }
+        if self._staged:
+            handle |= {
+                "into": [self._sink.database, self._sink.table],
+                "columns": list(self._move.written),
+                "key": list(self._move.key),
+                "ordered": self._move.order is not None,
+                "deletes": self._move.deletes,
+                "layout": layout(self._move.target.columns, self._move.written),
+            }
         return PreparedBranch(str(self._name), handle, began_at=self._began_at, expires_at=None)
 
     def _finish(self, move: Move) -> None:
@@ -261,6 +268,7 @@ class RowWriter(Writer):
             run(link, "COMMIT")  # of the temporary table alone
             self._start()
             move.run(link, [self._stage])
+        self._check_columns(link, move)
         if not self._exact:
             run(link, "COMMIT")
             return
@@ -271,6 +279,17 @@ class RowWriter(Writer):
         run(link, f"XA END {self._xid}")
         run(link, f"XA PREPARE {self._xid}")
         self._active = False
+
+    def _check_columns(self, link: links.Link, move: Move) -> None:
+        """See that the table took rows as it was looked over. Nobody can change it from now on."""
+        target = move.target
+        now = describe(link, target.database, target.table)
+        if changed := changes(target.columns, now, move.written):
+            raise Rejected(
+                f"the columns of table {target.table} were changed since the pipeline started: "
+                f"{changed}. Undo that, or start the pipeline again, which looks at them anew",
+                sink=self._sink.name,
+            )
 
     def _close(self) -> None:
         drop(self._link)

@@ -251,7 +251,10 @@ class MySQL(MySQLBranches):
             )
 
     def _choose(self, target: Target) -> None:
-        """Choose the mode where the user did not: rows that could meet under a key are staged."""
+        """Choose the mode where the user did not: rows that could meet others are staged.
+
+        Under a unique key, or where a trigger writes a row that all share.
+        """
         if self.mode == "xa" and self.meeting(target) and not self.key_partitioned:
             by = ", ".join(sorted(self.meeting(target)[0]))
             raise UsageError(
@@ -262,7 +265,8 @@ class MySQL(MySQLBranches):
             )
         if self.mode is not None or self.key or self.key_partitioned:
             return
-        self.chosen = "staged" if self.meeting(target) else "xa"
+        meets = self.meeting(target) or "trigger" in target.strict
+        self.chosen = "staged" if meets else "xa"
 
     def _check_upserts(self, variables: Mapping[str, str]) -> None:
         if self.key and self.chosen == "xa" and variables.get("xa_detach_on_prepare") == "ON":
