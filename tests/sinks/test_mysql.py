@@ -137,16 +137,17 @@ def refused(
     sink: MySQL, rows: Any, kind: type[PoundlockError] = BadRow, task: int = 0
 ) -> PoundlockError:
     """Write what is not to be taken, and give up, as a task does."""
-    writer = begin(sink, task)
+    with pytest.raises(kind) as caught:
+        write_and_prepare(begin(sink, task), rows)
+    return caught.value
 
-    def attempt() -> None:
+
+def write_and_prepare(writer: Writer, rows: Any) -> None:
+    try:
         writer.write(batch_of(rows))
         writer.prepare()
-
-    with pytest.raises(kind) as caught:
-        attempt()
-    writer.abort()
-    return caught.value
+    finally:
+        writer.abort()
 
 
 def account(place: Place, rights: str) -> str:
@@ -483,10 +484,10 @@ class TestBadRowsAreNamed:
         send_by(sink, way)
         place.ask("ALTER TABLE t ADD c INT NOT NULL")
         writer = begin(sink, tolerant=True)
-        with pytest.raises(Rejected, match="column c of the table is NOT NULL") as caught:
-            writer.write(batch_of({"n": [1, 2, 3]}))
+        with pytest.raises(Rejected, match=r"c (of the table )?is NOT NULL") as caught:
+            write_and_prepare(writer, {"n": [1, 2, 3]})
         assert not isinstance(caught.value, BadRow)
-        writer.abort()
+        assert place.rows() == []
 
     @BOTH
     def test_a_column_dropped_meanwhile_is_no_rows_fault(self, place: Place, mode: str) -> None:

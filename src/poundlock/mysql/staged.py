@@ -39,7 +39,7 @@ from poundlock.mysql.receipts import (
     went_before,
     witnessed,
 )
-from poundlock.mysql.target import Target, TargetColumn, changes, describe, layout, read
+from poundlock.mysql.target import Target, TargetColumn, changes, describe, lacking, layout, read
 
 MOVE_S = 3600.0
 _UNSAID = TargetColumn(ORDER, "", "")  # that there is an order is all that a move must know
@@ -97,8 +97,10 @@ class StagedBranches(Connected):
         return None
 
     def _changes(self, link: Link, move: Move, receipts: Sequence[Receipt]) -> str | None:
-        """Say which columns of the target might change what was staged; None if none."""
+        """Say which columns of the target have become others; None if none."""
         now = describe(link, move.target.database, move.target.table)
+        if missing := lacking(now, move.written):
+            return missing
         layout_now = layout(now, move.written)
         for receipt in receipts:
             if receipt.handle["layout"] != layout_now:
@@ -181,7 +183,7 @@ class StagedBranches(Connected):
             if changed := self._changes(link, move, receipts):
                 raise InDoubt(
                     f"the batch of {receipts[0].id} is decided, but the columns of table "
-                    f"{move.target.table} were changed since, and might change values: {changed}. "
+                    f"{move.target.table} were changed since: {changed}. "
                     "Nothing was moved and nothing is lost: undo the change and start the pipeline "
                     "again",
                     sink=self.name,

@@ -213,6 +213,13 @@ def changes(
     return ", ".join(found) or None
 
 
+def lacking(now: Mapping[str, TargetColumn], names: Sequence[str]) -> str | None:
+    """Say which columns have no value if only these are written: MySQL loads zeros into them."""
+    given = {name.lower() for name in names}
+    found = [column.name for key, column in now.items() if key not in given and not column.filled]
+    return f"{', '.join(found)} is NOT NULL without a default, and not written" if found else None
+
+
 def _keeps(old: TargetColumn, new: TargetColumn) -> bool:
     """Whether a column takes the values of another unchanged, or refuses them aloud."""
     if (old.full_type, old.charset) == (new.full_type, new.charset):

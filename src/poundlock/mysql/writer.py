@@ -37,7 +37,7 @@ from poundlock.mysql.link import drop, run, said
 from poundlock.mysql.move import DELETE, ORDER, Move, stage_name
 from poundlock.mysql.names import quoted
 from poundlock.mysql.sender import Sender
-from poundlock.mysql.target import Target, TargetColumn, changes, describe, layout
+from poundlock.mysql.target import Target, TargetColumn, changes, describe, lacking, layout
 
 if TYPE_CHECKING:
     from poundlock.mysql.driver import MySQLBranches
@@ -284,7 +284,8 @@ class RowWriter(Writer):
         """See that the table took rows as it was looked over. Nobody can change it from now on."""
         target = move.target
         now = describe(link, target.database, target.table)
-        if changed := changes(target.columns, now, move.written):
+        changed = changes(target.columns, now, move.written) or lacking(now, move.written)
+        if changed:
             raise Rejected(
                 f"the columns of table {target.table} were changed since the pipeline started: "
                 f"{changed}. Undo that, or start the pipeline again, which looks at them anew",
