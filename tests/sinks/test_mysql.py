@@ -273,7 +273,8 @@ class TestEveryTypeArrivesAsItWas:
         place.ask("CREATE TABLE t (n INT, x LONGTEXT, b LONGBLOB)")
         sink = place.sink()
         send_by(sink, way)
-        sink.packet = min(sink.packet, 16 << 20)
+        if way == "bulk":
+            sink.packet = min(sink.packet, 16 << 20)
         long, large = "é" * (size // 2), b"x" * size
         rows = {"n": [1, 2, 3, 4], "x": ["a", long, None, ""], "b": [b"", b"\1", None, large]}
         assert sink.commit([prepare(sink, rows)]) == [DONE]
@@ -283,6 +284,20 @@ class TestEveryTypeArrivesAsItWas:
             (3, None, None, None),
             (4, 0, size, hashlib.sha256(b"").hexdigest()),
         ]
+
+    def test_rows_are_inserted_in_packets_that_the_server_takes(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (n INT, b LONGBLOB)")
+        with settings(place, max_allowed_packet=1 << 20):
+            sink = place.sink()
+            send_by(sink, "insert")
+            rows = {"n": list(range(1500)), "b": [b"x" * 1000] * 1500}
+            assert sink.commit([prepare(sink, rows)]) == [DONE]
+            writer = begin(sink, 1, tolerant=True)
+            with pytest.raises(BadRow, match="max_allowed_packet") as caught:
+                writer.write(batch_of({"n": [1, 2, 3], "b": [b"x", b"x" * (600 << 10), b"x"]}))
+            assert set(caught.value.rows) == {1}
+            writer.abort()
+        assert place.ask("SELECT COUNT(*), SUM(LENGTH(b)) FROM t") == [(1500, 1_500_000)]
 
     @WAYS
     def test_a_slice_with_nulls(self, place: Place, way: str) -> None:
@@ -705,6 +720,15 @@ class TestTheTableIsLookedOver:
                 place.sink("k", mode="xa", **options)
         with pytest.raises(UsageError, match="9999 connections"):
             place.sink("t", connections=9999)
+        few = place.sink("t", look=False, connections=5)
+        few._tasks = 8
+        with pytest.raises(UsageError, match=r"connections=5, but 12 are needed"):
+            few.preflight()
+        url = account(place, "ALL PRIVILEGES")
+        name = f"poor_{place.database}@'127.0.0.1'"
+        place.ask(f"ALTER USER {name} WITH MAX_USER_CONNECTIONS 7")
+        with pytest.raises(UsageError, match=r"8 connections .* has 7: raise its max_user_conn"):
+            place.sink("t", url=url, connections=8)
         with pytest.raises(UsageError, match="needs key="):
             place.sink("t", order_by="a")
         with pytest.raises(UsageError, match="mode='both'"):
@@ -1280,6 +1304,36 @@ class TestEndings:
         writer.abort()
         assert sink.commit([other]) == [LOST]
 
+    def test_a_task_that_was_given_up_meanwhile(self, plain: Place) -> None:
+        """Its rows are not to blame."""
+        sink = plain.sink(mode="xa")
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        with sink._borrowed() as link:
+            assert sink._settled(link, writer._name) is LOST
+        with pytest.raises(Rejected, match="has a tombstone") as caught:
+            writer.prepare()
+        assert not isinstance(caught.value, BadRow)
+        writer.abort()
+
+    def test_a_rollback_that_the_server_forgets_is_not_believed(
+        self, plain: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It says OK, and InnoDB holds the branch: so it is here, by a statement that does nothing."""
+        from poundlock.mysql import driver
+
+        sink = plain.sink(mode="xa")
+        prepare(sink, {"x": [1]})
+        strays = sink.find(OURS)
+
+        def ask(link: Any, statement: str, arguments: Sequence[Any] = ()) -> Any:
+            return run(link, "DO 0" if "ROLLBACK" in statement else statement, arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(driver, "run", ask)
+            assert sink.abort(strays) == [OPEN]
+        assert sink.abort(strays) == [LOST]
+
     def test_a_commit_that_the_server_forgets_is_not_believed(
         self, place: Place, server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -1640,6 +1694,20 @@ class TestTheConnection:
         prepare(sink, {"x": [2]}, batch=1)
         assert sink.abort(sink.find(OURS)) == [LOST]
         assert place.rows() == [(1,)]
+
+    def test_a_connection_is_asked_with_the_patience_of_who_takes_it(
+        self, place: Place, server: mariadb.MariaDB
+    ) -> None:
+        sink = place.sink(look=False)
+        with sink._borrowed(3600):
+            pass
+        sink.url += "?connect_timeout=1"
+        server.pause()
+        try:
+            with pytest.raises(Unavailable), sink._borrowed(1):
+                pass
+        finally:
+            server.resume()
 
     def test_no_file_is_sent_to_a_server_that_asks(self, place: Place, tmp_path: Path) -> None:
         secret = tmp_path / "secret"

@@ -132,13 +132,13 @@ class Connected(Participant):
         with self._lock:
             link = self._links.pop() if self._links else None
         if link is not None:
+            link.patience(seconds)  # not that of whoever had it before
             try:
                 link.ping(reconnect=False)
             except (pymysql.err.Error, OSError):
                 drop(link)
                 link = None
         link = link or self.connect(seconds)
-        link.patience(seconds)
         try:
             with said(self.name):
                 yield link

@@ -7,6 +7,7 @@ was decided before.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ from poundlock.mysql.receipts import (
 )
 from poundlock.mysql.staged import MOVE_S, StagedBranches
 from poundlock.mysql.writer import RowWriter
+
+logger = logging.getLogger("poundlock")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -127,7 +130,7 @@ class MySQLBranches(StagedBranches):
         name: BranchName,
         branch: Xid,
         settle: Callable[[Link], BranchState],
-        see: Callable[[Link], BranchState] = lambda link: BranchState.ABORTED,
+        see: Callable[[Link], BranchState],
     ) -> BranchState:
         """Commit or roll back an XA branch, and say how it ended. Nothing but the witness proves it.
 
@@ -188,7 +191,10 @@ class MySQLBranches(StagedBranches):
         assert name is not None
         if mode_of(stray) == "xa":
             branch = xid(name, int(str(stray.handle["task"])))
-            return self._end_xa("ROLLBACK", name, branch, lambda link: self._settled(link, name))
+            return self._end_xa(
+                "ROLLBACK", name, branch, lambda link: self._settled(link, name),
+                lambda link: self._seen_gone(link, name),
+            )  # fmt: skip
         try:
             with self._borrowed() as link:
                 state = self._settled(link, name)
@@ -197,6 +203,17 @@ class MySQLBranches(StagedBranches):
                 return state
         except Unavailable:
             return BranchState.UNREACHABLE
+
+    def _seen_gone(self, link: Link, name: BranchName) -> BranchState:
+        """See that a branch is gone that the server says it has rolled back; see `let_go`."""
+        state = self._settled(link, name)
+        if state is BranchState.PREPARED:
+            logger.warning(
+                "sink %s: the server says that branch %s is rolled back, but InnoDB still holds it and "
+                "its locks. Restart the server, which then lists the branch again",
+                *(self.name, name),
+            )
+        return state
 
     def _settled(self, link: Link, name: BranchName) -> BranchState:
         self.witness.ensure(link)

@@ -46,11 +46,13 @@ _CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
 _WRONG = {
     1048: "is null, but the column is NOT NULL",
     1062: "has a value that is already there, under a unique key",
+    1153: "is larger than the server's max_allowed_packet",
     1216: "refers to a row that is not there (foreign key)",
     1263: "is null, but the column is NOT NULL",
     1264: "is out of the column's range",
     1265: "does not fit the column's type",
     1292: "is not a value of the column's type",
+    1301: "is larger than the server's max_allowed_packet",
     1366: "has characters that the column cannot hold",
     1406: "is too long",
     1451: "is still referred to by rows of another table (foreign key)",
@@ -89,7 +91,7 @@ _OF_MARIADB = (
 _OF_MYSQL = (
     "max_execution_time=0"  # it tells of 1024 errors by itself, and lets few accounts say so
 )
-_CHUNK = 1 << 20
+_CHUNK = 1 << 19  # of a load; less than any server's max_allowed_packet should be
 
 # MariaDB's protocol: two commands, the bit of those that are MySQL, and those for bulks.
 _PREPARE, _BULK_EXECUTE = 0x16, 0xFA

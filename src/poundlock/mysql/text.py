@@ -6,7 +6,7 @@ would be changed by the column, is found here and named by its row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,11 @@ class Rows:
         )
         return statement, _bytes(pc.binary_join_element_wise(joined, "", "\n"))
 
-    def insert(self, table: str) -> tuple[str, memoryview]:
-        """Return the head of an INSERT and its values, for servers that take no LOAD DATA LOCAL."""
+    def insert(self, table: str) -> tuple[str, memoryview, Any]:
+        """Return the head of an INSERT, its values, and where in them each row begins.
+
+        For servers that take no LOAD DATA LOCAL. Each row ends with a comma.
+        """
         values = [
             pc.binary_join_element_wise("UNHEX('" if name in self.binary else "'", text,
                                         "')" if name in self.binary else "'", "")
@@ -62,7 +65,20 @@ class Rows:
         )
         closed = pc.binary_join_element_wise("(", joined, "),", "")
         head = f"INSERT INTO {table} ({', '.join(map(quoted, self.names))}) VALUES "
-        return head, _bytes(closed)[:-1]
+        ends = np.concatenate(
+            ([0], np.cumsum(np.asarray(pc.binary_length(closed)), dtype=np.int64))
+        )
+        return head, _bytes(closed), ends
+
+
+def cut(ends: Any, most: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into runs of at most so many bytes, or one row: the first, and one behind the last."""
+    start, last = 0, len(ends) - 1
+    while start < last:
+        room = int(ends[start]) + most
+        end = max(int(np.searchsorted(ends, room, side="right")) - 1, start + 1)
+        yield start, end
+        start = end
 
 
 def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:

@@ -272,13 +272,24 @@ class RowWriter(Writer):
         if not self._exact:
             run(link, "COMMIT")
             return
-        self._sink.witness.testify(link, [self._name])
+        self._testify(link)
         # In MariaDB nobody else can finish the branch as long as the connection lasts. If this machine
         # goes away before it has closed it, the server is to close it soon.
         run(link, f"SET SESSION wait_timeout = {_DETACH_S}")
         run(link, f"XA END {self._xid}")
         run(link, f"XA PREPARE {self._xid}")
         self._active = False
+
+    def _testify(self, link: links.Link) -> None:
+        try:
+            self._sink.witness.testify(link, [self._name])
+        except pymysql.err.IntegrityError as error:
+            if links.code_of(error) != links.DUPLICATE:
+                raise
+            raise Rejected(
+                f"branch {self._name} has a tombstone: a driver has given it up while this task ran",
+                sink=self._sink.name,
+            ) from None
 
     def _check_columns(self, link: links.Link, move: Move) -> None:
         """See that the table took rows as it was looked over. Nobody can change it from now on."""
