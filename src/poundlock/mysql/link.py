@@ -69,7 +69,7 @@ _WRONG = {
 _COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$")
 _ROW = re.compile(r"at row (\d+)\s*$")
 # Several numbers have the system's own beside them, for any of its calls may fail by a full disk.
-_DISK_FULL = {1021, 1114}
+_DISK_FULL = {1021, 1114, 3675}
 _NO_SPACE = re.compile(r"(?:errno|errcode|error):? 28\b", re.IGNORECASE)
 
 _MODE = (
