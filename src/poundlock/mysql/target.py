@@ -83,7 +83,8 @@ class Target:
     engine: str
     columns: Mapping[str, TargetColumn]  # by name in lower case, in the table's order
     unique: tuple[frozenset[str], ...] = ()  # keys, as sets of column names in lower case
-    strict: tuple[str, ...] = ()  # what else can refuse a row: foreign keys, triggers, checks...
+    strict: tuple[str, ...] = ()  # what else can refuse a row: foreign keys, triggers, checks
+    partitioned: bool = False
     referenced: bool = False  # by foreign keys of other tables, or who knows
     hides_triggers: bool = False  # it may have some that the account may not see
 
@@ -95,6 +96,7 @@ class Target:
         given = {name.lower() for name in written}
         return bool(
             self.strict
+            or self.partitioned
             or self.hides_triggers
             or any(unique != frozenset(name.lower() for name in key) for unique in self.unique)
             or any(it.computed for name, it in self.columns.items() if name not in given)
@@ -136,7 +138,6 @@ def read(link: Link, database: str, table: str) -> Target | None:
         (database, table),
     )
     strict = [row[0].lower() for row in constraints] + (["trigger"] if triggers else [])
-    strict += ["partition"] if "partitioned" in (options or "") else []
     rights = _rights(link, database, table)
     # Of the same database: for those of others MariaDB would open every table that it has.
     referenced = run(
@@ -149,6 +150,7 @@ def read(link: Link, database: str, table: str) -> Target | None:
         database, table, (engine or kind or "").lower(),
         describe(link, database, table),
         tuple(frozenset(key) for key in keys.values()), tuple(strict),
+        partitioned="partitioned" in (options or ""),
         # Only those of tables that the account may use are shown.
         referenced=bool(referenced) or not rights.beyond,
         hides_triggers=not (link.is_mariadb or rights.triggers),  # MariaDB shows them to all
@@ -173,7 +175,7 @@ def _rights(link: Link, database: str, table: str) -> _Rights:
         given = {right.strip() for right in found[1].split(",")}
         where = found[2].replace("\\", "")  # a pattern, in which its own name matches itself
         wide = where in ("*.*", f"{quoted(database)}.*")
-        beyond |= wide and given != {"USAGE"}
+        beyond |= wide and bool(given & {"ALL PRIVILEGES", "SELECT"})
         if wide or where == quoted(database, table):
             triggers |= bool(given & {"ALL PRIVILEGES", "TRIGGER"})
     return _Rights(triggers, beyond)
