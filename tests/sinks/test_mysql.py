@@ -137,16 +137,25 @@ def refused(
     sink: MySQL, rows: Any, kind: type[PoundlockError] = BadRow, task: int = 0
 ) -> PoundlockError:
     """Write what is not to be taken, and give up, as a task does."""
-    writer = begin(sink, task)
+    with pytest.raises(kind) as caught:
+        write_and_prepare(begin(sink, task), rows)
+    return caught.value
 
-    def attempt() -> None:
+
+def write_and_prepare(writer: Writer, rows: Any) -> None:
+    try:
         writer.write(batch_of(rows))
         writer.prepare()
+    finally:
+        writer.abort()
 
-    with pytest.raises(kind) as caught:
-        attempt()
-    writer.abort()
-    return caught.value
+
+def account(place: Place, rights: str) -> str:
+    """Make an account with rights on the database; return its address."""
+    name, port = f"poor_{place.database}", place.server.connect_arguments()["port"]
+    place.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'p'")
+    place.ask(f"GRANT {rights} ON {place.database}.* TO {name}@'127.0.0.1'")
+    return f"mysql://{name}:p@127.0.0.1:{port}/{place.database}"
 
 
 PARTITIONED: tuple[dict[str, Any], ...] = ({}, {"mode": "xa", "key_partitioned": True})
@@ -264,7 +273,8 @@ class TestEveryTypeArrivesAsItWas:
         place.ask("CREATE TABLE t (n INT, x LONGTEXT, b LONGBLOB)")
         sink = place.sink()
         send_by(sink, way)
-        sink.packet = min(sink.packet, 16 << 20)
+        if way == "bulk":
+            sink.packet = min(sink.packet, 16 << 20)
         long, large = "é" * (size // 2), b"x" * size
         rows = {"n": [1, 2, 3, 4], "x": ["a", long, None, ""], "b": [b"", b"\1", None, large]}
         assert sink.commit([prepare(sink, rows)]) == [DONE]
@@ -274,6 +284,20 @@ class TestEveryTypeArrivesAsItWas:
             (3, None, None, None),
             (4, 0, size, hashlib.sha256(b"").hexdigest()),
         ]
+
+    def test_rows_are_inserted_in_packets_that_the_server_takes(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (n INT, b LONGBLOB)")
+        with settings(place, max_allowed_packet=1 << 20):
+            sink = place.sink()
+            send_by(sink, "insert")
+            rows = {"n": list(range(1500)), "b": [b"x" * 1000] * 1500}
+            assert sink.commit([prepare(sink, rows)]) == [DONE]
+            writer = begin(sink, 1, tolerant=True)
+            with pytest.raises(BadRow, match="max_allowed_packet") as caught:
+                writer.write(batch_of({"n": [1, 2, 3], "b": [b"x", b"x" * (600 << 10), b"x"]}))
+            assert set(caught.value.rows) == {1}
+            writer.abort()
+        assert place.ask("SELECT COUNT(*), SUM(LENGTH(b)) FROM t") == [(1500, 1_500_000)]
 
     @WAYS
     def test_a_slice_with_nulls(self, place: Place, way: str) -> None:
@@ -297,7 +321,7 @@ class TestEveryTypeArrivesAsItWas:
     @WAYS
     def test_into_other_types_that_hold_them(self, place: Place, way: str) -> None:
         place.ask(
-            "CREATE TABLE t (a BIGINT UNSIGNED, b DECIMAL(20,2), c DOUBLE, d TIME(3), "
+            "CREATE TABLE t (a BIGINT UNSIGNED, b DECIMAL(20,2), c DOUBLE, d BINARY(2), "
             f"e {'UUID' if IS_MARIADB else 'CHAR(36)'}, f {'INET6' if IS_MARIADB else 'CHAR(9)'}, "
             "g JSON, h DATETIME, i FLOAT, j DOUBLE)"
         )
@@ -306,16 +330,28 @@ class TestEveryTypeArrivesAsItWas:
         uuid = "123e4567-e89b-12d3-a456-426614174000"
         rows = {
             "a": pa.array([2**62]), "b": pa.array([7]), "c": pa.array([True]),
-            "d": pa.array(["-12:34:56.789"]), "e": pa.array([uuid]), "f": pa.array(["::1"]),
+            "d": pa.array([b"\0\1"]), "e": pa.array([uuid]), "f": pa.array(["::1"]),
             "g": pa.array(['{"a": [1, "ü"]}']), "h": pa.array([datetime.date(9999, 12, 31)]),
             "i": pa.array([0.1], pa.float32()), "j": pa.array([0.1], pa.float32()),
         }  # fmt: skip
         assert sink.commit([prepare(sink, pa.RecordBatch.from_pydict(rows))]) == [DONE]
-        shown = "a, b, c, CAST(d AS CHAR), CAST(e AS CHAR), CAST(f AS CHAR), g, h, i, j"
+        shown = "a, b, c, d, CAST(e AS CHAR), CAST(f AS CHAR), g, h, i, j"
         assert place.ask(f"SELECT {shown} FROM t") == [
-            (2**62, decimal.Decimal("7.00"), 1.0, "-12:34:56.789", uuid, "::1", '{"a": [1, "ü"]}',
+            (2**62, decimal.Decimal("7.00"), 1.0, b"\0\1", uuid, "::1", '{"a": [1, "ü"]}',
              datetime.datetime(9999, 12, 31), 0.1, 0.1),
         ]  # fmt: skip
+
+    @WAYS
+    def test_the_ends_of_float(self, place: Place, way: str) -> None:
+        """Spelled in as few digits as tell them apart, the largest would be beyond."""
+        place.ask("CREATE TABLE t (x FLOAT)")
+        sink = place.sink()
+        send_by(sink, way)
+        values = pa.array([3.4028234663852886e38, -3.4028234663852886e38, 1e-45, 0.1], pa.float32())
+        assert sink.commit([prepare(sink, {"x": values})]) == [DONE]
+        assert sorted(place.ask("SELECT x * 1e0 FROM t")) == [
+            (x,) for x in sorted(values.to_pylist())
+        ]
 
     @BOTH
     def test_members_of_enum_and_set(self, place: Place, mode: str) -> None:
@@ -353,6 +389,8 @@ class TestBadRowsAreNamed:
         ("null", "x INT NOT NULL", pa.array([1, None, 3]), {1}, "NOT NULL"),
         ("too long", "x VARCHAR(3)", pa.array(["abc", "äöü", "abcd"]), {2}, "longer than 3"),
         ("bytes", "x VARBINARY(2)", pa.array([b"ab", b"abc"]), {1}, "longer than 2"),
+        ("filled up", "x BINARY(2)", pa.array([b"ab", b"a", None, b"abc"]), {1, 3}, "fill up"),
+        ("blank", "x CHAR(3)", pa.array(["a", "a ", "", None, " a"]), {1}, "blank"),
         ("out of range", "x TINYINT", pa.array([1, 300, 2, -129]), {1, 3}, "range"),
         ("unsigned", "x INT UNSIGNED", pa.array([0, -1]), {1}, "range"),
         ("enum", "x ENUM('a')", pa.array(["a", "b", None, "1", "A", ""]), {1, 3, 4, 5}, "members"),
@@ -452,6 +490,28 @@ class TestBadRowsAreNamed:
         error = refused(place.sink(mode=mode), rows)
         assert isinstance(error, BadRow) and set(error.rows) == ({1} if IS_MARIADB else set())
         assert "column x" in str(error) and "geheim" not in str(error)
+
+    @WAYS
+    def test_a_column_added_meanwhile_is_no_rows_fault(self, place: Place, way: str) -> None:
+        """Or a tolerant branch would leave every row out."""
+        place.ask("CREATE TABLE t (n INT)")
+        sink = place.sink(mode="xa")
+        send_by(sink, way)
+        place.ask("ALTER TABLE t ADD c INT NOT NULL")
+        writer = begin(sink, tolerant=True)
+        with pytest.raises(Rejected, match=r"c (of the table )?is NOT NULL") as caught:
+            write_and_prepare(writer, {"n": [1, 2, 3]})
+        assert not isinstance(caught.value, BadRow)
+        assert place.rows() == []
+
+    @BOTH
+    def test_a_column_dropped_meanwhile_is_no_rows_fault(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (n INT, x INT)")
+        sink = place.sink(mode=mode)
+        writer = begin(sink, tolerant=True)
+        with pytest.raises(UsageError, match="no column 'y'"):
+            writer.write(batch_of({"n": [1], "y": [1]}))
+        writer.abort()
 
     def test_no_error_quotes_a_row(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x ENUM('a'), y INT UNIQUE)")
@@ -575,6 +635,26 @@ class TestTheTableIsLookedOver:
             assert words in str(caught.value)
         assert "'note'" not in str(caught.value) and "'at'" not in str(caught.value)
 
+    def test_columns_that_would_change_values(self, place: Place) -> None:
+        place.ask(
+            "CREATE TABLE t (a FLOAT(7,2), b DOUBLE(10,2), c TIME(3), d JSON, e JSON, f DOUBLE)"
+        )
+        frame = {"a": "float", "b": "double", "c": "string", "d": "struct<a:decimal(38,18)>",
+                 "e": "string", "f": "float"}  # fmt: skip
+        sink = place.sink(look=False)
+        sink.project({name: Column(name, kind) for name, kind in frame.items()})
+        with pytest.raises(UsageError) as caught:
+            sink.preflight()
+        for words in ("'a' is float(7,2), which would round", "'b' is double(10,2), which would",
+                      "'c' is time(3), which does not hold string"):  # fmt: skip
+            assert words in str(caught.value)
+        assert ("round the decimals" in str(caught.value)) == (not IS_MARIADB)
+        assert "'e'" not in str(caught.value) and "'f'" not in str(caught.value)
+        place.ask("CREATE TABLE u (e JSON)")
+        sink = place.sink("u", look=False, mode="staged")
+        sink.project({"e": Column("e", "string")})
+        assert len(sink.preflight()) == (not IS_MARIADB)
+
     def test_what_may_go_wrong_is_said(self, place: Place) -> None:
         place.ask("CREATE TABLE t (at DATETIME, old TEXT CHARACTER SET latin1)")
         sink = place.sink(look=False)
@@ -625,7 +705,10 @@ class TestTheTableIsLookedOver:
                 assert sink.together([receipt]) == (mode == "staged")
             return sink.chosen
 
+        place.ask("CREATE TABLE r (a INT, b INT)")
+        place.ask("CREATE TRIGGER r BEFORE INSERT ON r FOR EACH ROW SET NEW.a = NEW.b")
         assert chosen("t") == "xa" and chosen("s") == "xa"
+        assert chosen("r") == "staged" and chosen("r", mode="xa") == "xa"
         assert chosen("k") == "staged" and chosen("k", key="a") == "staged"
         assert chosen("k", key="a", key_partitioned=True) == "staged"
         if IS_MARIADB:
@@ -640,6 +723,15 @@ class TestTheTableIsLookedOver:
                 place.sink("k", mode="xa", **options)
         with pytest.raises(UsageError, match="9999 connections"):
             place.sink("t", connections=9999)
+        few = place.sink("t", look=False, connections=5)
+        few._tasks = 8
+        with pytest.raises(UsageError, match=r"connections=5, but 12 are needed"):
+            few.preflight()
+        url = account(place, "ALL PRIVILEGES")
+        name = f"poor_{place.database}@'127.0.0.1'"
+        place.ask(f"ALTER USER {name} WITH MAX_USER_CONNECTIONS 7")
+        with pytest.raises(UsageError, match=r"8 connections .* has 7: raise its max_user_conn"):
+            place.sink("t", url=url, connections=8)
         with pytest.raises(UsageError, match="needs key="):
             place.sink("t", order_by="a")
         with pytest.raises(UsageError, match="mode='both'"):
@@ -800,6 +892,51 @@ class TestUpsert:
             partitioned = keyed.sink(key="id", **PARTITIONED[True])
             refused(partitioned, {"id": [1, 1], "word": ["a", "b"]})
 
+    def test_rows_that_only_the_collation_calls_equal_contradict(self, place: Place) -> None:
+        """Which of them counts must not hang on the number of a task."""
+        place.ask(
+            "CREATE TABLE t (id INT PRIMARY KEY, ts INT, v VARCHAR(9), j JSON) "
+            "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+        )
+        sink = place.sink(key="id", order_by="ts")
+        for batch, (left, right) in enumerate((("abc", "ABC"), ("abc", "abc "), ("é", "e"))):
+            receipts = [
+                prepare(sink, {"id": [1], "ts": [5], ORDER: [5], "v": [word], "j": ["{}"]},
+                        task=task, batch=batch)
+                for task, word in enumerate((left, right))
+            ]  # fmt: skip
+            assert all("does not tell" in str(reason) for reason in sink.check(receipts))
+            assert sink.abort(sink.find(OURS)) == [LOST, LOST]
+        same = {"id": [1], "ts": [5], ORDER: [5], "v": ["é"], "j": ['{"a": 1}']}
+        receipts = [prepare(sink, same, task=task, batch=9) for task in range(2)]
+        assert sink.check(receipts) == [None, None] and sink.commit(receipts) == [DONE, DONE]
+
+    @pytest.mark.parametrize("own", [True, False])
+    def test_long_strings_are_put_in_order_by_all_of_them(self, place: Place, own: bool) -> None:
+        place.ask(f"CREATE TABLE t (id INT PRIMARY KEY, v INT{', o TEXT' if own else ''})")
+        sink = place.sink(key="id", order_by="O", look=False)  # in other letters than the frame's
+        frame = {"id": "int", "v": "int", "o": "string"}
+        sink.project({name: Column(name, kind) for name, kind in frame.items()})
+        sink.preflight()
+        long = ["\U0001d11e" * 999 + end for end in "213"]
+        rows = {"id": [1, 1, 1], "v": [2, 1, 3], "o": long, ORDER: long}
+        receipt = prepare(sink, rows)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows(what="id, v") == [(1, 3)]
+        rows |= {ORDER: [f"{long[0]}x", *long[1:]], "o": [f"{long[0]}x", *long[1:]]}
+        error = refused(sink, rows)
+        assert isinstance(error, BadRow) and set(error.rows) == {0}
+        assert "column O is longer than 1000" in str(error)
+
+    def test_bytes_have_an_order_and_structs_have_none(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+        sink = place.sink(key="id", order_by="o")
+        receipt = prepare(sink, {"id": [1, 1], "v": [2, 1], ORDER: [b"\xff", b"\x7f"]})
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, 2)]
+        with pytest.raises(UsageError, match=r"'o' for order_by= is struct.* no order"):
+            sink.project({"id": Column("id", "int"), "o": Column("o", "struct<a:int>")})
+
     def test_another_unique_key_is_never_mistaken_for_the_key(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, mail VARCHAR(9) UNIQUE, n INT)")
         place.ask("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
@@ -848,6 +985,103 @@ class TestWhatTheTargetRefuses:
         receipt = prepare(staged, {"p": [1], "n": [1]}, batch=9)
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
         assert place.rows() == [(1, 1)]
+
+    # The table, the sink's options, rows before, rows, what is said.
+    REFUSALS: tuple[tuple[str, str, dict[str, Any], str, dict[str, list[Any]], str], ...] = (
+        ("partition", "(id INT PRIMARY KEY, v INT) PARTITION BY RANGE (id) "
+         "(PARTITION a VALUES LESS THAN (10))", {"key": "id"}, "", {"id": [50], "v": [1]}, "partition"),
+        ("generated", "(id INT PRIMARY KEY, v INT, g TINYINT AS (v * 100) STORED)", {"key": "id"}, "",
+         {"id": [1], "v": [50]}, "range"),
+        ("default", "(id INT PRIMARY KEY, v INT, d TINYINT DEFAULT (v * 100))", {"key": "id"}, "",
+         {"id": [1], "v": [50]}, "range"),
+        ("deleted", "(id INT PRIMARY KEY, v INT)", {"key": "id", "delete": "gone"},
+         "CREATE TABLE child (id INT, FOREIGN KEY (id) REFERENCES t (id))",
+         {"id": [1], "v": [None], DELETE: [True]}, "referred to"),
+        ("updated", "(id INT PRIMARY KEY, v INT, UNIQUE (id, v))", {"key": "id"},
+         "CREATE TABLE child (id INT, v INT, FOREIGN KEY (id, v) REFERENCES t (id, v))",
+         {"id": [1], "v": [2]}, "referred to"),
+    )  # fmt: skip
+
+    @pytest.mark.parametrize("case", REFUSALS, ids=[case[0] for case in REFUSALS])
+    def test_whatever_it_is_is_found_before_the_decision(self, place: Place, case: Any) -> None:
+        name, table, options, child, rows, words = case
+        place.ask(f"CREATE TABLE t {table}")
+        if child:
+            place.ask("INSERT INTO t VALUES (1, 1)")
+            place.ask(child)
+            place.ask(f"INSERT INTO child VALUES (1{', 1' if name == 'updated' else ''})")
+        sink = place.sink(**options)
+        receipt = prepare(sink, rows)
+        assert words in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
+    def test_a_trigger_that_the_account_may_not_see(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
+        place.ask("CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
+                  "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF")  # fmt: skip
+        url = account(place, "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP")
+        sink = place.sink(key="id", url=url)
+        receipt = prepare(sink, {"id": [1], "n": [5]})
+        assert "trigger" in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
+    def test_only_a_plain_table_is_not_tried(self, place: Place) -> None:
+        """A trial costs as much as the move."""
+        place.ask(
+            "CREATE TABLE t (id INT PRIMARY KEY, v INT DEFAULT 3, w VARCHAR(9) DEFAULT 'it''s', "
+            "x DATETIME DEFAULT CURRENT_TIMESTAMP, y DECIMAL(5,2) DEFAULT -1.5, z TEXT)"
+        )
+        place.ask("CREATE TABLE u (v INT)")
+        for table, options in (("t", {"key": "id"}), ("u", {"mode": "staged"})):
+            target = place.sink(table, **options).target
+            assert not target.may_refuse(["id", "v"], ["id"] if table == "t" else [])
+        assert place.sink("t").target.may_refuse(["id"], [])  # appended under a key
+        url = account(place, "SELECT, INSERT, UPDATE, CREATE, TRIGGER")
+        assert not place.sink("t", url=url, key="id").target.may_refuse(["id"], ["id"])
+        name = url.split("/")[2].split(":")[0]
+        place.ask(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {name}@'127.0.0.1'")
+        place.ask(
+            f"GRANT SELECT, INSERT, UPDATE, TRIGGER ON {place.database}.t TO {name}@'127.0.0.1'"
+        )
+        if not IS_MARIADB:  # a right over the whole server that shows no table
+            place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO {name}@'127.0.0.1'")
+        target = place.sink("t", url=url, key="id").target  # whose children it could not see
+        assert target.may_refuse(["id"], ["id"])
+
+    def test_what_was_not_tried_is_not_said_to_have_been_taken(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT)")
+        sink = place.sink(mode="staged")
+        receipt = prepare(sink, {"id": [1, 1]})
+        assert sink.check([receipt]) == [None]
+        place.ask("ALTER TABLE t ADD UNIQUE (id)")
+        with pytest.raises(InDoubt, match=r"unique key.*make the table take them"):
+            sink.commit([receipt])
+        place.ask("ALTER TABLE t DROP KEY id")
+        assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (1,)]
+
+    def test_two_timestamps_that_are_not_null(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, a TIMESTAMP NOT NULL DEFAULT '2001-01-01', "
+                  "b TIMESTAMP(6) NOT NULL DEFAULT '2001-01-01')")  # fmt: skip
+        at = datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
+        with settings(place, explicit_defaults_for_timestamp=0):
+            sink = place.sink(key="id")
+            receipt = prepare(sink, {"id": [1], "a": [at], "b": [at]})
+            assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, at.replace(tzinfo=None), at.replace(tzinfo=None))]
+
+    def test_a_unique_key_over_an_expression(self, place: Place) -> None:
+        """MariaDB has such keys over a column of its own alone."""
+        made = (
+            "g VARCHAR(9) AS (LOWER(v)) VIRTUAL, UNIQUE (g)"
+            if IS_MARIADB
+            else "UNIQUE ((LOWER(v)))"
+        )
+        place.ask(f"CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(9), {made})")
+        place.ask("INSERT INTO t (id, v) VALUES (1, 'a')")
+        sink = place.sink(key="id")
+        receipt = prepare(sink, {"id": [2], "v": ["A"]})
+        assert "unique key" in str(sink.check([receipt])[0])
+        assert sink.abort(sink.find(OURS)) == [LOST]
 
     def test_a_target_changed_after_the_decision_stops_and_loses_nothing(
         self, place: Place
@@ -920,6 +1154,81 @@ class TestWhatTheTargetRefuses:
             else:
                 with pytest.raises(UsageError, match="mode='staged', or set"):
                     sink.preflight()
+
+
+class TestOptionsAndTablesThatChange:
+    def test_what_was_decided_is_done_as_it_was_meant(self, place: Place) -> None:
+        """The options are others when the pipeline comes back after a crash."""
+        for table in ("t", "u"):
+            place.ask(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT UNIQUE)")
+            place.ask(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
+        before = place.sink(key="id", delete="gone", order_by="o")
+        rows = {"id": [1, 3, 3], "v": [None, 3, 4], DELETE: [True, False, False], ORDER: [1, 1, 2]}
+        receipt = prepare(before, rows)
+        assert before.check([receipt]) == [None]
+        for now in (place.sink("u"), place.sink("u", key="v"), place.sink(key="v")):
+            assert now.name == before.name
+        assert place.sink("u").commit([receipt]) == [DONE]
+        assert place.rows() == [(2, 2), (3, 4)] and place.rows("u") == [(1, 1), (2, 2)]
+
+    def test_the_table_that_was_meant_is_gone(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT)")
+        place.ask("CREATE TABLE u (id INT)")
+        receipt = prepare(place.sink(mode="staged"), {"id": [1]})
+        place.ask("RENAME TABLE t TO old")
+        now = place.sink("u", mode="staged")
+        with pytest.raises(Parted, match=r"table \S+\.t, which is gone"):
+            now.commit([receipt])
+        place.ask("RENAME TABLE old TO t")
+        assert now.commit([receipt]) == [DONE] and place.rows() == [(1,)]
+
+    @BOTH
+    @pytest.mark.parametrize(
+        ("before", "now"),
+        [("DOUBLE", "INT"), ("DECIMAL(9,3)", "DECIMAL(9,1)"), ("DATETIME(6)", "DATETIME"),
+         ("VARCHAR(9)", "CHAR(9)"), ("VARBINARY(9)", "BINARY(9)"), ("FLOAT", "DOUBLE")],
+    )  # fmt: skip
+    def test_a_column_that_would_change_values_now(
+        self, place: Place, mode: str, before: str, now: str
+    ) -> None:
+        values: dict[str, Any] = {
+            "DOUBLE": 1.25, "DECIMAL(9,3)": decimal.Decimal("1.255"), "FLOAT": 0.1,
+            "DATETIME(6)": datetime.datetime(2024, 1, 1, 0, 0, 0, 600_000), "VARCHAR(9)": "a ",
+            "VARBINARY(9)": b"a",
+        }  # fmt: skip
+        place.ask(f"CREATE TABLE t (x {before})")
+        sink = place.sink(mode=mode)
+        rows = {"x": [values[before]]}
+        if mode == "xa":
+            place.ask(f"ALTER TABLE t MODIFY x {now}")
+            refused(sink, rows, Rejected)
+            assert place.rows() == []
+            return
+        receipt = prepare(sink, rows)
+        assert sink.check([receipt]) == [None]
+        place.ask(f"ALTER TABLE t MODIFY x {now}")
+        assert "columns of table t were changed: x is" in str(sink.check([receipt])[0])
+        with pytest.raises(InDoubt, match="x is"):
+            sink.commit([receipt])
+        place.ask(f"ALTER TABLE t MODIFY x {before}")
+        assert sink.commit([receipt]) == [DONE] and len(place.rows()) == 1
+
+    @BOTH
+    def test_columns_that_hold_more_than_before(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (a INT, b VARCHAR(9), c DATETIME, d DECIMAL(5,1), e TEXT)")
+        sink = place.sink(mode=mode)
+        at, rows = (
+            datetime.datetime(2024, 1, 1),
+            {"a": [1], "b": ["b"], "d": [decimal.Decimal("1.5")]},
+        )
+        wider = (
+            "a BIGINT, MODIFY b LONGTEXT, MODIFY c DATETIME(6), MODIFY d DECIMAL(9,3), ADD f INT"
+        )
+        receipt = prepare(sink, rows | {"c": [at], "e": ["e"]}) if mode == "staged" else None
+        place.ask(f"ALTER TABLE t MODIFY {wider}")
+        receipt = receipt or prepare(sink, rows | {"c": [at], "e": ["e"]})
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [(1, "b", at, decimal.Decimal("1.500"), "e", None)]
 
 
 class TestEndings:
@@ -1000,6 +1309,36 @@ class TestEndings:
         writer.abort()
         assert sink.commit([other]) == [LOST]
 
+    def test_a_task_that_was_given_up_meanwhile(self, plain: Place) -> None:
+        """Its rows are not to blame."""
+        sink = plain.sink(mode="xa")
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        with sink._borrowed() as link:
+            assert sink._settled(link, writer._name) is LOST
+        with pytest.raises(Rejected, match="has a tombstone") as caught:
+            writer.prepare()
+        assert not isinstance(caught.value, BadRow)
+        writer.abort()
+
+    def test_a_rollback_that_the_server_forgets_is_not_believed(
+        self, plain: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It says OK, and InnoDB holds the branch: so it is here, by a statement that does nothing."""
+        from poundlock.mysql import driver
+
+        sink = plain.sink(mode="xa")
+        prepare(sink, {"x": [1]})
+        strays = sink.find(OURS)
+
+        def ask(link: Any, statement: str, arguments: Sequence[Any] = ()) -> Any:
+            return run(link, "DO 0" if "ROLLBACK" in statement else statement, arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(driver, "run", ask)
+            assert sink.abort(strays) == [OPEN]
+        assert sink.abort(strays) == [LOST]
+
     def test_a_commit_that_the_server_forgets_is_not_believed(
         self, place: Place, server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -1037,6 +1376,72 @@ class TestEndings:
         assert plain.sink(mode=mode).commit([receipt]) == [BranchState.NO_WITNESS]
 
     @BOTH
+    @pytest.mark.parametrize(
+        "emptied",
+        [
+            ["DELETE FROM poundlock_witness"],
+            ["TRUNCATE poundlock_witness"],
+            [
+                "CREATE TABLE w LIKE poundlock_witness",
+                "DROP TABLE poundlock_witness",
+                "RENAME TABLE w TO poundlock_witness",
+            ],
+        ],
+        ids=["delete", "truncate", "like"],
+    )
+    def test_an_emptied_witness_proves_nothing(
+        self, plain: Place, mode: str, emptied: list[str]
+    ) -> None:
+        """A tombstone enters there, for a batch that was committed."""
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        for statement in emptied:
+            plain.ask(statement)
+        assert sink.commit([receipt]) == sink.commit([receipt]) == [BranchState.NO_WITNESS]
+        assert plain.ask("SELECT * FROM poundlock_witness") == []
+        after = prepare(sink, {"x": [2]}, task=1)  # and so does the row that it gets now
+        with pytest.raises(Parted, match="emptied"):
+            sink.commit([receipt])
+        assert sink.check([after]) == [None] and sink.commit([after]) == [DONE]
+        assert plain.rows() == [(1,), (2,)]
+
+    @BOTH
+    def test_a_witness_emptied_before_the_decision_is_told_by_the_check(
+        self, plain: Place, mode: str
+    ) -> None:
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        plain.ask("DELETE FROM poundlock_witness WHERE branch = 'witness'")
+        assert sink.check([receipt]) == [
+            "its witness table was emptied or made anew since it was written"
+        ]
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
+    @BOTH
+    def test_pruning_keeps_what_the_witness_is(self, plain: Place, mode: str) -> None:
+        sink = plain.sink(mode=mode)
+        for batch in range(3):
+            assert sink.commit([prepare(sink, {"x": [batch]}, batch=batch)]) == [DONE]
+        before = plain.ask("SELECT identity FROM poundlock_witness WHERE branch = 'witness'")
+        sink.prune(OURS, 9)
+        assert plain.ask("SELECT COUNT(*) FROM poundlock_witness") == [(2,)]
+        receipt = prepare(sink, {"x": [9]}, batch=9)
+        assert receipt.handle["witness"] == [plain.database, before[0][0]]
+        assert sink.commit([receipt]) == [DONE]
+
+    def test_a_server_without_the_witness_table_is_not_believed(self, plain: Place) -> None:
+        """Its OK to a commit is no proof, and there is no other."""
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        plain.ask(f"CREATE DATABASE {plain.database}_empty")
+        _, known = receipt.handle["witness"]  # type: ignore[misc]
+        handle = {**receipt.handle, "witness": [f"{plain.database}_empty", known]}
+        elsewhere = Receipt(sink.name, receipt.id, 0, receipt.fingerprint, handle)
+        assert sink.commit([elsewhere]) == [BranchState.NO_WITNESS]
+        assert sink.commit([receipt]) == [DONE]
+
+    @BOTH
     def test_another_witness_proves_nothing(self, plain: Place, mode: str) -> None:
         """A server that never had the branch must not say that it is lost."""
         sink = plain.sink(mode=mode)
@@ -1061,7 +1466,7 @@ class TestEndings:
         assert before.commit(mixed) == [DONE] * 3
         assert plain.rows() == [(0,), (1,), (2,)]
         assert plain.ask(f"SHOW TABLES IN {other}") == [("poundlock_witness",)]
-        assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(2,)]
+        assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(3,)]
 
     def test_a_stage_left_behind_is_not_open_and_is_pruned(self, plain: Place) -> None:
         """A crash between the move and the end of its staging tables."""
@@ -1139,6 +1544,69 @@ class TestEndings:
         assert len(name.gtrid) <= 64 and len(name.bqual) <= 64
 
 
+@contextmanager
+def settings(place: Place, **variables: Any) -> Iterator[None]:
+    """Have the server set otherwise, for all who connect now."""
+    if not (names := list(variables)):
+        yield
+        return
+    before = place.ask(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in names)}")[0]
+
+    def change(values: Mapping[str, Any]) -> None:
+        changes = ", ".join(f"GLOBAL {name} = {value!r}" for name, value in values.items())
+        place.ask(f"SET {changes}")
+
+    change(variables)
+    try:
+        yield
+    finally:
+        change(dict(zip(names, before, strict=True)))
+
+
+class TestWhateverTheServerHasSet:
+    def test_unique_keys_are_kept(self, place: Place) -> None:
+        """MariaDB would lose the whole batch, and say that it is committed."""
+        place.ask("CREATE TABLE t (u INT UNIQUE)")
+        place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
+        place.ask("CREATE TABLE child (p INT, FOREIGN KEY (p) REFERENCES parent (id))")
+        with settings(place, unique_checks=0, foreign_key_checks=0):
+            sink = place.sink(mode="staged")
+            receipt = prepare(sink, {"u": [7, 7]})
+            assert "unique key" in str(sink.check([receipt])[0])
+            assert sink.abort(sink.find(OURS)) == [LOST]
+            child = place.sink("child", mode="staged")
+            receipt = prepare(child, {"p": [7]}, batch=1)
+            assert "foreign key" in str(child.check([receipt])[0])
+            assert child.abort(child.find(OURS)) == [LOST]
+
+    def test_checks_are_kept(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT CHECK (x > 0))")
+        with settings(place, **({"check_constraint_checks": 0} if IS_MARIADB else {})):
+            assert "CHECK" in str(refused(place.sink(mode="xa"), {"x": [-1]}))
+
+    @UPSERTS
+    def test_nothing_of_it_shows(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, u INT UNIQUE)")
+        place.ask("INSERT INTO t VALUES (9, 9)")
+        odd: dict[str, Any] = {"sql_safe_updates": 1, "sql_auto_is_null": 1, "sql_select_limit": 1,
+                               "completion_type": 1}  # fmt: skip
+        if IS_MARIADB:
+            odd |= {"idle_write_transaction_timeout": 1, "max_statement_time": 0.001}
+        with settings(place, **odd):
+            sink = place.sink(key="id", delete="gone", **PARTITIONED[mode == "xa"])
+            rows = {"id": [1, 2, 9], "u": [1, 2, None], DELETE: [False, False, True]}
+            receipt = prepare(sink, rows)
+            assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+            again = prepare(sink, rows | {"id": [1, 3, 2]}, batch=1)
+            assert sink.check([again]) == [None] and sink.commit([again]) == [DONE]
+        assert place.rows() == [(1, 1), (3, 2)]
+
+    def test_a_task_may_take_its_time(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        with settings(place, wait_timeout=2), closing(place.sink(mode="xa").connect()) as link:
+            assert run(link, "SELECT @@wait_timeout")[0][0] > 3600
+
+
 class TestTheConnection:
     @BOTH
     def test_lost_while_writing(self, place: Place, mode: str) -> None:
@@ -1200,7 +1668,7 @@ class TestTheConnection:
 
     def test_an_account_without_rights(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = self.account(place, "SELECT")
+        url = account(place, "SELECT")
         with pytest.raises(NotAuthorised, match="CREATE TABLE IF NOT EXISTS"):
             begin(place.sink(url=url, mode="staged"))
         if not IS_MARIADB:
@@ -1222,7 +1690,7 @@ class TestTheConnection:
     @BOTH
     def test_an_account_with_the_rights_it_needs(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = self.account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
+        url = account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
         if not IS_MARIADB and mode == "xa":
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
         sink = place.sink(url=url, mode=mode)
@@ -1232,13 +1700,18 @@ class TestTheConnection:
         assert sink.abort(sink.find(OURS)) == [LOST]
         assert place.rows() == [(1,)]
 
-    @staticmethod
-    def account(place: Place, rights: str) -> str:
-        """Make an account with rights on the database; return its address."""
-        name, port = f"poor_{place.database}", place.server.connect_arguments()["port"]
-        place.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'p'")
-        place.ask(f"GRANT {rights} ON {place.database}.* TO {name}@'127.0.0.1'")
-        return f"mysql://{name}:p@127.0.0.1:{port}/{place.database}"
+    def test_a_connection_is_asked_with_the_patience_of_who_takes_it(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sink = place.sink(look=False)
+        with sink._borrowed(3600):
+            pass
+        waits: list[float] = []
+        monkeypatch.setattr(
+            links.Link, "ping", lambda link, reconnect: waits.append(link._read_timeout)
+        )
+        with sink._borrowed(7):
+            assert waits == [7]
 
     def test_no_file_is_sent_to_a_server_that_asks(self, place: Place, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
@@ -1252,14 +1725,14 @@ class TestTheConnection:
     def test_a_silent_server_is_unreachable(
         self, place: Place, server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from poundlock.mysql import driver
+        from poundlock.mysql import connected
 
         place.ask("CREATE TABLE t (x INT)")
         sink = place.sink()
         receipt = prepare(sink, {"x": [1]})
         sink.close()
         sink.url += "?connect_timeout=1"
-        monkeypatch.setattr(driver, "_ANSWER_S", 1)
+        monkeypatch.setattr(connected, "_ANSWER_S", 1)
         server.pause()
         try:
             assert sink.commit([receipt]) == [BranchState.UNREACHABLE]

@@ -8,11 +8,14 @@ the name, and the identity, which is whole, tells logs apart. Numbers are hexade
 The witness is a row that the branch itself inserts: it is there if the branch was committed, and only
 then. Whoever must prove that a branch was rolled back inserts a tombstone under the same key. If that
 succeeds, the branch was not and will never be committed; if it finds the key taken, the row there says
-which it was; if it has to wait, the branch is still open.
+which it was; if it has to wait, the branch is still open. That holds for the very table that the
+branch testifies in, and only while nobody has emptied it. So the table's first row tells of itself, by
+chance, and goes with the others; receipts carry what it says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import time
@@ -25,7 +28,7 @@ import pymysql
 from poundlock.core.model import Namespace
 from poundlock.core.naming import BranchName
 from poundlock.core.protocol import BranchState
-from poundlock.errors import UsageError
+from poundlock.errors import Unavailable, UsageError
 from poundlock.mysql.link import (
     DUPLICATE,
     LOCK_TIMEOUT,
@@ -38,7 +41,7 @@ from poundlock.mysql.link import (
 from poundlock.mysql.names import quoted
 
 WITNESS = "poundlock_witness"
-_MADE = "poundlock "
+_ITSELF = "witness"  # the row about the table; no branch is called so
 _COMMITTED, _ABORTED = "committed", "aborted"
 _STATES = {_COMMITTED: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
 _LET_GO_TRIES = 50
@@ -146,28 +149,32 @@ class Witness:
             "sink VARCHAR(63) CHARACTER SET ascii COLLATE ascii_bin NOT NULL, "
             "generation BIGINT NOT NULL, batch BIGINT NOT NULL, state VARCHAR(9) NOT NULL, "
             "written_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP, "
-            "KEY (identity, pipeline, sink, batch)) ENGINE=InnoDB "
-            f"COMMENT='{_MADE}{uuid.uuid4().hex}'"
+            "KEY (identity, pipeline, sink, batch)) ENGINE=InnoDB"
         )
 
     def identity(self, link: Link) -> str | None:
-        """Return what tells this table from any other, ever; None if there is no table."""
-        found = run(
-            link,
-            "SELECT TABLE_COMMENT FROM information_schema.TABLES "
-            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            (self.database, WITNESS),
-        )
-        return str(found[0][0]).removeprefix(_MADE) if found else None
+        """Return what tells this table from any other, ever; None if it is gone, or was emptied."""
+        try:
+            found = run(link, f"SELECT identity FROM {self.table} WHERE branch = %s", (_ITSELF,))
+        except pymysql.err.ProgrammingError as error:
+            if code_of(error) != NO_SUCH_TABLE:
+                raise
+            return None
+        return str(found[0][0]) if found else None
 
     def ensure(self, link: Link) -> str:
-        """Create the table where there is none; return its identity. Ends an open transaction."""
+        """Create the table and its first row where they are missing; return its identity.
+
+        Outside of any transaction.
+        """
         found = self.identity(link)
         if found is None:
             run(link, self.statement)
+            with contextlib.suppress(pymysql.err.IntegrityError):  # somebody was faster
+                self._enter(link, [(_ITSELF, "", uuid.uuid4().hex, "", 0, 0, _COMMITTED)])
             found = self.identity(link)
         if found is None:
-            raise UsageError(f"{self.table} was made, but the account may not see it")
+            raise Unavailable(f"the witness table {self.table} was emptied or dropped meanwhile")
         return found
 
     def testify(self, link: Link, names: Sequence[BranchName], *, committed: bool = True) -> None:
@@ -185,6 +192,9 @@ class Witness:
             )
             for n in names
         ]
+        self._enter(link, rows)
+
+    def _enter(self, link: Link, rows: Sequence[tuple[str | int, ...]]) -> None:
         places = ", ".join(["(%s, %s, %s, %s, %s, %s, %s)"] * len(rows))
         statement = (
             f"INSERT INTO {self.table} (branch, pipeline, identity, sink, generation, batch, state) "
@@ -198,11 +208,16 @@ class Witness:
         if not wanted:
             return {}
         places = ", ".join(["%s"] * len(wanted))
-        rows = run(
-            link,
-            f"SELECT branch, state FROM {self.table} WHERE branch IN ({places})",
-            list(wanted),
-        )
+        try:
+            rows = run(
+                link,
+                f"SELECT branch, state FROM {self.table} WHERE branch IN ({places})",
+                list(wanted),
+            )
+        except pymysql.err.ProgrammingError as error:
+            if code_of(error) != NO_SUCH_TABLE:
+                raise
+            return {}
         return {wanted[branch]: _STATES[state] for branch, state in rows}
 
     def went_before(self, link: Link, names: Sequence[BranchName]) -> bool:
@@ -219,24 +234,30 @@ class Witness:
             )
         )  # fmt: skip
 
-    def settle(self, link: Link, name: BranchName) -> BranchState:
+    def settle(self, link: Link, name: BranchName, known: str | None = None) -> BranchState:
         """Prove how a branch ended that nobody shows as open, by a tombstone.
 
-        The table must be the one that the branch would have testified in: any other proves nothing.
+        `known` is the table's identity as the receipt has it: any other proves nothing. Without a
+        receipt no decision names the branch, and any table will do.
         """
         run(link, "SET @before = @@innodb_lock_wait_timeout")
         run(link, "SET SESSION innodb_lock_wait_timeout = 1")
+        run(link, "START TRANSACTION")
         try:
             self.testify(link, [name], committed=False)
-            return BranchState.ABORTED
+            # Asked where nobody can empty the table unseen: that would have to wait for us.
+            proves = known is None or self.identity(link) == known
+            run(link, "COMMIT" if proves else "ROLLBACK")
+            return BranchState.ABORTED if proves else BranchState.NO_WITNESS
         except pymysql.err.Error as error:
             code = code_of(error)
+            if code not in (LOCK_TIMEOUT, NO_SUCH_TABLE, DUPLICATE):
+                raise
+            run(link, "ROLLBACK")
             if code == LOCK_TIMEOUT:
                 return BranchState.PREPARED  # its witness is there, but not committed yet
             if code == NO_SUCH_TABLE:
                 return BranchState.NO_WITNESS  # every branch made sure of the table: it was dropped
-            if code != DUPLICATE:
-                raise
         finally:
             if link.open:
                 run(link, "SET SESSION innodb_lock_wait_timeout = @before")

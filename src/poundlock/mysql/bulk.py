@@ -52,12 +52,8 @@ class Bulk:
 
     def pieces(self, most: int) -> Iterator[tuple[int, int, memoryview]]:
         """Cut them into pieces of at most so many bytes, or one row: the first, how many, the bytes."""
-        start, last = 0, len(self.ends) - 1
-        while start < last:
-            room = int(self.ends[start]) + most
-            end = max(int(np.searchsorted(self.ends, room, side="right")) - 1, start + 1)
+        for start, end in text.cut(self.ends, most):
             yield start, end - start, self.values[self.ends[start] : self.ends[end]]
-            start = end
 
 
 def encode(rows: pa.RecordBatch) -> Bulk:

@@ -31,9 +31,11 @@ from poundlock.errors import (
 
 NO_SUCH_TABLE, DUPLICATE, LOCK_TIMEOUT, DEADLOCK = 1146, 1062, 1205, 1213
 XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
+_NO_DEFAULT = 1364
 
 _REFUSED = {1044, 1045, 1095, 1142, 1143, 1227, 1370, 1401, 1410, 1698}
-_AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 3169}
+_AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 1969}
+_AWAY |= {3024, 3169}
 _AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
 _STRANGER = {1045, 1698}  # of those refused: user or password
 _CROWDED = {1040, 1203, 1226}  # as many connections as the server allows, or allows the account
@@ -44,14 +46,16 @@ _CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
 _WRONG = {
     1048: "is null, but the column is NOT NULL",
     1062: "has a value that is already there, under a unique key",
+    1153: "is larger than the server's max_allowed_packet",
     1216: "refers to a row that is not there (foreign key)",
     1263: "is null, but the column is NOT NULL",
     1264: "is out of the column's range",
     1265: "does not fit the column's type",
     1292: "is not a value of the column's type",
-    1364: "has no value, and the column has no default",
+    1301: "is larger than the server's max_allowed_packet",
     1366: "has characters that the column cannot hold",
     1406: "is too long",
+    1451: "is still referred to by rows of another table (foreign key)",
     1452: "refers to a row that is not there (foreign key)",
     1526: "belongs to no partition of the table",
     1644: "was refused by a trigger",
@@ -65,13 +69,29 @@ _WRONG = {
 _COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$")
 _ROW = re.compile(r"at row (\d+)\s*$")
 # Several numbers have the system's own beside them, for any of its calls may fail by a full disk.
-_DISK_FULL = {1021, 1114}
+_DISK_FULL = {1021, 1114, 3675}
 _NO_SPACE = re.compile(r"(?:errno|errcode|error):? 28\b", re.IGNORECASE)
 
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 )
-_CHUNK = 1 << 20
+# What a server's own settings may be otherwise. Without the checks MariaDB takes rows by a shorter way,
+# on which a batch that breaks a unique key is lost whole, and no word said. Longer sort keys: strings
+# are put in order by so many bytes; see `writer.LONGEST_ORDER`.
+_SESSION = (
+    f"sql_mode='{_MODE}', time_zone='+00:00', net_read_timeout=600, wait_timeout=28800, "
+    "unique_checks=1, foreign_key_checks=1, sql_safe_updates=0, sql_auto_is_null=0, "
+    "sql_select_limit=18446744073709551615, completion_type=0, max_sort_length=32768"
+)
+_OF_MARIADB = (
+    "check_constraint_checks=1, max_statement_time=0, idle_transaction_timeout=0, "
+    "idle_write_transaction_timeout=0, idle_readonly_transaction_timeout=0, max_error_count=1024, "
+    "sort_buffer_size=2097152"
+)
+_OF_MYSQL = (
+    "max_execution_time=0"  # it tells of 1024 errors by itself, and lets few accounts say so
+)
+_CHUNK = 1 << 19  # of a load; less than any server's max_allowed_packet should be
 
 # MariaDB's protocol: two commands, the bit of those that are MySQL, and those for bulks.
 _PREPARE, _BULK_EXECUTE = 0x16, 0xFA
@@ -240,14 +260,11 @@ def connect_arguments(url: str) -> dict[str, Any]:
 def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
     """Open a connection with a session that neither rounds nor cuts off nor waits for ever.
 
-    READ COMMITTED: less is locked, and nothing here reads twice. UTC: timestamps are stored as they
-    are. `answer_timeout` ends the wait for a server that keeps its connections and says nothing.
+    Whatever the server has set for others. READ COMMITTED: less is locked, and nothing here reads
+    twice. UTC: timestamps are stored as they are. `answer_timeout` ends the wait for a server that
+    keeps its connections and says nothing.
     """
     seconds = max(1, round(lock_timeout))
-    session = (
-        f"SET SESSION sql_mode='{_MODE}', time_zone='+00:00', innodb_lock_wait_timeout={seconds}, "
-        f"lock_wait_timeout={seconds}, net_read_timeout=600"
-    )
     with said(sink):
         link = Link(
             **connect_arguments(url),
@@ -259,8 +276,11 @@ def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float =
             write_timeout=answer_timeout,
         )
         try:
-            # MySQL tells of as many errors by itself, and lets few accounts say so.
-            run(link, session + (", max_error_count=1024" if link.is_mariadb else ""))
+            run(
+                link,
+                f"SET SESSION {_SESSION}, {_OF_MARIADB if link.is_mariadb else _OF_MYSQL}, "
+                f"innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}",
+            )
             run(link, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:
             drop(link)
@@ -325,6 +345,8 @@ def told(error: BaseException, sink: str) -> NoReturn:
             "the key",
             sink=sink,
         ) from None
+    if code == _NO_DEFAULT:
+        raise _lacking(str(error.args[-1]), sink) from None
     if reason := fault(error):
         raise BadRow(reason, sink=sink) from None
     if code in _DISK_FULL or _NO_SPACE.search(str(error.args[-1] if error.args else "")):
@@ -365,6 +387,8 @@ def wrong_rows(link: Link) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for _level, code, message in run(link, "SHOW WARNINGS"):
+        if code == _NO_DEFAULT:  # no row's fault
+            raise pymysql.err.OperationalError(code, message)
         at = _ROW.search(message)
         found.setdefault(int(at[1]) - 1 if at else -1, _reason(int(code), message))
     return found
@@ -374,6 +398,17 @@ def _reason(code: int, message: str) -> str:
     column = _COLUMN.search(message)
     words = _WRONG.get(code, f"was refused (error {code})")
     return f"column {column[1]} {words}" if column else f"a row {words}"
+
+
+def _lacking(message: str, sink: str) -> Rejected:
+    """Return the error for a column that no row has."""
+    column = re.search(r"'([^']*)'", message)
+    return Rejected(
+        f"column {column[1] if column else '?'} of the table is NOT NULL without a default, and the "
+        "frame has no such column. Was it added since the pipeline started? Give it a default, or add "
+        "it to the frame",
+        sink=sink,
+    )
 
 
 def _text(error: BaseException) -> str:

@@ -73,6 +73,10 @@ class Move:
         )
 
     @property
+    def may_be_refused(self) -> bool:
+        return self.target.may_refuse(self.written, self.key)
+
+    @property
     def extra(self) -> dict[str, TargetColumn]:
         """The columns of a stage that the target has not."""
         own = {ORDER: self.order} if self.order is not None else {}
@@ -93,19 +97,26 @@ class Move:
         """Whether rows of one key contradict each other: the same order, or none to tell by."""
         if not self.key:
             return False
-        by = [*self.key, ORDER] if self.order is not None else list(self.key)
-        held = [*self.written, *self.extra]
-        # Equal rows contradict nobody, where the order names the one that counts.
-        union = " UNION " if self.order is not None else " UNION ALL "
-        rows = union.join(f"SELECT {columns(held)} FROM {table}" for table in tables)
+        if self.order is None:
+            by, union = columns(self.key), " UNION ALL "
+            seen = by
+        else:  # equal rows contradict nobody
+            by, union = columns([*self.key, ORDER]), " UNION "
+            rest = [*self._others, *([DELETE] if self.deletes else [])]
+            seen = ", ".join([by, *map(self._exactly, rest)])
+        rows = union.join(f"SELECT {seen} FROM {table}" for table in tables)
         if self.order is not None and len(tables) == 1:
-            rows = f"SELECT DISTINCT {columns(held)} FROM {tables[0]}"
+            rows = f"SELECT DISTINCT {seen} FROM {tables[0]}"
         return bool(
-            run(
-                link,
-                f"SELECT 1 FROM ({rows}) r GROUP BY {columns(by)} HAVING COUNT(*) > 1 LIMIT 1",
-            )
+            run(link, f"SELECT 1 FROM ({rows}) r GROUP BY {by} HAVING COUNT(*) > 1 LIMIT 1")
         )
+
+    def _exactly(self, name: str) -> str:
+        """Spell a column so that values are equal only if they are the same, whatever its collation."""
+        column = self.target.column(name)
+        if column is not None and column.type == "json":
+            return f"CAST(CAST({quoted(name)} AS CHAR) AS BINARY)"
+        return f"CAST({quoted(name)} AS BINARY)" if column and column.charset else quoted(name)
 
     def _only_key(self) -> bool:
         """ON DUPLICATE KEY UPDATE acts on any unique key: it is right where there is no other."""

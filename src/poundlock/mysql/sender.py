@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pymysql
 
@@ -127,11 +128,23 @@ class Sender:
                 yield _Piece(start + first, mine, values, types=encoded.types)
 
     def _texts(self, rows: pa.RecordBatch, start: int) -> Iterator[_Piece]:
-        for first, part in _cut(rows, _LOADED if self._sink.loads else _INSERTED):
+        for first, part in _cut(rows, _LOADED if self._sink.loads else _INSERTED, start):
             spelled = text.spell(part, self._columns)
-            spell = spelled.load if self._sink.loads else spelled.insert
-            statement, values = spell(self._into)
-            yield _Piece(start + first, part, values, statement)
+            if self._sink.loads:
+                statement, values = spelled.load(self._into)
+                yield _Piece(first, part, values, statement)
+            else:
+                yield from self._inserts(spelled, part, first)
+
+    def _inserts(self, spelled: text.Rows, rows: pa.RecordBatch, start: int) -> Iterator[_Piece]:
+        head, values, ends = spelled.insert(self._into)
+        room = self._sink.packet - len(head.encode())
+        if too_large := np.flatnonzero(np.diff(ends) > room).tolist():
+            reason = "a row is larger than the server's max_allowed_packet lets an INSERT be"
+            raise self.bad({start + index: reason for index in too_large})
+        for first, end in text.cut(ends, min(_INSERTED, room)):
+            piece = values[ends[first] : ends[end] - 1]  # without the last comma
+            yield _Piece(start + first, rows.slice(first, end - first), piece, head)
 
     # To the server.
 

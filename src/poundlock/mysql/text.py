@@ -6,7 +6,7 @@ would be changed by the column, is found here and named by its row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,8 +50,11 @@ class Rows:
         )
         return statement, _bytes(pc.binary_join_element_wise(joined, "", "\n"))
 
-    def insert(self, table: str) -> tuple[str, memoryview]:
-        """Return the head of an INSERT and its values, for servers that take no LOAD DATA LOCAL."""
+    def insert(self, table: str) -> tuple[str, memoryview, Any]:
+        """Return the head of an INSERT, its values, and where in them each row begins.
+
+        For servers that take no LOAD DATA LOCAL. Each row ends with a comma.
+        """
         values = [
             pc.binary_join_element_wise("UNHEX('" if name in self.binary else "'", text,
                                         "')" if name in self.binary else "'", "")
@@ -62,7 +65,20 @@ class Rows:
         )
         closed = pc.binary_join_element_wise("(", joined, "),", "")
         head = f"INSERT INTO {table} ({', '.join(map(quoted, self.names))}) VALUES "
-        return head, _bytes(closed)[:-1]
+        ends = np.concatenate(
+            ([0], np.cumsum(np.asarray(pc.binary_length(closed)), dtype=np.int64))
+        )
+        return head, _bytes(closed), ends
+
+
+def cut(ends: Any, most: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into runs of at most so many bytes, or one row: the first, and one behind the last."""
+    start, last = 0, len(ends) - 1
+    while start < last:
+        room = int(ends[start]) + most
+        end = max(int(np.searchsorted(ends, room, side="right")) - 1, start + 1)
+        yield start, end
+        start = end
 
 
 def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
@@ -75,6 +91,14 @@ def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
         texts.append(_escaped(values.cast(pa.string())) if is_text(values.type) else plain(values))
     return Rows(len(rows), tuple(columns[n].name for n in rows.schema.names), tuple(texts),
                 frozenset(columns[name].name for name in binary))  # fmt: skip
+
+
+def exact(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> pa.RecordBatch:
+    """Widen what a FLOAT column is given: the short text of the largest is beyond its range."""
+    for index, name in enumerate(rows.schema.names):
+        if columns[name].type == "float" and pa.types.is_float32(rows.schema.field(index).type):
+            rows = rows.set_column(index, name, rows.column(index).cast(pa.float64()))
+    return rows
 
 
 def faults(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> dict[int, str]:
@@ -114,10 +138,17 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
             (_strange(values, column), f"is not among the members of {column.type.upper()}")
         )
     elif is_text(kind) and column.length is not None:
+        if column.type == "char":
+            blank = pc.ends_with(values, " ")
+            found.append((blank, "ends in a blank, which CHAR would drop: make it VARCHAR"))
         # Only where a cheap look at the bytes says that it may be too long.
         if len(values) and (pc.max(pc.binary_length(values)).as_py() or 0) > column.length:
             long = pc.greater(pc.utf8_length(values), column.length)
             found.append((long, f"is longer than {column.length} characters"))
+    elif is_binary(kind) and column.type == "binary":
+        other = pc.not_equal(pc.binary_length(values), column.length)
+        reason = f"has not the {column.length} bytes that BINARY would fill up: make it VARBINARY"
+        found.append((other, reason))
     elif is_binary(kind) and column.length is not None:
         long = pc.greater(pc.binary_length(values), column.length)
         found.append((long, f"is longer than {column.length} bytes"))

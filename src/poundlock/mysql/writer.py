@@ -22,7 +22,14 @@ import pymysql
 from poundlock.core.model import Branch, Json
 from poundlock.core.naming import name_of
 from poundlock.core.participant import PreparedBranch, Semantic, Writer
-from poundlock.errors import BadRow, NotAuthorised, PoundlockError, Rejected, Unavailable
+from poundlock.errors import (
+    BadRow,
+    NotAuthorised,
+    PoundlockError,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
 from poundlock.mysql import link as links
 from poundlock.mysql import text
 from poundlock.mysql.branches import prepared, xid
@@ -30,7 +37,7 @@ from poundlock.mysql.link import drop, run, said
 from poundlock.mysql.move import DELETE, ORDER, Move, stage_name
 from poundlock.mysql.names import quoted
 from poundlock.mysql.sender import Sender
-from poundlock.mysql.target import Target, TargetColumn
+from poundlock.mysql.target import Target, TargetColumn, changes, describe, lacking, layout
 
 if TYPE_CHECKING:
     from poundlock.mysql.driver import MySQLBranches
@@ -46,8 +53,10 @@ _ORDERS: tuple[tuple[Any, str], ...] = (
     (pa.types.is_timestamp, "datetime(6)"),
     (pa.types.is_date, "date"),
     (pa.types.is_boolean, "tinyint(1)"),
-    (pa.types.is_string, "longtext"),
+    (text.is_text, "longtext"),
+    (text.is_binary, "longblob"),
 )
+LONGEST_ORDER = 1000  # characters of a string that the server puts in order by all of them
 
 
 class RowWriter(Writer):
@@ -122,6 +131,7 @@ class RowWriter(Writer):
         assert self._sender is not None
         if bad := self._faults(rows):
             raise self._sender.bad(bad)
+        rows = text.exact(rows, self._columns)
         if self._branch.tolerant:
             self._send_or_undo(self._sender, rows)
         else:
@@ -148,7 +158,7 @@ class RowWriter(Writer):
         for name in rows.schema.names:
             column = self._move.extra.get(name) or target.column(name)
             if column is None:
-                raise BadRow(f"the table has no column {name!r}", sink=sink.name)
+                raise UsageError(f"the table has no column {name!r}", sink=sink.name)
             self._columns[name] = replace(column, nullable=False) if column.name in key else column
         self._sender = Sender(
             sink, self._open_link, self._stage if self._aside else sink.into, self._columns,
@@ -188,13 +198,16 @@ class RowWriter(Writer):
         return quoted(self._sink.witness.database, stage_name(self._name))
 
     def _faults(self, rows: pa.RecordBatch) -> dict[int, str]:
+        told = dict(self._columns)
+        if ORDER in told:  # by the name that the user knows
+            told[ORDER] = replace(told[ORDER], name=self._sink.order_by or ORDER)
         if DELETE not in rows.schema.names:
-            return text.faults(rows, self._columns)
+            return text.faults(rows, told)
         # A row that deletes may be null in all but its key.
         key = self._move.key if self._move else ()
         eased = {
             name: column if column.name in key else replace(column, nullable=True)
-            for name, column in self._columns.items()
+            for name, column in told.items()
         }
         found = text.faults(rows, eased)
         stays = pc.invert(pc.fill_null(rows.column(DELETE), False))
@@ -230,11 +243,18 @@ class RowWriter(Writer):
             "mode": "staged" if self._staged else "xa",
             "task": self._branch.task,
             "rows": self._rows,
-            "columns": list(self._move.written),
-            "ordered": self._move.order is not None,
             "witness": self._testifies,
             "connection": connection,
         }
+        if self._staged:
+            handle |= {
+                "into": [self._sink.database, self._sink.table],
+                "columns": list(self._move.written),
+                "key": list(self._move.key),
+                "ordered": self._move.order is not None,
+                "deletes": self._move.deletes,
+                "layout": layout(self._move.target.columns, self._move.written),
+            }
         return PreparedBranch(str(self._name), handle, began_at=self._began_at, expires_at=None)
 
     def _finish(self, move: Move) -> None:
@@ -248,16 +268,40 @@ class RowWriter(Writer):
             run(link, "COMMIT")  # of the temporary table alone
             self._start()
             move.run(link, [self._stage])
+        self._check_columns(link, move)
         if not self._exact:
             run(link, "COMMIT")
             return
-        self._sink.witness.testify(link, [self._name])
+        self._testify(link)
         # In MariaDB nobody else can finish the branch as long as the connection lasts. If this machine
         # goes away before it has closed it, the server is to close it soon.
         run(link, f"SET SESSION wait_timeout = {_DETACH_S}")
         run(link, f"XA END {self._xid}")
         run(link, f"XA PREPARE {self._xid}")
         self._active = False
+
+    def _testify(self, link: links.Link) -> None:
+        try:
+            self._sink.witness.testify(link, [self._name])
+        except pymysql.err.IntegrityError as error:
+            if links.code_of(error) != links.DUPLICATE:
+                raise
+            raise Rejected(
+                f"branch {self._name} has a tombstone: a driver has given it up while this task ran",
+                sink=self._sink.name,
+            ) from None
+
+    def _check_columns(self, link: links.Link, move: Move) -> None:
+        """See that the table took rows as it was looked over. Nobody can change it from now on."""
+        target = move.target
+        now = describe(link, target.database, target.table)
+        changed = changes(target.columns, now, move.written) or lacking(now, move.written)
+        if changed:
+            raise Rejected(
+                f"the columns of table {target.table} were changed since the pipeline started: "
+                f"{changed}. Undo that, or start the pipeline again, which looks at them anew",
+                sink=self._sink.name,
+            )
 
     def _close(self) -> None:
         drop(self._link)
@@ -285,14 +329,19 @@ class RowWriter(Writer):
 def _order_column(sink: MySQLBranches, kind: Any) -> TargetColumn:
     """Return the column that orders rows: as the target has it, or as its type asks."""
     own = sink.target.column(sink.order_by or "")
+    longest = LONGEST_ORDER if text.is_text(kind) or text.is_binary(kind) else None
     if own is not None:
-        return replace(own, name=ORDER, nullable=True)
+        if longest is not None:
+            longest = min(longest, own.length or longest)
+        return replace(own, name=ORDER, nullable=True, length=longest)
     if pa.types.is_decimal(kind):
         return TargetColumn(ORDER, "decimal", f"decimal({kind.precision},{kind.scale})")
     for fits, full in _ORDERS:
         if fits(kind):
             name = full.partition("(")[0]
             texts = ("utf8mb4", "utf8mb4_bin") if name == "longtext" else (None, None)
-            return TargetColumn(ORDER, name, full, charset=texts[0], collation=texts[1])
-    raise BadRow(f"order_by={sink.order_by!r} has type {kind}, which has no order in MySQL",
+            return TargetColumn(
+                ORDER, name, full, charset=texts[0], collation=texts[1], length=longest
+            )
+    raise UsageError(f"order_by={sink.order_by!r} has type {kind}, which has no order in MySQL",
                  sink=sink.name)  # fmt: skip

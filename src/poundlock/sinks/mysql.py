@@ -50,8 +50,8 @@ class MySQL(MySQLBranches):
         key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
         witness_database: Where the witness table and the staging tables are; the target's by default.
         lock_timeout: Seconds that a branch waits for a lock before it votes no.
-        connections: How many may be open at once, checked against the server's limit; by default as
-            many as Spark runs tasks, and four for the driver.
+        connections: How many the server must have for this sink; by default, and at least, as many as
+            Spark runs tasks, and four for the driver. Checked when the pipeline starts.
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
@@ -144,8 +144,11 @@ class MySQL(MySQLBranches):
                 )
             else:
                 wanted[name] = spelled
-                if self.order_by and name.lower() == self.order_by.lower():
+                if self._orders(name):
                     wanted[ORDER] = spelled
+                    if spelled != column.sql:
+                        problems.append(f"column {name!r} for order_by= is {column.type}, which has "
+                                        "no order in MySQL")  # fmt: skip
         self._frame = {
             name: column.type
             for name, column in columns.items()
@@ -165,9 +168,12 @@ class MySQL(MySQLBranches):
         frame = {
             name: type_name
             for name, type_name in self._frame.items()
-            if target.column(name) is not None or name != self.order_by
+            if target.column(name) is not None or not self._orders(name)
         }
         return differences(target, frame) if frame else ([], [])
+
+    def _orders(self, name: str) -> bool:
+        return self.order_by is not None and name.lower() == self.order_by.lower()
 
     def attach(self, site: Site) -> None:
         if site.spark is not None:
@@ -196,7 +202,7 @@ class MySQL(MySQLBranches):
                 )
             }
             self._check_table(target)
-            self._check_connections(int(variables["max_connections"]))
+            self._check_connections(link, int(variables["max_connections"]))
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._choose(target)
                 self._check_upserts(variables)
@@ -207,7 +213,8 @@ class MySQL(MySQLBranches):
                     self._check_rights(link)
             self.bulks = link.bulks
         self.loads = variables.get("local_infile") in ("ON", "1")
-        self.packet = int(variables["max_allowed_packet"]) - _BESIDE_ROWS
+        largest = int(variables["max_allowed_packet"])
+        self.packet = max(largest - _BESIDE_ROWS, largest // 2)
         if not self.loads and not self.bulks:
             warnings.append("local_infile is off: rows are sent by INSERT, which is slower")
         return warnings
@@ -234,18 +241,31 @@ class MySQL(MySQLBranches):
                 sink=self.name,
             )
 
-    def _check_connections(self, limit: int) -> None:
-        wanted = self.connections or (self._tasks + AT_ONCE if self._tasks else 1)
-        if wanted > limit:
+    def _check_connections(self, link: Link, limit: int) -> None:
+        """A task has one connection, which it opens when it starts: it cannot wait for one."""
+        needed = self._tasks + AT_ONCE if self._tasks else 1
+        why = f"one for each task that runs at once, and {AT_ONCE} for the driver"
+        if self.connections is not None and self.connections < needed:
             raise UsageError(
-                f"{wanted} connections are wanted (one for each task that runs at once, and "
-                f"{AT_ONCE} for the driver), and the server has {limit}: raise its max_connections, "
-                "or run fewer tasks at once",
+                f"connections={self.connections}, but {needed} are needed ({why}): allow as many, or "
+                "run fewer tasks at once",
                 sink=self.name,
             )
+        wanted = max(self.connections or 0, needed)
+        [[mine]] = run(link, "SELECT @@SESSION.max_user_connections")
+        for name, most in (("max_connections", limit), ("max_user_connections", int(mine))):
+            if 0 < most < wanted:
+                raise UsageError(
+                    f"{wanted} connections are wanted ({why}), and the server has {most}: raise its "
+                    f"{name}, or run fewer tasks at once",
+                    sink=self.name,
+                )
 
     def _choose(self, target: Target) -> None:
-        """Choose the mode where the user did not: rows that could meet under a key are staged."""
+        """Choose the mode where the user did not: rows that could meet others are staged.
+
+        Under a unique key, or where a trigger writes a row that all share.
+        """
         if self.mode == "xa" and self.meeting(target) and not self.key_partitioned:
             by = ", ".join(sorted(self.meeting(target)[0]))
             raise UsageError(
@@ -256,7 +276,8 @@ class MySQL(MySQLBranches):
             )
         if self.mode is not None or self.key or self.key_partitioned:
             return
-        self.chosen = "staged" if self.meeting(target) else "xa"
+        meets = self.meeting(target) or "trigger" in target.strict
+        self.chosen = "staged" if meets else "xa"
 
     def _check_upserts(self, variables: Mapping[str, str]) -> None:
         if self.key and self.chosen == "xa" and variables.get("xa_detach_on_prepare") == "ON":
