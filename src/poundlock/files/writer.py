@@ -36,7 +36,7 @@ class Target(Protocol):
     uri: str
     format: str
     compression: str
-    partition_by: Sequence[str]
+    partition_by: list[str]
 
     def open_file(self, stream: Any, schema: pa.Schema) -> ParquetFile | TextFile: ...
 

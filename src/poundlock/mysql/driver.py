@@ -54,7 +54,7 @@ class MySQLBranches(StagedBranches):
     # What the coordinator asks.
 
     def together(self, receipts: Sequence[Receipt]) -> bool:
-        return any(_mode(receipt) == "staged" for receipt in receipts)
+        return any(mode_of(receipt) == "staged" for receipt in receipts)
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         by_xa = [receipt for receipt in receipts if mode_of(receipt) == "xa"]
