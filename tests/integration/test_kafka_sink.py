@@ -477,6 +477,17 @@ def test_foreach_batch_is_for_one_query(
     kafka.assert_exact(target, ROWS)
 
 
+def test_foreach_batch_needs_a_checkpoint_that_lasts(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str
+) -> None:
+    sink = sinks.Kafka(target, bootstrap_servers=kafka.servers)
+    writer = read(spark, kafka, source, ["value"]).writeStream
+    query = writer.foreachBatch(lock.foreach_batch(sink, name="sensors"))
+    with pytest.raises(StreamingQueryException, match="'checkpointLocation'"):
+        query.trigger(availableNow=True).start().awaitTermination()
+    kafka.assert_exact(target, [])
+
+
 def test_a_row_as_json_has_its_microseconds_and_no_nulls(spark: SparkSession) -> None:
     row = spark.sql("SELECT timestamp_ntz'2024-01-01 00:00:00.123456' AS t, CAST(NULL AS INT) AS n")
     columns = {

@@ -32,6 +32,7 @@ from poundlock.errors import Unavailable, UsageError
 from poundlock.mysql.link import (
     DUPLICATE,
     LOCK_TIMEOUT,
+    NO_RIGHT,
     NO_SUCH_TABLE,
     Link,
     changed,
@@ -86,10 +87,23 @@ def let_go(link: Link, connections: Sequence[int]) -> None:
         return
     ids = ", ".join(map(str, connections)) or "NULL"
     for _ in range(_LET_GO_TRIES):
-        if not run(link, f"SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN ({ids})"):
+        if not _attached(link, ids):
             break
         time.sleep(_LET_GO_S)
     time.sleep(_LET_GO_S)
+
+
+def _attached(link: Link, ids: str) -> bool:
+    """Look whether a connection lives, or InnoDB still holds a branch to be of one that has gone."""
+    if run(link, f"SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN ({ids})"):
+        return True
+    held = f"SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id IN ({ids})"
+    try:
+        return bool(run(link, held))
+    except pymysql.err.Error as error:
+        if code_of(error) != NO_RIGHT:  # without PROCESS there is only the wait that follows
+            raise
+        return False
 
 
 def prepared(link: Link, namespace: Namespace, sink: str) -> dict[BranchName, Xid]:

@@ -6,6 +6,7 @@ Everything returned from the JVM is `Any`: py4j has no types to offer.
 from __future__ import annotations
 
 import contextlib
+import re
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -87,6 +88,10 @@ def hadoop_conf(spark: SparkSession) -> Any:
     """Return Hadoop's configuration as this session sees it."""
     java: Any = spark._jsparkSession
     return java.sessionState().newHadoopConf()
+
+
+# What Spark makes for a query that names no checkpoint, and deletes with it.
+TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
 
 
 def running_query(spark: SparkSession, query_id: str) -> tuple[str, Any, str]:

@@ -321,6 +321,11 @@ def _adopted(
 ) -> Batches:
     """Bind to the query that is calling us, found through Spark's own objects."""
     root, analyzed, mode = internals.running_query(spark, internals.batch_identity(spark)[0])
+    if internals.TEMPORARY.search(root):
+        raise UsageError(
+            "the query has no checkpoint that outlives it: every start would write all rows again. Give "
+            "it one with .option('checkpointLocation', ...)"
+        )
     _check_mode(mode, sinks)
     plan = read_analyzed(analyzed)
     logger.info("pipeline %s\n%s", name, _checked(spark, plan, sinks, settings))
