@@ -323,8 +323,8 @@ def _adopted(
     root, analyzed, mode = internals.running_query(spark, internals.batch_identity(spark)[0])
     if internals.TEMPORARY.search(root):
         raise UsageError(
-            "the query has no checkpoint that outlives it: every start would write all rows again. Give "
-            "it one with .option('checkpointLocation', ...)"
+            "the query has no checkpoint that outlives it: every start would write all rows again. "
+            "Give it one with .option('checkpointLocation', ...)"
         )
     _check_mode(mode, sinks)
     plan = read_analyzed(analyzed)
