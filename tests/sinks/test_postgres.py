@@ -11,6 +11,7 @@ import math
 import pickle
 import random
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ from poundlock.errors import (
 )
 from poundlock.postgres import witness
 from poundlock.postgres.move import FLAG, drop
-from poundlock.postgres.session import told
+from poundlock.postgres.session import connect, told
 from poundlock.postgres.target import staging_name
 from poundlock.servers import postgres
 from poundlock.sinks import Postgres
@@ -1431,6 +1432,61 @@ def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> Non
     patient(lambda: sink.abort(sink.find(db.namespace)))
     assert sorted(row[0] for row in db("SELECT k FROM t")) == list(range(12))
     assert db.open() == []
+
+
+class TestAnswersThatProveNothing:
+    def test_a_branch_that_somebody_is_just_finishing(self, db: Database) -> None:
+        """The other one waits for a standby that is not there: nothing is visible yet."""
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink(mode="prepared")
+        receipt = db.prepare(sink, keyed((1, "a")))
+
+        def stand_by(name: str) -> None:
+            db(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+            db("SELECT pg_reload_conf()")
+
+        with psycopg.connect(db.dsn, autocommit=True) as other:
+            finish: Any = f"COMMIT PREPARED '{receipt.id}'"
+            thread = threading.Thread(target=other.execute, args=[finish])
+            stand_by("nobody")
+            try:
+                thread.start()
+                waits = (
+                    f"SELECT wait_event FROM pg_stat_activity WHERE pid = {other.info.backend_pid}"
+                )
+                deadline = time.monotonic() + 60
+                while db(waits) != [("SyncRep",)]:
+                    assert time.monotonic() < deadline, db(waits)
+                assert sink.commit([receipt]) == [OPEN]
+                assert db("SELECT * FROM t") == []
+            finally:
+                stand_by("")
+                thread.join()
+        assert sink.commit([receipt]) == [DONE]
+        assert db("SELECT * FROM t") == [(1, "a")]
+
+    def test_a_transaction_that_had_failed_is_no_prepared_branch(self, db: Database) -> None:
+        """The server answers PREPARE by ROLLBACK, and by no error."""
+        db("CREATE TABLE t (k int, v text)")
+        writer: Any = db.sink(mode="prepared").begin(db.branch())
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            writer._connection.execute("SELECT 1 / 0")
+        with pytest.raises(Rejected, match="PREPARE TRANSACTION was answered by ROLLBACK"):
+            writer._end("PREPARE TRANSACTION 'poundlock'", "PREPARE TRANSACTION")
+        writer.abort()
+        assert db.open() == []
+
+    def test_what_is_acknowledged_is_durable_whatever_the_role_is_set_to(
+        self, db: Database
+    ) -> None:
+        db(f"ALTER DATABASE {db.name} SET synchronous_commit = off")
+        try:
+            with connect(db.dsn) as connection:
+                assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+            with psycopg.connect(db.dsn) as connection:
+                assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
+        finally:
+            db(f"ALTER DATABASE {db.name} RESET synchronous_commit")
 
 
 class TestTheServer:
