@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -58,6 +59,8 @@ KINDS: dict[str, tuple[list[Callable[[Path], Participant]], str, str]] = {
         [
             lambda path: sinks.Kafka("t", bootstrap_servers=SERVERS),
             lambda path: sinks.Postgres("t", dsn="postgresql://127.0.0.1:1/x"),
+            lambda path: sinks.MySQL("t", url="mysql://127.0.0.1:1/x"),
+            lambda path: sinks.TwoPhase(psycopg.connect, "t", dsn="x", columns=["value"]),
         ],
         "at_most_once",
         "exactly_once",
@@ -67,6 +70,8 @@ KINDS: dict[str, tuple[list[Callable[[Path], Participant]], str, str]] = {
             lambda path: sinks.Files(path),
             lambda path: sinks.Delta(path),
             lambda path: sinks.Redis(url="redis://127.0.0.1:1", list="l", value="value"),
+            lambda path: sinks.Postgres("t", dsn="postgresql://127.0.0.1:1/x", key="value"),
+            lambda path: sinks.MySQL("t", url="mysql://127.0.0.1:1/x", key="value"),
         ],
         "at_most_once",
         "exactly_once",
