@@ -47,8 +47,9 @@ def open_pipeline(path: Path, arguments: Sequence[str] = ()) -> Pipeline:
     from poundlock.spark.pipeline import Pipeline
     from poundlock.spark.session import session
 
+    spark = session("local[1]", conf={"spark.ui.enabled": "false"})
     with _reading(path):
-        made = make(session("local[1]", conf={"spark.ui.enabled": "false"}), list(arguments))
+        made = make(spark, list(arguments))
     if not isinstance(made, Pipeline):
         raise UsageError(f"pipeline() of {path} returned {type(made).__name__}, not a Pipeline")
     return made
@@ -112,7 +113,7 @@ def _line(path: Path, trace: TracebackType | None) -> str:
     """Say where in the file it happened, as far as it was run."""
     found = ""
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if trace.tb_frame.f_code.co_filename == str(path.absolute()):
             found = f", line {trace.tb_lineno},"
         trace = trace.tb_next
     return found

@@ -284,6 +284,13 @@ def _send(sink: KeptBranches, name: str) -> PoundlockError | None:
         sink.send(parsed, sink.shelved.read(name))
     except PoundlockError as error:
         return error
+    except FileNotFoundError as error:
+        return Unavailable(f"the rows kept for {name} went away ({error.strerror})")
+    except Exception as error:  # noqa: BLE001 (a user's code, or a damaged file: the others go on)
+        return InDoubt(
+            f"sending {name} failed with {type(error).__name__}. It is decided and its rows are kept: "
+            "put that right, and start the pipeline again"
+        )
     return None
 
 

@@ -913,6 +913,28 @@ class TestTheTableIsAltered:
             db.prepare(sink, rows, 1)
 
 
+def test_a_table_that_is_widened_amid_a_batch(db: Database) -> None:
+    """Some of its branches have the old type and some the new: all are written once more."""
+    db("CREATE TABLE t (k int, v varchar(10))")
+    sink = db.sink(mode="staged", frame={"k": "int", "v": "string"})
+    old = db.prepare(sink, keyed((1, "a")), 0)
+    db("ALTER TABLE t ALTER v TYPE varchar(20)")
+    new = db.prepare(sink, keyed((2, "b")), 1)
+    with pytest.raises(Rejected, match="was altered while the batch was written"):
+        sink.check([old, new])
+    again = [db.prepare(sink, keyed((n, "c")), n, attempt=2, task_attempt=n + 9) for n in (0, 1)]
+    assert sink.check(again) == [None, None] and sink.commit(again) == [DONE, DONE]
+
+
+def test_a_key_whose_index_is_dropped_amid_a_batch(db: Database) -> None:
+    db("CREATE TABLE t (k int CONSTRAINT one UNIQUE, v text)")
+    sink = db.sink(key="k")
+    receipt = db.prepare(sink, keyed((1, "a")))
+    db("ALTER TABLE t DROP CONSTRAINT one")
+    with pytest.raises(Rejected, match="was altered while the batch was written"):
+        sink.check([receipt])
+
+
 class TestTheOptionsAreChanged:
     """Between the decision and the commit."""
 
@@ -1137,6 +1159,19 @@ class TestRoles:
         with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
             db.sink(dsn=role(), mode="staged")
 
+    def test_a_witness_that_somebody_made_for_us_is_begun(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
+        name = f"role_{db.name}"
+        db("CREATE SCHEMA poundlock")
+        db(witness._CREATE.format(psycopg.sql.Identifier("poundlock", "witness")).as_string())
+        db(f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
+           f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
+        sink = db.sink(dsn=role())
+        receipt = db.prepare(sink, keyed((1, "a")))
+        assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
+        sink.close()
+
     def test_rights_to_the_columns_will_do(self, db: Database, role: Callable[[], str]) -> None:
         name, frame = f"role_{db.name}", {"k": "int", "v": "string"}
         db(f"ALTER TABLE t ADD x int, ADD PRIMARY KEY (k); GRANT INSERT (k, v) ON t TO {name}; "
@@ -1319,7 +1354,7 @@ class TestTroubles:
         db("CREATE TABLE t (k int, v text)")
         with db.sink().driver.use() as connection:
             found = connection.info.get_parameters()
-        assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("30000", "10")
+        assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("120000", "10")
 
     def test_nothing_is_prepared_for_a_session(self, db: Database) -> None:
         """A pooler may give each transaction another one."""
@@ -1347,16 +1382,17 @@ class TestTroubles:
             db.sink(connections=10_000)
         context = SimpleNamespace(defaultParallelism=5, getConf=dict)
         site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
-        for connections, enough in ((5, False), (6, True)):
+        for connections, said in ((5, ["connections=5, but 6 may be opened"]), (6, []), (None, [])):
             sink = Postgres("t", dsn=db.dsn, connections=connections)
             sink.attach(site)
-            with (
-                contextlib.nullcontext()
-                if enough
-                else pytest.raises(UsageError, match="6 are needed")
-            ):
-                sink.preflight()
+            assert [it.split(" (")[0] for it in sink.preflight() if "opened" in it] == said
             sink.close()
+        context.defaultParallelism = 10_000
+        sink = Postgres("t", dsn=db.dsn)
+        sink.attach(site)
+        with pytest.raises(UsageError, match="10001 connections are wanted"):
+            sink.preflight()
+        sink.close()
 
     def test_a_server_that_prepares_nothing(self) -> None:
         with postgres.running(max_prepared_transactions=0) as plain:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +17,7 @@ from poundlock.core.participant import Column, Commitment
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
 from poundlock.errors import InDoubt, PoundlockError, RefusedForGood, Unavailable
-from poundlock.kept import KeptBranches
+from poundlock.kept import KeptBranches, _send
 
 SPACE = Namespace("trial", "00")
 ROWS = pa.RecordBatch.from_pydict({"n": list(range(1000))})
@@ -104,3 +106,19 @@ def test_a_task_that_died_while_writing_leaves_a_stray(sink: Kept, tmp_path: Pat
     assert sink.abort(strays) == [BranchState.ABORTED]
     assert sink.find(SPACE) == []
     assert {file.suffix for file in (tmp_path / "kept").iterdir()} == {".aborted"}
+
+
+def test_what_fails_in_a_way_of_its_own_is_told_by_its_kind_alone() -> None:
+    """It is told and not raised, or the others would be sent again; what it says may hold a row."""
+    told = _fails(ZeroDivisionError("secret"))
+    assert isinstance(told, InDoubt) and "ZeroDivisionError" in str(told)
+    assert "secret" not in str(told)
+    assert isinstance(_fails(FileNotFoundError(2, "gone")), Unavailable)
+
+
+def _fails(error: Exception) -> object:
+    def send(*_: object) -> None:
+        raise error
+
+    sink: Any = SimpleNamespace(send=send, shelved=SimpleNamespace(read=lambda name: iter(())))
+    return _send(sink, "poundlock.p.00.1.out.0.1.0")

@@ -257,12 +257,12 @@ class Coordinator:
             except (Rejected, Unavailable, UsageError) as error:
                 self._step(Step.ABORTED, batch=batch, attempt=attempt, reason=str(error))
                 hopeless = isinstance(error, BadRow | OperatorFailed | UsageError)
-                last = hopeless or attempt >= self.settings.tries
+                last = hopeless or self._stopping() or attempt >= self.settings.tries
                 # Said before the sweep, which may wait for the very system that is away.
                 then = "it stops" if last else "it is run again"
                 logger.warning("%s: aborted, and %s: %s", transaction, then, error)
                 self._abort_attempt(transaction)
-                if last or self._stopping():
+                if last:
                     raise
 
     def _vote(self, transaction: Transaction, job: Job) -> Votes:

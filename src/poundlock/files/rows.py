@@ -81,8 +81,8 @@ def suffix(format: str, compression: str) -> str:
 
 def format_of(name: str) -> str | None:
     """Return the format that a file's name tells, as `suffix` made it."""
-    parts = name.split(".")[1:]
-    return next((known for known in COMPRESSIONS if known in parts), None)
+    parts = name.split(".")[1:]  # from the end: a pipeline or a sink may be called json
+    return next((part for part in reversed(parts) if part in COMPRESSIONS), None)
 
 
 class ParquetFile:

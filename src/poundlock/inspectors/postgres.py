@@ -9,6 +9,7 @@ from psycopg import Connection
 
 from poundlock.core.inspector import Found, Inspector
 from poundlock.core.model import Namespace, Receipt, Stray
+from poundlock.postgres import witness
 from poundlock.postgres.prepared import OPEN
 from poundlock.postgres.session import Driver, database_of, system_of
 from poundlock.postgres.target import read_id, staging_name
@@ -39,7 +40,7 @@ class PostgresInspector(Inspector):
 
     def open(self, namespace: Namespace | None = None) -> list[Found]:
         with self._driver.use() as connection:
-            strays = [*_prepared(connection), *_staged(connection)]
+            strays = [*_prepared(connection), *_staged(connection, self._dsn)]
         found: list[Found] = []
         for stray in strays:
             parsed = read_id(stray.id)
@@ -80,9 +81,17 @@ def _prepared(connection: Connection[Any]) -> Iterator[Stray]:
             yield Stray(name.sink, gid, name.generation, "prepared", {"owner": owner}, began)
 
 
-def _staged(connection: Connection[Any]) -> Iterator[Stray]:
+def _staged(connection: Connection[Any], dsn: str) -> Iterator[Stray]:
+    """Those that are not over: a table may outlive its move, while somebody reads it."""
+    found: dict[str, list[str]] = {}
     for schema, table, branch in connection.execute(_STAGED).fetchall():
-        parsed = read_id(branch or "")
-        if parsed is not None and table == staging_name(branch):
-            name = parsed[0]
-            yield Stray(name.sink, branch, name.generation, "staged", {"schema": schema})
+        if read_id(branch or "") is not None and table == staging_name(branch):
+            found.setdefault(schema, []).append(branch)
+    for schema, branches in found.items():
+        target = Postgres("any", dsn=dsn, witness_schema=schema).target
+        over = witness.states(connection, target, branches)
+        for branch in branches:
+            parsed = read_id(branch)
+            if branch not in over and parsed is not None:
+                name = parsed[0]
+                yield Stray(name.sink, branch, name.generation, "staged", {"schema": schema})

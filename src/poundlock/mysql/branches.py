@@ -31,6 +31,7 @@ from poundlock.core.protocol import BranchState
 from poundlock.errors import Unavailable, UsageError
 from poundlock.mysql.link import (
     DUPLICATE,
+    GONE,
     LOCK_TIMEOUT,
     NO_RIGHT,
     NO_SUCH_TABLE,
@@ -170,11 +171,20 @@ class Witness:
         """Return what tells this table from any other, ever; None if it is gone, or was emptied."""
         try:
             found = run(link, f"SELECT identity FROM {self.table} WHERE branch = %s", (_ITSELF,))
-        except pymysql.err.ProgrammingError as error:
-            if code_of(error) != NO_SUCH_TABLE:
+        except pymysql.err.Error as error:
+            if code_of(error) not in GONE:
                 raise
             return None
         return str(found[0][0]) if found else None
+
+    def _is_there(self, link: Link) -> bool:
+        try:
+            run(link, f"SELECT 1 FROM {self.table} LIMIT 0")
+        except pymysql.err.Error as error:
+            if code_of(error) not in GONE:
+                raise
+            return False
+        return True
 
     def ensure(self, link: Link) -> str:
         """Create the table and its first row where they are missing; return its identity.
@@ -183,7 +193,8 @@ class Witness:
         """
         found = self.identity(link)
         if found is None:
-            run(link, self.statement)
+            if not self._is_there(link):  # IF NOT EXISTS needs the right to create, too
+                run(link, self.statement)
             with contextlib.suppress(pymysql.err.IntegrityError):  # somebody was faster
                 self._enter(link, [(_ITSELF, "", uuid.uuid4().hex, "", 0, 0, _COMMITTED)])
             found = self.identity(link)
@@ -228,8 +239,8 @@ class Witness:
                 f"SELECT branch, state FROM {self.table} WHERE branch IN ({places})",
                 list(wanted),
             )
-        except pymysql.err.ProgrammingError as error:
-            if code_of(error) != NO_SUCH_TABLE:
+        except pymysql.err.Error as error:
+            if code_of(error) not in GONE:
                 raise
             return {}
         return {wanted[branch]: _STATES[state] for branch, state in rows}
@@ -265,12 +276,12 @@ class Witness:
             return BranchState.ABORTED if proves else BranchState.NO_WITNESS
         except pymysql.err.Error as error:
             code = code_of(error)
-            if code not in (LOCK_TIMEOUT, NO_SUCH_TABLE, DUPLICATE):
+            if code not in (LOCK_TIMEOUT, *GONE, DUPLICATE):
                 raise
             run(link, "ROLLBACK")
             if code == LOCK_TIMEOUT:
                 return BranchState.PREPARED  # its witness is there, but not committed yet
-            if code == NO_SUCH_TABLE:
+            if code in GONE:
                 return BranchState.NO_WITNESS  # every branch made sure of the table: it was dropped
         finally:
             if link.open:
@@ -286,8 +297,8 @@ class Witness:
                 "WHERE identity = %s AND pipeline = %s AND sink = %s",
                 (namespace.identity, namespace.pipeline, sink),
             )
-        except pymysql.err.ProgrammingError as error:
-            if code_of(error) != NO_SUCH_TABLE:
+        except pymysql.err.Error as error:
+            if code_of(error) not in GONE:
                 raise
             return 0
         return int(rows[0][0] or 0)

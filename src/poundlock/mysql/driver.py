@@ -110,8 +110,9 @@ class MySQLBranches(StagedBranches):
 
     def _seen(self, link: Link, receipt: Receipt) -> BranchState:
         """See the witness of a branch that the server says it has committed; see `let_go`."""
-        if branch_of(receipt) in witnessed(link, [receipt]):
-            return BranchState.COMMITTED
+        said = witnessed(link, [receipt]).get(branch_of(receipt))
+        if said is not None:
+            return said
         if not proves(link, receipt):
             return BranchState.NO_WITNESS
         raise InDoubt(

@@ -40,7 +40,8 @@ _AWAY |= {3024, 3169}
 _AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
 _STRANGER = {1045, 1698}  # of those refused: user or password
 _CROWDED = {1040, 1203, 1226}  # as many connections as the server allows, or allows the account
-_UNKNOWN_NAME = {1046, 1049, NO_SUCH_TABLE}
+GONE = {1049, NO_SUCH_TABLE}  # the table, or its database
+_UNKNOWN_NAME = {1046, *GONE}
 _CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
 
 # What the server finds wrong with a row, in words that do not quote the row.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poundlock.core.participant import Column
-from poundlock.core.sparksql import to_json
+from poundlock.core.sparksql import holds, to_json
 from poundlock.mysql.link import Link, run
 from poundlock.mysql.names import quoted
 
@@ -355,7 +355,7 @@ def _compare_json(
             f"column {column.name!r} is JSON, which MySQL spells anew, numbers of more than 17 digits "
             "rounded. Make it LONGTEXT to keep the text as it is"
         )
-    elif "decimal" in type_name:
+    elif holds(type_name, "decimal"):
         problems.append(
             f"column {column.name!r} is JSON, where MySQL would round the decimals of {type_name}: "
             "make it LONGTEXT, or cast them to string"

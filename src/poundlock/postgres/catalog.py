@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,10 @@ _RANDOM = ("nextval(", "gen_random_uuid(", "uuid_generate_v", "uuidv7(", "uuidv4
 _SAFE = re.compile(
     r"(\(?-?[\d.]+\)?|'(?:[^']|'')*'|true|false|NULL"
     r"|nextval\('[^']*'::regclass\)|(now|gen_random_uuid|clock_timestamp|statement_timestamp|uuidv[47])\(\)"
-    r"|CURRENT_(DATE|TIME|TIMESTAMP|USER)|LOCALTIME(STAMP)?|SESSION_USER)(::[\w .\"\[\](),]+)?"
+    r"|(\w+\.)?uuid_generate_v[14]\(\)|timezone\('utc'::text, now\(\)\)"
+    r"|\(now\(\) AT TIME ZONE 'utc'::text\)|ARRAY\[\]"
+    r"|CURRENT_(DATE|TIME|TIMESTAMP|USER)(\(\d\))?|LOCALTIME(STAMP)?(\(\d\))?|SESSION_USER)"
+    r"(::[\w .\"\[\](),]+)?"
 )
 
 
@@ -55,6 +59,10 @@ class Index:
     name: str
     columns: tuple[str | None, ...]  # None: an expression
     plain: bool  # unique, at once, over columns, for all rows: what ON CONFLICT can name
+
+    def serves(self, key: Sequence[str]) -> bool:
+        """Whether ON CONFLICT over these columns goes by it."""
+        return self.plain and set(self.columns) == set(key)
 
 
 @dataclass(frozen=True, slots=True)

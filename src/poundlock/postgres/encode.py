@@ -132,6 +132,8 @@ class Clock(Fixed):
 
 
 def _rounded(micros: np.ndarray[Any, Any], step: int) -> tuple[Any, str] | None:
+    if step == 1:
+        return None
     lost = micros % step != 0
     return (lost, "has more digits after the second than its type keeps") if lost.any() else None
 

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import Connection, sql
 
 from poundlock.postgres.catalog import Table, TableColumn
-from poundlock.postgres.session import unhurried
+from poundlock.postgres.session import told, unhurried
 from poundlock.postgres.target import Target, staging_name
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
     """Name what may refuse a row in the target though staging has taken it."""
     found = list(table.hurdles)
     found += [
-        f"unique index {index.name}"
-        for index in table.indexes
-        if not (index.plain and set(index.columns) == set(target.key))
+        f"unique index {index.name}" for index in table.indexes if not index.serves(target.key)
     ]
     found += [
         f"the default of column {column.name}"
@@ -300,10 +298,11 @@ def clear_away(connection: Connection[Any], target: Target, branches: Sequence[s
                 unhurried(connection, _READ)
                 drop(connection, target, branches[start : start + _DROPPED_AT_ONCE])
         except psycopg.Error as error:
+            read = isinstance(error, psycopg.errors.LockNotAvailable)
             logger.warning(
-                "sink %s: %d staging tables that are done with stay for now, as somebody may read "
-                "them [%s]",
-                *(target.sink, len(branches) - start, error.sqlstate),
+                "sink %s: %d staging tables that are done with stay for now: %s",
+                *(target.sink, len(branches) - start),
+                "somebody reads them" if read else told(error).args[0],
             )
             return
 

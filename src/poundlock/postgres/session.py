@@ -79,7 +79,8 @@ def _settings(dsn: str) -> dict[str, Any]:
         settings.setdefault("keepalives_idle", "10")
         settings.setdefault("keepalives_interval", "5")
         settings.setdefault("keepalives_count", "4")
-        settings.setdefault("tcp_user_timeout", "30000")
+        # Longer, for it also ends a connection to a server that is alive, but busy.
+        settings.setdefault("tcp_user_timeout", "120000")
         settings["client_encoding"] = "UTF8"
         _refuse_torn(plain, settings)
         return settings
@@ -244,7 +245,9 @@ def told(
 
 def _raised(error: psycopg.Error) -> bool:
     """Whether it is a function of the database's owner that raised the error, in its own words."""
-    return (error.sqlstate or "")[:2] == "P0" or (error.diag.source_file or "").startswith("pl")
+    return (error.sqlstate or "")[:2] == "P0" or bool(
+        re.match(r"pl(_|perl|py_|tcl|v8)", error.diag.source_file or "")
+    )
 
 
 def _safe(error: psycopg.Error) -> str:

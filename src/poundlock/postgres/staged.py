@@ -63,15 +63,15 @@ def _check(
         return answers
     target = target.as_recorded(receipts)
     branches = [receipt.id for receipt in receipts]
-    columns = _columns(target, staged, branches)
-    names = [name for name, _ in columns]
     table = read_table(connection, target.schema, target.table)
-    if any(receipt.handle.get("shape") != table.shape for receipt in receipts):
+    unfit = target.key and not any(index.serves(target.key) for index in table.indexes)
+    if unfit or any(receipt.handle.get("shape") != table.shape for receipt in receipts):
         raise Rejected(
             f"table {table.schema}.{table.name} was altered while the batch was written: it is "
             "written once more",
             sink=target.sink,
         )
+    names = [name for name, _ in _columns(target, staged, branches)]
     if target.key and has_duplicates(connection, target, branches):
         raise duplicate_keys(target)
     if hurdles(target, table, names) or too_long(connection, target, table, branches, names):
@@ -254,10 +254,12 @@ def abort(
 ) -> list[BranchState]:
     """Leave a tombstone for each, then drop the staging tables."""
     states: list[BranchState] = []
+    ensured = False
     for stray in strays:
         try:
-            if not states:
+            if not ensured:
                 witness.ensure(connection, target)
+                ensured = True
             with connection.transaction():
                 unhurried(connection, target.wait)
                 said = witness.claim(connection, target, [stray.id], "aborted")[stray.id]

@@ -127,7 +127,9 @@ def ensure(connection: Connection[Any], target: Target) -> None:
             ).fetchone()
             if found is not None and found[0]:
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
-            connection.execute(_CREATE.format(target.witness))
+            # IF NOT EXISTS needs the right to create, too.
+            if _oid(connection, target) is None:
+                connection.execute(_CREATE.format(target.witness))
             connection.execute(
                 _CLAIM.format(_INSERT.format(target.witness)),
                 [[_ITSELF], [""], [secrets.token_hex(8)], [0], [""], [0], ["committed"]],

@@ -259,6 +259,9 @@ local function sum_up()
     else
       local high, low = split(amount)
       sum.high, sum.low = sum.high + high, sum.low + low
+      if math.abs(sum.low) >= 1e15 then -- before a number of Lua's cannot hold it any more
+        sum.high, sum.low = settled(sum.high, sum.low)
+      end
     end
   end)
 end

@@ -148,10 +148,11 @@ class Delta(KeptBranches):
         hadoop = spark._jvm.org.apache.hadoop.fs
         path = hadoop.Path(self.path)
         system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-        if system.exists(path) and len(system.listStatus(path)):
+        # A write of ours that was cut short has left files too, and goes on from its intent.
+        if system.exists(path) and len(system.listStatus(path)) and not self._has_intents():
             raise UsageError(
                 f"{self.path} is no Delta table, and not empty: what is there would not be part of the "
-                "table. Write to a new directory, or make a table of it first (CONVERT TO DELTA)",
+                "table. Write to a new directory",
                 sink=self.name,
             )
         schema = json.loads(spark.createDataFrame([], self._schema).schema.json())
@@ -338,6 +339,12 @@ class Delta(KeptBranches):
     def _version(batch: _Batch, write: int) -> int:
         return batch.number * _WRITES + write
 
+    def _has_intents(self) -> bool:
+        system, root = open_place(self.shelved.uri)
+        with reachable(self.shelved.uri):
+            there = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
+        return any(entry.base_name.endswith(".intent") for entry in there)
+
     def _intents(self, batch: _Batch) -> list[list[str]]:
         system, root = open_place(self.shelved.uri)
         found: list[list[str]] = []
@@ -505,7 +512,10 @@ def _told(error: Exception, what: str, sink: str, *, decided: bool) -> Poundlock
 
 
 def _schema_of(rows: pa.RecordBatch) -> str:
-    return rows.schema.metadata[_SCHEMA].decode()
+    found = (rows.schema.metadata or {}).get(_SCHEMA)
+    if found is None:
+        raise InDoubt("kept rows do not say of which Spark types they are: they are not ours")
+    return found.decode()
 
 
 def _read(shelf: Shelf, schema: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

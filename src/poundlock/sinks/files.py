@@ -214,6 +214,8 @@ class Files(Participant):
         """Compare with a file that is there: readers take one format, and columns from directories."""
         there = self.manifest.files()[-1:] or self._first_staged()
         for file in there:
+            if not file.uri.startswith(f"{self.uri}/"):
+                continue  # the same directory by another name: nothing can be told from that
             *directories, name = file.below(self.uri).split("/")
             found = format_of(name), [part.partition("=")[0] for part in directories]
             if found != (self.format, [escaped(name) for name in self.partition_by]):

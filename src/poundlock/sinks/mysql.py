@@ -50,8 +50,9 @@ class MySQL(MySQLBranches):
         key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
         witness_database: Where the witness table and the staging tables are; the target's by default.
         lock_timeout: Seconds that a branch waits for a lock before it votes no.
-        connections: How many the server must have for this sink; by default, and at least, as many as
-            Spark runs tasks, and four for the driver. Checked when the pipeline starts.
+        connections: How many are open at once at most; by default one for each task that Spark runs
+            at once, as it counts them, and four for the driver. More than the server allows are
+            refused at the start.
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
@@ -202,7 +203,7 @@ class MySQL(MySQLBranches):
                 )
             }
             self._check_table(target)
-            self._check_connections(link, int(variables["max_connections"]))
+            warnings += self._check_connections(link, int(variables["max_connections"]))
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._choose(target)
                 self._check_upserts(variables)
@@ -241,25 +242,26 @@ class MySQL(MySQLBranches):
                 sink=self.name,
             )
 
-    def _check_connections(self, link: Link, limit: int) -> None:
-        """A task has one connection, which it opens when it starts: it cannot wait for one."""
+    def _check_connections(self, link: Link, limit: int) -> list[str]:
+        """Compare what is wanted with what the server allows: `connections`, or what the tasks need.
+
+        How many tasks run at once is Spark's guess, so whoever knows better is believed. A task has one
+        connection, which it opens when it starts: it cannot wait for one.
+        """
         needed = self._tasks + AT_ONCE if self._tasks else 1
         why = f"one for each task that runs at once, and {AT_ONCE} for the driver"
-        if self.connections is not None and self.connections < needed:
-            raise UsageError(
-                f"connections={self.connections}, but {needed} are needed ({why}): allow as many, or "
-                "run fewer tasks at once",
-                sink=self.name,
-            )
-        wanted = max(self.connections or 0, needed)
+        wanted = self.connections or needed
         [[mine]] = run(link, "SELECT @@SESSION.max_user_connections")
         for name, most in (("max_connections", limit), ("max_user_connections", int(mine))):
             if 0 < most < wanted:
                 raise UsageError(
                     f"{wanted} connections are wanted ({why}), and the server has {most}: raise its "
-                    f"{name}, or run fewer tasks at once",
+                    f"{name}, run fewer tasks at once, or say with connections= how many there are",
                     sink=self.name,
                 )
+        if wanted < needed:
+            return [f"connections={wanted}, but {needed} may be opened ({why})"]
+        return []
 
     def _choose(self, target: Target) -> None:
         """Choose the mode where the user did not: rows that could meet others are staged.

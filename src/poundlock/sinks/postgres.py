@@ -48,9 +48,9 @@ class Postgres(Participant):
         key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
         witness_schema: Where the witness and the staging tables are; made if it is missing.
         lock_timeout: Seconds that a statement waits for a lock.
-        connections: How many may be open at once, by default as many as are needed: one for each
-            task that Spark runs at once, and one for the driver. Fewer than that are refused at the
-            start, and so is what the server does not allow.
+        connections: How many are open at once at most; by default one for each task that Spark runs
+            at once, as it counts them, and one for the driver. More than the server allows are
+            refused at the start.
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
@@ -160,9 +160,8 @@ class Postgres(Participant):
             self._check_rights(connection, table)
             self._check_rules(connection, table)
             self._check_mode(connection, table)
-            self._check_connections(connection)
             self._table = table
-            return self._warnings(connection, table)
+            return self._check_connections(connection) + self._warnings(connection, table)
 
     def _check_server(self, connection: Connection[Any]) -> None:
         version = connection.info.server_version
@@ -311,23 +310,24 @@ class Postgres(Participant):
                 return False
         return True
 
-    def _check_connections(self, connection: Connection[Any]) -> None:
+    def _check_connections(self, connection: Connection[Any]) -> list[str]:
+        """Compare what is wanted with what the server allows: `connections`, or what the tasks need.
+
+        How many tasks run at once is Spark's guess, so whoever knows better is believed.
+        """
         needed = (self._tasks or 0) + 1
         why = "one for each task that runs at once, and one for the driver"
-        if self.connections is not None and self.connections < needed:
-            raise UsageError(
-                f"connections={self.connections}, and {needed} are needed ({why}): allow as many, or "
-                "run fewer tasks at once",
-                sink=self.name,
-            )
         wanted = self.connections or needed
         allowed, name = connection_limit(connection)
         if wanted > allowed:
             raise UsageError(
-                f"{wanted} connections are wanted ({why}), and {name} allows {allowed}: raise it, or "
-                "run fewer tasks at once",
+                f"{wanted} connections are wanted ({why}), and {name} allows {allowed}: raise it, run "
+                "fewer tasks at once, or say with connections= how many there really are",
                 sink=self.name,
             )
+        if wanted < needed:
+            return [f"connections={wanted}, but {needed} may be opened ({why})"]
+        return []
 
     def _warnings(self, connection: Connection[Any], table: Table) -> list[str]:
         warnings: list[str] = []

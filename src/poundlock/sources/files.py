@@ -64,7 +64,13 @@ def _check_manifest(spark: Any, place: str) -> None:
     for directory in (*found, path):
         while directory is not None and str(directory) not in above:
             above.add(str(directory))
-            if system.exists(hadoop.Path(directory, METADATA)):
+            try:
+                there = system.exists(hadoop.Path(directory, METADATA))
+            except Exception as error:
+                if directory in found or type(error).__name__ != "Py4JJavaError":
+                    raise
+                break  # we may not look so far up, and nothing above is written by whoever runs this
+            if there:
                 raise UsageError(
                     f"{directory} has a manifest ({METADATA}), which Spark passes over if {place} is "
                     "read, and rows that are not committed would be seen: read the directory itself, "

@@ -303,11 +303,12 @@ def foreach_batch(
                 f"one function of foreach_batch serves one query, and this one serves {running[0]}: "
                 "call poundlock.foreach_batch once more for the other"
             )
+        routed_frame = routed(frame, [Route(sink) for sink in sinks])  # sinks learn of its columns
         if running is None or running[1] != this_run:
             batches = _adopted(spark, name, sinks, log_location, settings or Settings())
             batches.take_over(adopt=adopt_checkpoint or batch == 0)
             running = (query, this_run, batches)
-        running[2](routed(frame, [Route(sink) for sink in sinks]), batch)
+        running[2](routed_frame, batch)
 
     return run
 

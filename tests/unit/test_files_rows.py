@@ -1,0 +1,18 @@
+"""Names of files."""
+
+from __future__ import annotations
+
+import pytest
+
+from poundlock.files.rows import COMPRESSIONS, format_of, suffix
+
+
+@pytest.mark.parametrize(
+    ("format", "compression"), [(f, c) for f, marks in COMPRESSIONS.items() for c in marks]
+)
+@pytest.mark.parametrize("name", ["plain", *COMPRESSIONS])
+def test_a_name_tells_the_format_whatever_the_pipeline_is_called(
+    format: str, compression: str, name: str
+) -> None:
+    file = f"part-poundlock.{name}.00.1.{name}.0.1.0-0{suffix(format, compression)}"
+    assert format_of(file) == format
