@@ -578,6 +578,7 @@ class TestTheWitness:
         sink = make(list="l", value="v")
         receipt = staged(sink, {"value": ["1"]}, batch=3)
         assert sink.commit([receipt]) == [DONE]
+        assert sink.commit([staged(sink, {"value": ["2"]}, batch=4)]) == [DONE]
         sink.prune(SPACE, 4)
         assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
 
