@@ -254,7 +254,7 @@ class Chaos:
     def feed(self, pipeline: str) -> None:
         """Write the whole input, each row to the partition that follows from its number."""
         query = self.queries[pipeline]
-        producer = Producer({"bootstrap.servers": self.servers, "acks": "all"})
+        producer = Producer(quiet(self.servers) | {"acks": "all"})
         for row in make_rows(query.rows):
             producer.produce(
                 self.source(pipeline), value=row.line(), partition=row.i % query.partitions
@@ -528,15 +528,20 @@ def assert_same(what: str, expected: Counter[str], found: Counter[str]) -> None:
 # Kafka, seen by other clients than the product's.
 
 
+def quiet(servers: str) -> dict[str, Any]:
+    """Settings of a client that does not tell, while tests go on, of brokers that are gone."""
+    return {"bootstrap.servers": servers, "log_level": 0}
+
+
 def create_topics(servers: str, topics: Mapping[str, int], replication: int = 1) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = AdminClient(quiet(servers))
     made = admin.create_topics([NewTopic(name, n, replication) for name, n in topics.items()])
     for future in made.values():
         future.result()
 
 
 def partitions_of(servers: str, topics: Iterable[str]) -> list[TopicPartition]:
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = AdminClient(quiet(servers))
     return [
         TopicPartition(topic, number)
         for topic in topics
@@ -549,8 +554,8 @@ def read(
 ) -> dict[str, Counter[str]]:
     """Read all values of topics, up to where a reader of this isolation comes now."""
     consumer = Consumer(
-        {
-            "bootstrap.servers": servers,
+        quiet(servers)
+        | {
             "group.id": f"chaos-{uuid.uuid4().hex}",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
@@ -581,7 +586,7 @@ def stable_and_high(
     servers: str, topics: Iterable[str]
 ) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]]:
     """Return the last stable offset and the high watermark of every partition, by ListOffsets."""
-    admin = AdminClient({"bootstrap.servers": servers})
+    admin = AdminClient(quiet(servers))
     asked = {part: OffsetSpec.latest() for part in partitions_of(servers, topics)}
 
     def ends(level: IsolationLevel) -> dict[tuple[str, int], int]:
@@ -616,7 +621,7 @@ def open_transactions(servers: str, topics: Iterable[str], marked: str = "\0") -
 
 def group_offsets(servers: str, group: str, topic: str) -> dict[int, int]:
     """Return the offsets that a consumer group has committed, by partition."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": group})
+    consumer = Consumer(quiet(servers) | {"group.id": group})
     try:
         found = consumer.committed(partitions_of(servers, [topic]), timeout=30)
         return {part.partition: part.offset for part in found}
@@ -628,7 +633,7 @@ def abort_transactions(servers: str, topics: Iterable[str]) -> list[str]:
     """Abort what is open on the topics, as anybody can who takes the transactional ids over."""
     ids = list(open_transactions(servers, topics))
     for id_ in ids:
-        Producer({"bootstrap.servers": servers, "transactional.id": id_}).init_transactions(30)
+        Producer(quiet(servers) | {"transactional.id": id_}).init_transactions(30)
     return ids
 
 

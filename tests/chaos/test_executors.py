@@ -14,7 +14,7 @@ from pathlib import Path
 import cluster
 import pytest
 from confluent_kafka import Producer
-from harness import HERE, Chaos, Fault, Query, open_transactions
+from harness import HERE, Chaos, Fault, Query, open_transactions, quiet
 
 from poundlock.servers.kafka import Cluster
 
@@ -130,7 +130,7 @@ def write_late(chaos: Chaos, pipeline: str, attempt: int) -> None:
     generation = [it for it in chaos.log(pipeline) if it["kind"] == "Generation"][-1]
     (topic,) = chaos.outputs(pipeline)
     name = f"poundlock.{pipeline}.{generation['identity']}.{generation['number']}.{topic}.{attempt}"
-    producer = Producer({"bootstrap.servers": chaos.servers, "transactional.id": name})
+    producer = Producer(quiet(chaos.servers) | {"transactional.id": name})
     producer.init_transactions(30)
     producer.begin_transaction()
     for number in range(chaos.queries[pipeline].partitions):

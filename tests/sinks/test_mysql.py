@@ -729,7 +729,7 @@ class TestTheTableIsLookedOver:
         url = account(place, "ALL PRIVILEGES")
         name = f"poor_{place.database}@'127.0.0.1'"
         place.ask(f"ALTER USER {name} WITH MAX_USER_CONNECTIONS 7")
-        with pytest.raises(UsageError, match=r"8 connections .* has 7: raise its max_user_conn"):
+        with pytest.raises(UsageError, match=r"8 connections .* max_user_connections allows 7"):
             place.sink("t", url=url, connections=8)
         with pytest.raises(UsageError, match="needs key="):
             place.sink("t", order_by="a")

@@ -337,6 +337,11 @@ class TestTheFrameMustFit:
     def test_no_table(self, db: Database) -> None:
         with pytest.raises(UsageError, match="no table"):
             db.sink("nowhere")
+        db('CREATE SCHEMA other; CREATE TABLE other."Readings" (k int)')
+        with pytest.raises(
+            UsageError, match=r'no table "readings" .*, but other\."Readings"\. Create'
+        ):
+            db.sink("readings")
         db("CREATE VIEW seen AS SELECT 1 AS a")
         with pytest.raises(UsageError, match="not a table"):
             db.sink("seen")

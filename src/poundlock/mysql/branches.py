@@ -22,6 +22,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pymysql
 
@@ -34,7 +35,6 @@ from poundlock.mysql.link import (
     GONE,
     LOCK_TIMEOUT,
     NO_RIGHT,
-    NO_SUCH_TABLE,
     Link,
     changed,
     code_of,
@@ -169,22 +169,17 @@ class Witness:
 
     def identity(self, link: Link) -> str | None:
         """Return what tells this table from any other, ever; None if it is gone, or was emptied."""
+        found = self._ask(link, f"SELECT identity FROM {self.table} WHERE branch = %s", (_ITSELF,))
+        return str(found[0][0]) if found else None
+
+    def _ask(self, link: Link, query: str, values: Sequence[str] = ()) -> list[Any] | None:
+        """Ask the table; None if it is gone, or its whole database."""
         try:
-            found = run(link, f"SELECT identity FROM {self.table} WHERE branch = %s", (_ITSELF,))
+            return run(link, query, values)
         except pymysql.err.Error as error:
             if code_of(error) not in GONE:
                 raise
             return None
-        return str(found[0][0]) if found else None
-
-    def _is_there(self, link: Link) -> bool:
-        try:
-            run(link, f"SELECT 1 FROM {self.table} LIMIT 0")
-        except pymysql.err.Error as error:
-            if code_of(error) not in GONE:
-                raise
-            return False
-        return True
 
     def ensure(self, link: Link) -> str:
         """Create the table and its first row where they are missing; return its identity.
@@ -193,7 +188,8 @@ class Witness:
         """
         found = self.identity(link)
         if found is None:
-            if not self._is_there(link):  # IF NOT EXISTS needs the right to create, too
+            # Only where it is missing: IF NOT EXISTS needs the right to create, too.
+            if self._ask(link, f"SELECT 1 FROM {self.table} LIMIT 0") is None:
                 run(link, self.statement)
             with contextlib.suppress(pymysql.err.IntegrityError):  # somebody was faster
                 self._enter(link, [(_ITSELF, "", uuid.uuid4().hex, "", 0, 0, _COMMITTED)])
@@ -233,16 +229,8 @@ class Witness:
         if not wanted:
             return {}
         places = ", ".join(["%s"] * len(wanted))
-        try:
-            rows = run(
-                link,
-                f"SELECT branch, state FROM {self.table} WHERE branch IN ({places})",
-                list(wanted),
-            )
-        except pymysql.err.Error as error:
-            if code_of(error) not in GONE:
-                raise
-            return {}
+        query = f"SELECT branch, state FROM {self.table} WHERE branch IN ({places})"
+        rows = self._ask(link, query, list(wanted)) or []
         return {wanted[branch]: _STATES[state] for branch, state in rows}
 
     def went_before(self, link: Link, names: Sequence[BranchName]) -> bool:
@@ -290,39 +278,30 @@ class Witness:
         return self.states(link, [name]).get(name, BranchState.PREPARED)
 
     def newest_generation(self, link: Link, namespace: Namespace, sink: str) -> int:
-        try:
-            rows = run(
-                link,
-                f"SELECT MAX(generation) FROM {self.table} "
-                "WHERE identity = %s AND pipeline = %s AND sink = %s",
-                (namespace.identity, namespace.pipeline, sink),
-            )
-        except pymysql.err.Error as error:
-            if code_of(error) not in GONE:
-                raise
-            return 0
-        return int(rows[0][0] or 0)
+        rows = self._ask(
+            link,
+            f"SELECT MAX(generation) FROM {self.table} "
+            "WHERE identity = %s AND pipeline = %s AND sink = %s",
+            (namespace.identity, namespace.pipeline, sink),
+        )
+        return int(rows[0][0] or 0) if rows else 0
 
     def prune(self, link: Link, namespace: Namespace, sink: str, floor: int) -> None:
         """Forget what is below `floor`, but for one row of the newest generation."""
         mine = "identity = %s AND pipeline = %s AND sink = %s"
         whose = (namespace.identity, namespace.pipeline, sink)
-        try:
-            newest = run(
+        newest = self._ask(
+            link,
+            f"SELECT branch FROM {self.table} WHERE {mine} "
+            "ORDER BY generation DESC, batch DESC LIMIT 1",
+            whose,
+        )
+        if newest:
+            changed(
                 link,
-                f"SELECT branch FROM {self.table} WHERE {mine} "
-                "ORDER BY generation DESC, batch DESC LIMIT 1",
-                whose,
+                f"DELETE FROM {self.table} WHERE {mine} AND batch < %s AND branch <> %s",
+                (*whose, floor, newest[0][0]),
             )
-            if newest:
-                changed(
-                    link,
-                    f"DELETE FROM {self.table} WHERE {mine} AND batch < %s AND branch <> %s",
-                    (*whose, floor, newest[0][0]),
-                )
-        except pymysql.err.ProgrammingError as error:
-            if code_of(error) != NO_SUCH_TABLE:
-                raise
 
 
 def _short(pipeline: str) -> str:

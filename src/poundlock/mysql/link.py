@@ -303,6 +303,13 @@ def changed(link: Link, statement: str, arguments: Sequence[Any] = ()) -> int:
         return cursor.execute(statement, arguments or None)
 
 
+def connection_limits(link: Link) -> dict[str, int]:
+    """Return how many connections the account may have at most, by what says so."""
+    [found] = run(link, "SELECT @@GLOBAL.max_connections, @@SESSION.max_user_connections")
+    names = ("the server's max_connections", "the account's max_user_connections")
+    return {name: int(most) for name, most in zip(names, found, strict=True) if int(most)}
+
+
 def drop(link: Link | None) -> None:
     """Close a connection, whatever state it is in."""
     if link is not None:

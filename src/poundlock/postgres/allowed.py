@@ -29,9 +29,9 @@ def own_rules(connection: Connection[Any], table: Table) -> tuple[bool, list[str
     return secured, rules
 
 
-def connection_limit(connection: Connection[Any]) -> tuple[int, str]:
-    """Return how many connections the role may have at most, and what says so."""
-    return min((number, name) for number, name in connection.execute(_LIMITS).fetchall())
+def connection_limits(connection: Connection[Any]) -> dict[str, int]:
+    """Return how many connections the role may have at most, by what says so."""
+    return dict(connection.execute(_LIMITS).fetchall())
 
 
 _RIGHTS = """
@@ -46,15 +46,14 @@ SELECT row_security_active(oid), ARRAY(SELECT rulename::text FROM pg_rewrite
 FROM pg_class c WHERE oid = %s
 """
 _LIMITS = """
-SELECT current_setting('max_connections')::int
+SELECT 'the server''s max_connections', current_setting('max_connections')::int
        - current_setting('superuser_reserved_connections')::int
-       - coalesce(current_setting('reserved_connections', true)::int, 0),
-       'the server''s max_connections'
+       - coalesce(current_setting('reserved_connections', true)::int, 0)
 UNION ALL
-SELECT rolconnlimit, 'the role''s CONNECTION LIMIT' FROM pg_roles
+SELECT 'the role''s CONNECTION LIMIT', rolconnlimit FROM pg_roles
 WHERE rolname = current_user AND rolconnlimit >= 0 AND NOT rolsuper
 UNION ALL
-SELECT datconnlimit, 'the database''s CONNECTION LIMIT' FROM pg_database, pg_roles
+SELECT 'the database''s CONNECTION LIMIT', datconnlimit FROM pg_database, pg_roles
 WHERE datname = current_database() AND datconnlimit >= 0 AND rolname = current_user AND NOT rolsuper
 """
 _SEQUENCES = """

@@ -96,6 +96,17 @@ class Table:
         return next((column for column in self.columns if column.name == name), None)
 
 
+def _alike(connection: Connection[Any], name: str) -> str:
+    """Tell of tables that may have been meant: elsewhere, or with other capitals."""
+    found = connection.execute(
+        "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class c "
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE lower(c.relname) = lower(%s) "
+        "AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3",
+        [name],
+    ).fetchall()
+    return ", but " + ", ".join(row[0] for row in found) if found else ""
+
+
 def read_table(connection: Connection[Any], schema: str | None, name: str) -> Table:
     """Read a table from the catalog. Raises `UsageError` if it is none that rows can go to."""
     wanted = sql.Identifier(schema, name) if schema else sql.Identifier(name)
@@ -107,7 +118,8 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
     if found is None:
         raise UsageError(
             f"there is no table {wanted.as_string(connection)} in database "
-            f"{connection.info.dbname}. Create it, or give schema= and the name as it is spelled"
+            f"{connection.info.dbname}{_alike(connection, name)}. Create it, or give schema= and the "
+            "name as it is spelled"
         )
     oid, schema_name, table_name, kind, secured = found
     if kind not in ("r", "p"):

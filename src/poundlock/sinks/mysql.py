@@ -17,17 +17,18 @@ from poundlock.core.site import Site
 from poundlock.errors import NotAuthorised, UsageError
 from poundlock.mysql.branches import every
 from poundlock.mysql.driver import AT_ONCE, MySQLBranches
-from poundlock.mysql.link import Link, connect_arguments, run
+from poundlock.mysql.link import Link, connect_arguments, connection_limits, run
 from poundlock.mysql.move import DELETE, ORDER
 from poundlock.mysql.names import quoted
 from poundlock.mysql.target import Target, differences, expression
+from poundlock.sql import connections as bound
 
 logger = logging.getLogger("poundlock")
 
 _MODES = (None, "xa", "staged")
 _VARIABLES = (
     *("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "local_infile", "wsrep_on"),
-    *("read_only", "super_read_only", "max_connections", "max_allowed_packet"),
+    *("read_only", "super_read_only", "max_allowed_packet"),
     "xa_detach_on_prepare",
 )
 _BESIDE_ROWS = 64 << 10  # what a packet of the largest size leaves for all but its rows
@@ -203,7 +204,10 @@ class MySQL(MySQLBranches):
                 )
             }
             self._check_table(target)
-            warnings += self._check_connections(link, int(variables["max_connections"]))
+            warnings += bound.check(
+                self.connections, tasks=self._tasks, driver=AT_ONCE,
+                limits=connection_limits(link), sink=self.name,
+            )  # fmt: skip
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._choose(target)
                 self._check_upserts(variables)
@@ -241,27 +245,6 @@ class MySQL(MySQLBranches):
                 f"cannot be replaced. It has: {there}. Add one, or name another key=",
                 sink=self.name,
             )
-
-    def _check_connections(self, link: Link, limit: int) -> list[str]:
-        """Compare what is wanted with what the server allows: `connections`, or what the tasks need.
-
-        How many tasks run at once is Spark's guess, so whoever knows better is believed. A task has one
-        connection, which it opens when it starts: it cannot wait for one.
-        """
-        needed = self._tasks + AT_ONCE if self._tasks else 1
-        why = f"one for each task that runs at once, and {AT_ONCE} for the driver"
-        wanted = self.connections or needed
-        [[mine]] = run(link, "SELECT @@SESSION.max_user_connections")
-        for name, most in (("max_connections", limit), ("max_user_connections", int(mine))):
-            if 0 < most < wanted:
-                raise UsageError(
-                    f"{wanted} connections are wanted ({why}), and the server has {most}: raise its "
-                    f"{name}, run fewer tasks at once, or say with connections= how many there are",
-                    sink=self.name,
-                )
-        if wanted < needed:
-            return [f"connections={wanted}, but {needed} may be opened ({why})"]
-        return []
 
     def _choose(self, target: Target) -> None:
         """Choose the mode where the user did not: rows that could meet others are staged.

@@ -19,13 +19,19 @@ from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
 from poundlock.errors import NotAuthorised, Parted, Unavailable, UsageError
 from poundlock.postgres import prepared, staged, witness
-from poundlock.postgres.allowed import closed_sequences, connection_limit, missing_rights, own_rules
+from poundlock.postgres.allowed import (
+    closed_sequences,
+    connection_limits,
+    missing_rights,
+    own_rules,
+)
 from poundlock.postgres.catalog import Index, Table, read_table
 from poundlock.postgres.move import FLAG, hurdles, staged_branches
 from poundlock.postgres.session import Driver, database_of, system_of, translated
 from poundlock.postgres.target import Target
 from poundlock.postgres.types import family, misfits
 from poundlock.postgres.writer import Mode, PostgresWriter
+from poundlock.sql import connections as bound
 
 _OLDEST = 120_000
 _ROADS: Mapping[Mode, Any] = {Mode.PREPARED: prepared, Mode.STAGED: staged}
@@ -161,7 +167,11 @@ class Postgres(Participant):
             self._check_rules(connection, table)
             self._check_mode(connection, table)
             self._table = table
-            return self._check_connections(connection) + self._warnings(connection, table)
+            warnings = bound.check(
+                self.connections, tasks=self._tasks, driver=1,
+                limits=connection_limits(connection), sink=self.name,
+            )  # fmt: skip
+            return warnings + self._warnings(connection, table)
 
     def _check_server(self, connection: Connection[Any]) -> None:
         version = connection.info.server_version
@@ -309,25 +319,6 @@ class Postgres(Participant):
             if column is not None and column.unlike_any and name not in self._types:
                 return False
         return True
-
-    def _check_connections(self, connection: Connection[Any]) -> list[str]:
-        """Compare what is wanted with what the server allows: `connections`, or what the tasks need.
-
-        How many tasks run at once is Spark's guess, so whoever knows better is believed.
-        """
-        needed = (self._tasks or 0) + 1
-        why = "one for each task that runs at once, and one for the driver"
-        wanted = self.connections or needed
-        allowed, name = connection_limit(connection)
-        if wanted > allowed:
-            raise UsageError(
-                f"{wanted} connections are wanted ({why}), and {name} allows {allowed}: raise it, run "
-                "fewer tasks at once, or say with connections= how many there really are",
-                sink=self.name,
-            )
-        if wanted < needed:
-            return [f"connections={wanted}, but {needed} may be opened ({why})"]
-        return []
 
     def _warnings(self, connection: Connection[Any], table: Table) -> list[str]:
         warnings: list[str] = []

@@ -1,1 +1,1 @@
-"""Any database with a two-phase driver (PEP 249): links, names of branches, the witness."""
+"""Databases: what their sinks share, and all that any two-phase driver (PEP 249) needs."""
