@@ -25,6 +25,7 @@ from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, NotAuthorised, Rejected, Unavailable, UsageError
+from poundlock.files.rows import LINE
 from poundlock.files.writer import FilesWriter
 from poundlock.sinks import Files
 from poundlock.sinks.files import committed
@@ -420,6 +421,17 @@ class TestBadInput:
         other = Files(tmp_path / "out", **({"partition_by": "day", "name": "b"} | options))
         with pytest.raises(UsageError, match=problem):
             other.preflight()
+
+    @pytest.mark.parametrize("committed", [True, False], ids=["committed", "staged"])
+    def test_two_layouts_that_begin_at_once(self, tmp_path: Path, committed: bool) -> None:
+        first, second = made(tmp_path / "out"), made(tmp_path / "out", format="json", name="b")
+        one = prepare(first, 0, rows([1], ["a"]))
+        assert first.check([one]) == [None]
+        if committed:
+            first.commit([one])
+        two = prepare(second, 0, pa.RecordBatch.from_pydict({"__by_day": ["a"], LINE: ["{}"]}))
+        [refusal] = second.check([two])
+        assert refusal and "holds parquet partitioned by day, and not json by day" in refusal
 
     def test_two_sinks_of_one_pipeline_in_one_directory(
         self, spark: SparkSession, tmp_path: Path

@@ -117,6 +117,7 @@ class Files(Participant):
         self._first_line: str | None = None
         self._site: Site | None = None
         self._manifest: Manifest | None = None
+        self._is_new = False  # the directory, when we last looked: nothing was published in it
 
     def __repr__(self) -> str:
         return f"Files({self.place!r}, format={self.format!r}, name={self.name!r})"
@@ -206,29 +207,31 @@ class Files(Participant):
                 "write to a new directory",
                 sink=self.name,
             )
-        if exact:
-            self._check_layout()
+        if exact and (problem := self._misfit()):
+            raise UsageError(problem, sink=self.name)
         return []
 
-    def _check_layout(self) -> None:
-        """Compare with a file that is there: readers take one format, and columns from directories."""
-        there = self.manifest.files()[-1:] or self._first_staged()
-        for file in there:
+    def _misfit(self) -> str | None:
+        """Compare with files that are there: readers take one format, and columns from directories."""
+        published = self.manifest.files()[-1:]
+        self._is_new = not published
+        for file in published or self._first_staged():
             if not file.uri.startswith(f"{self.uri}/"):
                 continue  # the same directory by another name: nothing can be told from that
             *directories, name = file.below(self.uri).split("/")
             found = format_of(name), [part.partition("=")[0] for part in directories]
             if found != (self.format, [escaped(name) for name in self.partition_by]):
-                raise UsageError(
+                return (
                     f"{self.place} holds {found[0]} partitioned by {_listed(found[1])}, and not "
                     f"{self.format} by {_listed(self.partition_by)}: readers would miss rows of one or "
-                    "the other. Write to a new directory",
-                    sink=self.name,
+                    "the other. Write to a new directory"
                 )
+        return None
 
     def _first_staged(self) -> list[DataFile]:
+        """Return a file of each branch that waits."""
         names = [str(name) for name, marks in self._marks().items() if STAGED in marks]
-        return next((files[:1] for files in self._staged(names).values() if files), [])
+        return [files[0] for files in self._staged(names).values() if files]
 
     def beside(self, other: Participant) -> None:
         if isinstance(other, Files) and other.place == self.place and other._layout != self._layout:
@@ -274,8 +277,12 @@ class Files(Participant):
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         staged = self._staged([receipt.id for receipt in receipts])
+        # In a new directory another pipeline may have begun at the same time. Whoever of the two looks
+        # last sees the files of the other, for both look when theirs are there.
+        misfit = self._misfit() if self._is_new else None
         return [
-            None if staged[receipt.id] is not None else "its files are gone" for receipt in receipts
+            misfit if staged[receipt.id] is not None else "its files are gone"
+            for receipt in receipts
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
