@@ -8,16 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psycopg
-import pymysql
 import pytest
-from click.testing import CliRunner, Result
 
 import oracle
 import poundlock as lock
 import trial
+from databases import Databases
 from poundlock import sinks
-from poundlock.cli import poundlock
 from poundlock.core.protocol import Step
 from poundlock.errors import Unavailable, UsageError
 from poundlock.servers import mariadb, postgres, valkey
@@ -29,7 +26,7 @@ NOWHERE = {
 }
 
 
-class Scene:
+class Scene(Databases):
     """A pipeline into PostgreSQL both ways, MariaDB, Valkey and files; witnesses have their place."""
 
     def __init__(
@@ -42,7 +39,8 @@ class Scene:
         cache: valkey.Valkey,
         place: Path,
     ):
-        self.spark, self.kafka, self.pg, self.maria, self.cache = spark, kafka, pg, maria, cache
+        super().__init__(pg, maria, place / "checkpoint")
+        self.spark, self.kafka, self.cache = spark, kafka, cache
         self.place, self.source = place, topic(partitions=1, name="in")
         self.own = f"own_{uuid.uuid4().hex[:8]}"  # tables, and where their witnesses are
         kafka.produce(self.source, map(str, NUMBERS))
@@ -51,24 +49,13 @@ class Scene:
         self.execute_maria(f"CREATE DATABASE {self.own}")
         self.execute_maria(f"CREATE TABLE {self.own}_u (n int PRIMARY KEY)")
 
-    def execute_pg(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.pg.address, autocommit=True) as connection:
-            cursor = connection.execute(statement)  # type: ignore[arg-type]
-            return cursor.fetchall() if cursor.description else []
-
-    def execute_maria(self, statement: str) -> list[Any]:
-        connection = pymysql.connect(**self.maria.connect_arguments(), autocommit=True)
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall())
-
     def pipeline(self) -> lock.Pipeline:
         frame = trial.read(
             self.spark, self.kafka, self.source, ["CAST(CAST(value AS STRING) AS INT) AS n"]
         )
         dsn, own = self.pg.address, self.own
         return (
-            lock.pipeline(frame, name="aside", checkpoint_location=str(self.place / "checkpoint"))
+            lock.pipeline(frame, name="aside", checkpoint_location=str(self.checkpoint))
             .to(sinks.Postgres(f"{own}_a", dsn=dsn, name="append", witness_schema=own))
             .to(sinks.Postgres(f"{own}_u", dsn=dsn, name="upsert", key="n", witness_schema=own))
             .to(sinks.MySQL(f"{own}_u", url=self.maria.address, name="maria", key="n",
@@ -76,17 +63,6 @@ class Scene:
             .to(sinks.Redis(hash=own, field="n", value="n", url=self.cache.address, name="cache"))
             .to(sinks.Files(str(self.place / "out"), name="files"))
         )  # fmt: skip
-
-    def call(self, *arguments: str, **elsewhere: str) -> Result:
-        where = ["--log", str(self.place / "checkpoint")]
-        where += ["--postgres", "env:TRIAL_DSN", "--mysql", "env:TRIAL_URL"]
-        secrets = {"TRIAL_DSN": self.pg.address, "TRIAL_URL": self.maria.address} | elsewhere
-        return CliRunner().invoke(poundlock, ["txn", *arguments, *where], env=secrets)
-
-    def txn(self, *arguments: str) -> Any:
-        result = self.call(*arguments, "--json")
-        assert result.exit_code == 0, (result.output, result.exception)
-        return json.loads(result.stdout)
 
     def lines(self) -> dict[str, dict[str, Any]]:
         return {line["sink"]: line for line in self.txn("list")}

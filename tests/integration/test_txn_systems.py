@@ -8,16 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psycopg
-import pymysql
 import pytest
-from click.testing import CliRunner
 
 import oracle
 import poundlock as lock
 import trial
+from databases import Databases
 from poundlock import sinks
-from poundlock.cli import poundlock
 from poundlock.core.protocol import Step
 from poundlock.errors import PromiseBroken
 from poundlock.servers import mariadb, postgres
@@ -25,7 +22,7 @@ from poundlock.servers import mariadb, postgres
 NUMBERS = list(range(40))
 
 
-class Scene:
+class Scene(Databases):
     """A pipeline into Kafka, PostgreSQL and MariaDB."""
 
     def __init__(
@@ -37,24 +34,14 @@ class Scene:
         maria: mariadb.MariaDB,
         place: Path,
     ):
-        self.spark, self.kafka, self.pg, self.maria = spark, kafka, pg, maria
-        self.checkpoint = place / "checkpoint"
+        brokers = ("--bootstrap-servers", kafka.servers)
+        super().__init__(pg, maria, place / "checkpoint", *brokers)
+        self.spark, self.kafka = spark, kafka
         self.source, self.target = topic(partitions=2, name="in"), topic(partitions=2, name="out")
         self.table = self.target.replace("-", "_")
         kafka.produce(self.source, map(str, NUMBERS))
         self.execute_pg(f"CREATE TABLE {self.table} (n int)")
         self.execute_maria(f"CREATE TABLE {self.table} (n int)")
-
-    def execute_pg(self, statement: str) -> list[Any]:
-        with psycopg.connect(self.pg.address, autocommit=True) as connection:
-            cursor = connection.execute(statement)  # type: ignore[arg-type]
-            return cursor.fetchall() if cursor.description else []
-
-    def execute_maria(self, statement: str) -> list[Any]:
-        connection = pymysql.connect(**self.maria.connect_arguments(), autocommit=True)
-        with connection, connection.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall())
 
     def pipeline(self, number: str = "CAST(CAST(value AS STRING) AS INT)") -> lock.Pipeline:
         frame = trial.read(self.spark, self.kafka, self.source, [f"{number} AS n"])
@@ -65,18 +52,6 @@ class Scene:
             .to(sinks.Postgres(self.table, dsn=self.pg.address, name="postgres"))
             .to(sinks.MySQL(self.table, url=self.maria.address, name="mariadb"))
         )  # fmt: skip
-
-    def txn(self, *arguments: str) -> Any:
-        where = [
-            *("--log", str(self.checkpoint), "--bootstrap-servers", self.kafka.servers),
-            *("--postgres", "env:TRIAL_DSN", "--mysql", "env:TRIAL_URL", "--json"),
-        ]
-        secrets = {"TRIAL_DSN": self.pg.address, "TRIAL_URL": self.maria.address}
-        result = CliRunner().invoke(poundlock, ["txn", *arguments, *where], env=secrets)
-        assert result.exit_code == 0, (result.output, result.exception)
-        for secret in secrets.values():
-            assert secret not in result.output
-        return json.loads(result.stdout)
 
     def rows(self) -> dict[str, Counter[int]]:
         topic = self.kafka.values(self.target)
