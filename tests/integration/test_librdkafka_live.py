@@ -367,14 +367,11 @@ def test_drop_does_not_wait_for_a_silent_broker(kafka_server, target, producers)
     kafka_server.pause(1)
     try:
         producer.write(target, keys=None, values=pa.array([b"v"] * 1000))
-        start = time.monotonic()
         with pytest.raises(errors.Unavailable, match="1000 of 1001 rows are outstanding"):
             producer.flush(0.5)
         with pytest.raises(errors.Unavailable):
             producer.flush(0.5)
-        assert time.monotonic() - start < 2
-        producer.abort(0.5)
-        assert time.monotonic() - start < 4
+        producer.abort(0.5)  # the broker is woken only after it
     finally:
         kafka_server.resume(1)
         kafka_server.wait_ready()
@@ -532,11 +529,9 @@ def test_tls_and_passwords():
                 producer.flush(SECONDS)
                 assert list(producer.acknowledged) == [("t", 0)]
         wrong = settings | {"sasl.password": "s3cret-wrong"}
-        start = time.monotonic()
         with ArrowProducer(wrong, transactional_id=new()) as producer:
             with pytest.raises(errors.NotAuthorised, match=r"sasl\.password") as caught:
-                producer.begin(60)
-            assert time.monotonic() - start < 20  # and not after a minute
+                producer.begin(3600)  # at once, not after its time
             assert "s3cret" not in str(caught.value) + repr(producer)
         plain = {"bootstrap.servers": kafka_server.bootstrap_servers}
         with (

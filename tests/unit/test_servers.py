@@ -282,7 +282,7 @@ def test_one_that_does_not_listen_is_killed_after_its_time(home):
     began = time.monotonic()
     base.down(home)
     assert base.status(home).nodes == {}
-    assert 0.3 <= time.monotonic() - began < 8
+    assert time.monotonic() - began >= 0.3
 
 
 # --- private servers end with their program ---
@@ -349,13 +349,11 @@ def test_a_paused_node_lives_and_is_silent_until_it_is_resumed(home):
 
 
 def test_a_paused_node_can_be_ended(home):
-    instance = base.Instance(Tiny(), home)
+    instance = base.Instance(Tiny(stop_timeout=3600), home)
     instance.up()
     instance.pause("a")
-    began = time.monotonic()
-    base.down(home)
+    base.down(home)  # by its own will: it is woken to hear the request
     assert base.status(home).nodes == {}
-    assert time.monotonic() - began < 8  # by its own will: it was woken to hear the request
 
 
 def test_a_node_killed_while_it_starts_is_reported(home):
