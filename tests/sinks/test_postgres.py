@@ -1478,7 +1478,7 @@ def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> Non
 class TestAnswersThatProveNothing:
     def test_a_branch_that_somebody_is_just_finishing(self, db: Database) -> None:
         """The other one waits for a standby that is not there: nothing is visible yet."""
-        db("CREATE TABLE t (k int, v text)")
+        db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int)")
         sink = db.sink(mode="prepared")
         receipt = db.prepare(sink, keyed((1, "a")))
 
@@ -1486,23 +1486,41 @@ class TestAnswersThatProveNothing:
             db(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
             db("SELECT pg_reload_conf()")
 
+        def waits(session: psycopg.Connection[Any]) -> bool:
+            asked = (
+                f"SELECT wait_event FROM pg_stat_activity WHERE pid = {session.info.backend_pid}"
+            )
+            return db(asked) == [("SyncRep",)]
+
+        def waits_for_it() -> bool:
+            """Whether commits do: the process that tells them reads its settings in its own time."""
+            with psycopg.connect(db.dsn, autocommit=True) as probe:
+                thread = threading.Thread(target=probe.execute, args=["INSERT INTO u VALUES (1)"])
+                thread.start()
+                while thread.is_alive():
+                    if waits(probe):
+                        db(f"SELECT pg_cancel_backend({probe.info.backend_pid})")
+                        thread.join()
+                        return True
+            return False
+
         with psycopg.connect(db.dsn, autocommit=True) as other:
             finish: Any = f"COMMIT PREPARED '{receipt.id}'"
             thread = threading.Thread(target=other.execute, args=[finish])
             stand_by("nobody")
             try:
-                thread.start()
-                waits = (
-                    f"SELECT wait_event FROM pg_stat_activity WHERE pid = {other.info.backend_pid}"
-                )
                 deadline = time.monotonic() + 60
-                while db(waits) != [("SyncRep",)]:
-                    assert time.monotonic() < deadline, db(waits)
+                while not waits_for_it():
+                    assert time.monotonic() < deadline
+                thread.start()
+                while not waits(other):
+                    assert time.monotonic() < deadline
                 assert sink.commit([receipt]) == [OPEN]
                 assert db("SELECT * FROM t") == []
             finally:
                 stand_by("")
-                thread.join()
+                if thread.ident:
+                    thread.join()
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT * FROM t") == [(1, "a")]
 
