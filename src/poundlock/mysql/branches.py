@@ -172,8 +172,8 @@ class Witness:
         found = self._ask(link, f"SELECT identity FROM {self.table} WHERE branch = %s", (_ITSELF,))
         return str(found[0][0]) if found else None
 
-    def _ask(self, link: Link, query: str, values: Sequence[str] = ()) -> list[Any] | None:
-        """Ask the table; None if it is gone, or its whole database."""
+    def _ask(self, link: Link, query: str, values: Sequence[Any] = ()) -> list[Any] | None:
+        """Ask the table, or change it; None if it is gone, or its whole database."""
         try:
             return run(link, query, values)
         except pymysql.err.Error as error:
@@ -297,7 +297,7 @@ class Witness:
             whose,
         )
         if newest:
-            changed(
+            self._ask(
                 link,
                 f"DELETE FROM {self.table} WHERE {mine} AND batch < %s AND branch <> %s",
                 (*whose, floor, newest[0][0]),
