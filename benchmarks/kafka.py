@@ -33,7 +33,7 @@ PARTITIONS = 4
 
 def fill(servers: str, topic: str, rows: int) -> None:
     """Write sensor lines `id,timestamp,temperature`, about 24 bytes each."""
-    from poundlock.kafka.producer import ArrowProducer
+    from poundlock.sinks.kafka.producer import ArrowProducer
 
     with ArrowProducer({"bootstrap.servers": servers}, transactional_id=None) as producer:
         for start in range(0, rows, 200_000):

@@ -109,7 +109,7 @@ def _jdbc(server: Any, table: str, side: str) -> Any:
 def compare(server: Any, source: Path, rows: int, rounds: int) -> dict[str, Any]:
     """Alternate the sides; the first round warms up."""
     import poundlock as lock
-    from poundlock import jars
+    from poundlock.jvm import jars
 
     (driver,) = jars.paths("mysql-jdbc")
     spark = lock.session(

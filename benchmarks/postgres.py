@@ -105,7 +105,7 @@ def run_once(spark: Any, side: str, dsn: str, source: Path, rows: int, per: int)
 def compare(dsn: str, source: Path, rows: int, per: int, rounds: int) -> dict[str, Any]:
     """Alternate the sides, each round in another order; the first round warms up."""
     import poundlock as lock
-    from poundlock import jars
+    from poundlock.jvm import jars
 
     driver = ",".join(map(str, jars.paths("postgres-jdbc")))
     conf = {"spark.ui.enabled": "false", "spark.jars": driver}

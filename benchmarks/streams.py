@@ -32,7 +32,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 import poundlock as lock
 from benchmarks.memory import Watch
 from benchmarks.rounds import alternate, commit
-from poundlock.spark import keyed
+from poundlock.spark.stream import keyed
 from poundlock.stream.aggregates import Aggregates
 from poundlock.stream.operator import Page
 from poundlock.stream.times import Clock, Domain

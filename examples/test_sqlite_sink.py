@@ -21,9 +21,9 @@ import pytest
 from sqlite_sink import SqliteTable
 
 from poundlock import Participant
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
-from poundlock.compliance.demands import *  # noqa: F403
-from poundlock.compliance.troubles import *  # noqa: F403
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
+from poundlock.compliance.faults import *  # noqa: F403
+from poundlock.compliance.requirements import *  # noqa: F403
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column
 from poundlock.errors import Unavailable, UsageError
@@ -97,45 +97,45 @@ class SqliteSubject(Subject):
     # Troubles.
 
     @contextmanager
-    def wrong_columns(self, sink: Any) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Any) -> Iterator[FaultCase]:
         says = "the frame lacks the columns number"
         make = lambda: self._looked_over(sink.path, sink.name, "nummer", "word")  # noqa: E731
-        yield Tried(says, UsageError, make=make)
+        yield FaultCase(says, UsageError, make=make)
 
     @contextmanager
-    def wrong_type(self, sink: Any) -> Iterator[Tried]:
+    def wrong_type(self, sink: Any) -> Iterator[FaultCase]:
         """Only the rows show it: SQLite gives types to values."""
         says = "refuses its rows: cannot store TEXT value in INTEGER column numbers.number"
-        yield Tried(says, tasks=[[worded(["many"], ["fine"])]], hides="many")
+        yield FaultCase(says, tasks=[[worded(["many"], ["fine"])]], hides="many")
 
     @contextmanager
-    def null(self, sink: Any) -> Iterator[Tried]:
+    def null(self, sink: Any) -> Iterator[FaultCase]:
         says = "refuses its rows: NOT NULL constraint failed: numbers.number"
-        yield Tried(says, tasks=[[self.rows(range(5)), worded([None, 6], ["a", "b"])]])
+        yield FaultCase(says, tasks=[[self.rows(range(5)), worded([None, 6], ["a", "b"])]])
 
     @contextmanager
-    def too_long(self, sink: Any) -> Iterator[Tried]:
+    def too_long(self, sink: Any) -> Iterator[FaultCase]:
         says = "refuses its rows: CHECK constraint failed: short"
-        yield Tried(says, tasks=[[worded([1], ["much too " * 5])]], hides="much too")
+        yield FaultCase(says, tasks=[[worded([1], ["much too " * 5])]], hides="much too")
 
     @contextmanager
-    def duplicate_key(self, sink: Any) -> Iterator[Tried]:
+    def duplicate_key(self, sink: Any) -> Iterator[FaultCase]:
         says = "refuses its rows: UNIQUE constraint failed: numbers.number"
-        yield Tried(says, tasks=[[self.rows([1, 2]), self.rows([2, 3])]])
+        yield FaultCase(says, tasks=[[self.rows([1, 2]), self.rows([2, 3])]])
 
     @contextmanager
-    def key_in_two_tasks(self, sink: Any) -> Iterator[Tried]:
+    def key_in_two_tasks(self, sink: Any) -> Iterator[FaultCase]:
         says = "refuses its rows: UNIQUE constraint failed: numbers.number"
-        yield Tried(says, tasks=[[self.rows([1, 2])], [self.rows([2, 3])]])
+        yield FaultCase(says, tasks=[[self.rows([1, 2])], [self.rows([2, 3])]])
 
     @contextmanager
-    def full_disk(self, sink: Any) -> Iterator[Tried]:
+    def full_disk(self, sink: Any) -> Iterator[FaultCase]:
         with small_disk(1) as disk:
             with sqlite3.connect(disk / "small.db") as db:
                 db.execute(TABLE)
             using = self._looked_over(disk / "small.db", sink.name)
             many = [self.rows(range(start, start + 500)) for start in range(0, 5000, 500)]
-            yield Tried(
+            yield FaultCase(
                 "disk is full.*can be run again", Unavailable, sink=using, tasks=[many],
                 amid=lambda: fill(disk), over=lambda: empty(disk),
             )  # fmt: skip

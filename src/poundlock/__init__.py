@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from poundlock.sources.files import read_files
     from poundlock.sources.kafka import OffsetMode, read_kafka
     from poundlock.sources.socket import read_socket
-    from poundlock.spark.flow import Flow, flow
-    from poundlock.spark.pipeline import Pipeline, foreach_batch, pipeline
-    from poundlock.spark.query import Query
+    from poundlock.spark.pipeline.pipeline import Pipeline, foreach_batch, pipeline
+    from poundlock.spark.pipeline.query import Query
     from poundlock.spark.session import configure, session
+    from poundlock.spark.stream.flow import Flow, flow
     from poundlock.stream import evictors, triggers
     from poundlock.stream.aggregates import Aggregate
     from poundlock.stream.evictors import Evictor
@@ -114,16 +114,16 @@ _HOMES = {
     "BroadcastState": "stream.state",
     "CoProcessFunction": "stream.process",
     "Evictor": "stream.evictors",
-    "Flow": "spark.flow",
+    "Flow": "spark.stream.flow",
     "Guarantee": "core.guarantee",
     "ListState": "stream.state",
     "MapState": "stream.state",
     "OffsetMode": "sources.kafka",
     "OperatorListState": "stream.state",
     "Participant": "core.participant",
-    "Pipeline": "spark.pipeline",
+    "Pipeline": "spark.pipeline.pipeline",
     "ProcessFunction": "stream.process",
-    "Query": "spark.query",
+    "Query": "spark.pipeline.query",
     "ReducingState": "stream.state",
     "Row": "stream.rows",
     "Semantic": "core.participant",
@@ -137,14 +137,14 @@ _HOMES = {
     "count": "stream.windows",
     "custom": "sources.custom",
     "evictors": "stream",
-    "flow": "spark.flow",
-    "foreach_batch": "spark.pipeline",
+    "flow": "spark.stream.flow",
+    "foreach_batch": "spark.pipeline.pipeline",
     "from_collection": "sources.collection",
     "global_windows": "stream.windows",
     "ingestion": "stream.watermarks",
     "monotone": "stream.watermarks",
     "no_skip": "stream.pattern",
-    "pipeline": "spark.pipeline",
+    "pipeline": "spark.pipeline.pipeline",
     "punctuated": "stream.watermarks",
     "read_files": "sources.files",
     "read_kafka": "sources.kafka",

@@ -14,9 +14,9 @@
     │       └── StateExpired  state was read past its time to live, and the operator asked to be told
     ├── Fenced                a newer driver owns the pipeline: stop
     ├── InDoubt               decided, but a branch cannot be finished now: restart to go on
-    │   └── RefusedForGood    a system will not take some rows as it is: change it, or rule
-    ├── PromiseBroken         a system went against the decision, and repair is not allowed
-    ├── Parted                log, checkpoint and systems do not belong together
+    │   └── PermanentlyRefused    a system will not take some rows as it is: change it, or rule
+    ├── GuaranteeBroken         a system went against the decision, and repair is not allowed
+    ├── LogMismatch                log, checkpoint and systems do not belong together
     └── LogCorrupt            a published record cannot be read: never guess, stop
 
 A message says what happened, to which transaction, and what to do next. No message carries a secret,
@@ -56,7 +56,7 @@ def _rebuild(
 
 
 @contextmanager
-def concerning(*, sink: str | None = None, transaction: object = None) -> Generator[None]:
+def error_context(*, sink: str | None = None, transaction: object = None) -> Generator[None]:
     """Have errors say where they happened, as far as they do not know it themselves."""
     try:
         yield
@@ -134,7 +134,7 @@ class InDoubt(PoundlockError):
     """The batch is decided, but a branch cannot be finished now. A restart goes on from here."""
 
 
-class RefusedForGood(InDoubt):
+class PermanentlyRefused(InDoubt):
     """A system answered that it will not take some rows of decided branches; it has all the others.
 
     `branches` are the ids of those branches: for the coordinator alone, which goes on without the
@@ -153,11 +153,11 @@ class RefusedForGood(InDoubt):
         self.branches = branches
 
 
-class PromiseBroken(PoundlockError):
+class GuaranteeBroken(PoundlockError):
     """A system went against the decision and repair is not allowed: a person must rule."""
 
 
-class Parted(PoundlockError):
+class LogMismatch(PoundlockError):
     """Log, checkpoint and systems do not belong together: a part was copied, restored or deleted."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from poundlock.errors import PoundlockError, UsageError
 
 if TYPE_CHECKING:
-    from poundlock.spark.pipeline import Pipeline
+    from poundlock.spark.pipeline.pipeline import Pipeline
 
 Maker = Callable[[Any, Sequence[str]], "Pipeline"]
 
@@ -44,7 +44,7 @@ def load(path: Path) -> Maker:
 def open_pipeline(path: Path, arguments: Sequence[str] = ()) -> Pipeline:
     """Make the pipeline of a job file, in a small session of our own. Nothing is started."""
     make = load(path)
-    from poundlock.spark.pipeline import Pipeline
+    from poundlock.spark.pipeline.pipeline import Pipeline
     from poundlock.spark.session import session
 
     spark = session("local[1]", conf={"spark.ui.enabled": "false"})
@@ -56,7 +56,7 @@ def open_pipeline(path: Path, arguments: Sequence[str] = ()) -> Pipeline:
 
 
 def _maker(path: Path, found: Any) -> Maker:
-    from poundlock.spark.pipeline import Pipeline
+    from poundlock.spark.pipeline.pipeline import Pipeline
 
     if isinstance(found, Pipeline):
         return lambda spark, args: found
@@ -83,7 +83,7 @@ def _maker(path: Path, found: Any) -> Maker:
 def _reading(path: Path) -> Iterator[None]:
     """Run code of a job file: nothing starts meanwhile, and its errors are told as such."""
     from poundlock.spark.internals import STARTS
-    from poundlock.spark.pipeline import Pipeline
+    from poundlock.spark.pipeline.pipeline import Pipeline
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UsageError(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyspark
 from harness import wait_until
 
-from poundlock import java
+from poundlock.jvm import java
 
 _SPARK = Path(pyspark.__file__).parent
 

@@ -52,7 +52,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from kafka.admin import KafkaAdminClient
 
-from poundlock import jars
+from poundlock.jvm import jars
 
 HERE = Path(__file__).parent
 LIFE_TIMEOUT_S = 180.0
@@ -380,7 +380,7 @@ class Chaos:
         """Cut the input into batches as Spark did, by the end offsets in its own checkpoint."""
         query = self.queries[pipeline]
         rows = make_rows(query.rows)
-        lanes = [rows[number :: query.partitions] for number in range(query.partitions)]
+        sink_tasks = [rows[number :: query.partitions] for number in range(query.partitions)]
         batches: list[list[Row]] = []
         ends = [0] * query.partitions
         files = (self.checkpoint(pipeline) / "offsets").glob("[0-9]*")
@@ -390,8 +390,8 @@ class Chaos:
             batches.append(
                 [
                     row
-                    for lane, begin, end in zip(lanes, begins, ends, strict=True)
-                    for row in lane[begin:end]
+                    for sink_task, begin, end in zip(sink_tasks, begins, ends, strict=True)
+                    for row in sink_task[begin:end]
                 ]
             )
         return batches

@@ -33,8 +33,8 @@ from pyspark.sql import functions as F
 import poundlock as lock
 from poundlock.core.log import FileLog
 from poundlock.core.protocol import Step
-from poundlock.sources.kafka import GroupOffsetsBranch
-from poundlock.spark import pipeline as pipelines
+from poundlock.sinks.kafka.offsets import GroupOffsetsBranch
+from poundlock.spark.pipeline import pipeline as pipelines
 
 
 def main(path: str) -> None:

@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 import poundlock as lock
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.log import TransactionLog
-from poundlock.kafka.client import KafkaClient
 from poundlock.sinks import Kafka
+from poundlock.sinks.kafka.client import KafkaClient
 from poundlock.sources.kafka import KafkaSource
-from poundlock.spark.batch import Batches
+from poundlock.spark.pipeline.batch import Batches
 from poundlock.spark.plan import read_plan
 
 OURS = (

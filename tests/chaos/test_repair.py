@@ -24,7 +24,7 @@ import trial
 from poundlock import sinks
 from poundlock.cli import poundlock
 from poundlock.core.protocol import Step
-from poundlock.errors import Parted, PromiseBroken
+from poundlock.errors import GuaranteeBroken, LogMismatch
 from poundlock.servers import kafka as servers
 from trial import Died, copying, die, finish
 
@@ -154,7 +154,7 @@ def test_partly_lost_and_cut_otherwise(case: Case) -> None:
     """Rows of the committed branch could come twice: refused, until it is cut as it was."""
     case.lose(case.pipeline(), at=Step.COMMITTED_ONE)
     before = case.kafka.values(case.target)
-    with pytest.raises(PromiseBroken, match="cut the same rows into other partitions") as broken:
+    with pytest.raises(GuaranteeBroken, match="cut the same rows into other partitions") as broken:
         finish(case.pipeline(minPartitions=5))
     assert "1 of 2 branches are already committed" in str(broken.value)
     assert case.kafka.values(case.target) == before
@@ -248,7 +248,7 @@ def test_a_query_that_never_gives_the_same_twice(case: Case) -> None:
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline)
     for _ in range(2):  # it stays stopped
-        with pytest.raises(PromiseBroken) as broken:
+        with pytest.raises(GuaranteeBroken) as broken:
             finish(pipeline)
         message = str(broken.value)
         prints = re.search(
@@ -271,7 +271,7 @@ def test_a_query_that_never_gives_the_same_twice(case: Case) -> None:
 def test_loss_is_accepted(case: Case) -> None:
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline)
-    with pytest.raises(PromiseBroken):
+    with pytest.raises(GuaranteeBroken):
         finish(pipeline)
     case.rule("--batch", "0", "--accept-loss")
     case.kafka.produce(case.source, ["more"])
@@ -285,10 +285,10 @@ def test_partly_lost_and_never_the_same_twice(case: Case) -> None:
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline, at=Step.COMMITTED_ONE)
     before = case.kafka.values(case.target)
-    with pytest.raises(PromiseBroken):
+    with pytest.raises(GuaranteeBroken):
         finish(pipeline)
     case.rule("--batch", "0", "--accept-replay")
-    with pytest.raises(PromiseBroken):
+    with pytest.raises(GuaranteeBroken):
         finish(pipeline)
     assert case.kafka.values(case.target) == before
     case.kafka.assert_settled(case.target)
@@ -330,7 +330,7 @@ def restore(aside: Path, checkpoint: Path) -> None:
 def refused(case: Case, pipeline: lock.Pipeline, *words: str) -> None:
     """See that the pipeline does not run, says why and what to do, and changes nothing."""
     before = case.kafka.values(case.target)
-    with pytest.raises(Parted) as parted:
+    with pytest.raises(LogMismatch) as parted:
         finish(pipeline)
     for word in words:
         assert word in str(parted.value)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from poundlock.compliance import TROUBLES, Subject
+from poundlock.compliance import FAULTS, Subject
 
-# The name of each, and what docs/troubles.md calls it.
+# The name of each, and what docs/failures.md calls it.
 SUBJECTS = {
     "memory": None,
     "kafka": "Kafka",
@@ -37,11 +37,11 @@ def module(name: str) -> Any:
 
 
 def documented(label: str) -> dict[str, str]:
-    """Read the line of a sink in docs/troubles.md: trouble to the word for what comes of it."""
-    text = (Path(__file__).parents[2] / "docs" / "troubles.md").read_text()
+    """Read the line of a sink in docs/failures.md: trouble to the word for what comes of it."""
+    text = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
     [line] = [it for it in text.splitlines() if it.startswith(f"| {label} |")]
     words = [word.strip() for word in line.strip("|").split("|")][1:]
-    tried = [trouble for trouble in TROUBLES if trouble != "killed_task"]
+    tried = [trouble for trouble in FAULTS if trouble != "killed_task"]
     return dict(zip(tried, words, strict=True))
 
 

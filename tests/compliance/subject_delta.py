@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import poundlock as lock
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.core.site import LocalSite
@@ -107,36 +107,36 @@ class DeltaSubject(Subject):
         return self._looked_over(sink.path, sink.name, frame)
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"nummer": "bigint", "word": "string"}
         says = "the table has no column 'nummer'.*the table requires 'number'"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame))
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         says = "column 'number' has type string, but bigint in the table"
         frame = FRAME | {"number": "string"}
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame))
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         bad = worded([5, None], ["a", "b"])
-        yield Tried("number is null", BadRow, tasks=[[self.rows(range(5)), bad]])
+        yield FaultCase("number is null", BadRow, tasks=[[self.rows(range(5)), bad]])
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         bad = worded([5, 6], ["much too " * 5, "b"])
         says = "word is longer than 20"
-        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
+        yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
 
     @contextmanager
-    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+    def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         """That of the kept rows."""
         assert isinstance(sink, Delta)
         with small_disk(1) as disk:
             using = self._looked_over(sink.path, sink.name, rows=disk / "rows")
             many = [self.rows(range(20_000))] * 5
-            yield Tried(
+            yield FaultCase(
                 "disk is full|No space left", Unavailable, sink=using, tasks=[many],
                 amid=lambda: fill(disk), over=lambda: empty(disk),
             )  # fmt: skip

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.core.site import LocalSite
@@ -113,27 +113,27 @@ class FilesSubject(Subject):
         return self._looked_over(self.place(sink), sink.name, frame)
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         says = "there is no column 'odd' to partition by. It has number bigint"
         make = lambda: self._refused(sink, {"number": "bigint"})  # noqa: E731
-        yield Tried(says, UsageError, make=make)
+        yield FaultCase(says, UsageError, make=make)
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         frame = FRAME | {"number": "interval"}
         says = "column 'number' has type interval, which parquet cannot hold"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame))
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         bad = self.rows([5, 6]).set_column(0, "__by_odd", pa.array(["true", "much too long" * 20]))
         says = "1 rows have a partition value.* odd=..., would have a name of more than 255 bytes"
-        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
+        yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
 
     @contextmanager
-    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+    def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         with small_disk(4) as disk:
-            yield Tried(
+            yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
                 sink=self._looked_over(disk / "data", sink.name),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 import oracle
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
@@ -96,28 +96,28 @@ class KafkaSubject(Subject):
         return self._looked_over(sink.topic, sink.name, self._cluster.client_settings(), frame)
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"worth": Column("worth", "binary")}
         says = "no column 'value' for the value.* It has worth binary"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame))
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"value": Column("value", "map<string,int>")}
         says = "column 'value' has type map<string,int>, but the value needs"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame))
 
     @contextmanager
-    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
         with kafka.running(security="SASL_SSL", users={"somebody": "right"}) as secure:
             settings = secure.client_settings() | {"sasl.password": "nonsense"}
-            yield Tried(
+            yield FaultCase(
                 "check sasl.mechanism, sasl.username and sasl.password", NotAuthorised,
                 hides="nonsense", make=lambda: self._looked_over("t", sink.name, settings),
             )  # fmt: skip
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         """A compacted topic requires keys. A null value is none: it deletes."""
         compacted = oracle.Kafka(self._cluster.client_settings()).create(
             f"topic-{next(self._numbers)}", config={"cleanup.policy": "compact"}
@@ -125,15 +125,17 @@ class KafkaSubject(Subject):
         using = self._looked_over(compacted, sink.name, self._cluster.client_settings())
         bad = keyed([b"5", b"6"], [b"5", None])
         says = "a compacted topic needs a key in every row"
-        yield Tried(says, BadRow, sink=using, tasks=[[self.rows(range(5)), bad]])
+        yield FaultCase(says, BadRow, sink=using, tasks=[[self.rows(range(5)), bad]])
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         bad = keyed([b"x" * 3_000_000], [b"5"])
-        yield Tried("message.max.bytes", BadRow, tasks=[[self.rows(range(5)), bad]], hides="xxx")
+        yield FaultCase(
+            "message.max.bytes", BadRow, tasks=[[self.rows(range(5)), bad]], hides="xxx"
+        )
 
     @contextmanager
-    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+    def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         """A broker whose only disk is full ends itself."""
         with small_disk(64) as disk, kafka.running(disk / "kafka") as small:
             using = self._made(small.client_settings(), sink.name, flush_timeout=10)
@@ -144,18 +146,18 @@ class KafkaSubject(Subject):
                 small.start(1)
 
             rows = keyed([b"x" * 10_000] * 500, [b"x"] * 500)
-            yield Tried(
+            yield FaultCase(
                 "check that the brokers are up.*the batch is run again", Unavailable, sink=using,
                 tasks=[[rows] * 4], amid=lambda: fill(disk), over=make_room,
             )  # fmt: skip
 
     @contextmanager
-    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+    def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:
         def strike() -> None:
             with self.killed():
                 pass
 
-        yield Tried("", amid=strike, survived=True)
+        yield FaultCase("", amid=strike, survived=True)
 
 
 @contextmanager

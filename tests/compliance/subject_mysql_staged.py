@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import mysqld
-from poundlock.compliance import Subject, Tried
+from poundlock.compliance import FaultCase, Subject
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
 from poundlock.sinks import MySQL
@@ -26,7 +26,7 @@ class MySQLStagedSubject(MySQLSubject):
         return sink
 
     @contextmanager
-    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         """Two tasks stage it, and the target tells before anything is decided."""
         with self.duplicate_key(sink) as tried:
             yield replace(tried, tasks=[[self.rows([1, 2])], [self.rows([2, 3])]])

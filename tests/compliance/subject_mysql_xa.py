@@ -15,13 +15,13 @@ import pyarrow as pa
 import pymysql
 
 import mysqld
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
-from poundlock.mysql.branches import Witness
 from poundlock.servers import demote, mariadb
 from poundlock.sinks import MySQL
+from poundlock.sinks.mysql.branches import Witness
 
 EXCUSED: Mapping[str, str] = {}
 
@@ -86,54 +86,54 @@ class MySQLSubject(Subject):
     # Troubles.
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"nummer": "bigint", "text": "string"}
         says = "no column 'nummer'.*'number' .* is NOT NULL without a default"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame=frame))
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         says = "'number' is bigint.* does not hold string"
         frame = FRAME | {"number": "string"}
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame=frame))
 
     @contextmanager
-    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
         address = self._server.address
         url = address.replace(self._server.connect_arguments()["password"], "nonsense")
         assert url != address
         says = "Access denied.*user and password in url="
         make = lambda: self._refused(sink, url=url)  # noqa: E731 (two words in one place)
-        yield Tried(says, NotAuthorised, make=make, hides="nonsense")
+        yield FaultCase(says, NotAuthorised, make=make, hides="nonsense")
 
     def _refused(self, sink: Participant, **more: Any) -> Participant:
         return self._looked_over(self._place(sink), sink.name, **more)
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         bad = self.rows([5, 6]).set_column(0, "number", pa.array([5, None]))
-        yield Tried("column number is null", BadRow, tasks=[[self.rows(range(5)), bad]])
+        yield FaultCase("column number is null", BadRow, tasks=[[self.rows(range(5)), bad]])
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         bad = self._texts([5, 6], ["fine", "much too long" * 4])
         says = "column text is longer than 20"
-        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
+        yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
 
     def _texts(self, numbers: Sequence[int], texts: Sequence[str]) -> pa.RecordBatch:
         return self.rows(numbers).set_column(1, "text", pa.array(texts))
 
     @contextmanager
-    def duplicate_key(self, sink: Participant) -> Iterator[Tried]:
+    def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2]), self.rows([2, 3])]]
         says = "a value that is already there, under a unique key"
-        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+        yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     @contextmanager
-    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2])], [self.rows([2, 3])]]
         says = "locked by another transaction.*Where two tasks write one key"
-        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+        yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     def _unique(self, sink: Participant) -> Participant:
         """The same sink, upon a table where a number can be but once, with a promise it breaks."""
@@ -143,7 +143,7 @@ class MySQLSubject(Subject):
         return self._looked_over(table, sink.name, key_partitioned=True, lock_timeout=1)
 
     @contextmanager
-    def no_room(self, sink: Participant) -> Iterator[Tried]:
+    def no_room(self, sink: Participant) -> Iterator[FaultCase]:
         """InnoDB holds a hundred thousand branches. What a task runs out of is connections."""
         arguments = self._server.connect_arguments()
         [[most]] = self.ask("SELECT @@GLOBAL.max_connections")
@@ -158,10 +158,10 @@ class MySQLSubject(Subject):
                 first.cursor().execute(f"SET GLOBAL max_connections = {most}")
                 held.close()
 
-            yield Tried("no connection left.*max_connections", Unavailable, over=over)
+            yield FaultCase("no connection left.*max_connections", Unavailable, over=over)
 
     @contextmanager
-    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+    def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         """That of the target's database, which is also where rows are staged."""
         database = f"small_{next(self._numbers)}"
         with small_disk(8) as disk:
@@ -177,11 +177,11 @@ class MySQLSubject(Subject):
             tasks = [[self._texts(range(n, n + 1000), ["x" * 20] * 1000)
                       for n in range(0, 100_000, 1000)]]  # fmt: skip
             says = "disk is full.*make room"
-            yield Tried(says, Unavailable, sink=using, tasks=tasks, over=lambda: empty(disk))
+            yield FaultCase(says, Unavailable, sink=using, tasks=tasks, over=lambda: empty(disk))
             self.ask(f"DROP DATABASE {database}")
 
     @contextmanager
-    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+    def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:
         def others() -> list[int]:
             listed = "SELECT ID FROM information_schema.PROCESSLIST"
             mine = "USER = SUBSTRING_INDEX(USER(), '@', 1) AND ID <> CONNECTION_ID()"
@@ -194,7 +194,7 @@ class MySQLSubject(Subject):
                         self.ask(f"KILL {number}")
                 time.sleep(0.05)
 
-        yield Tried("Lost connection|gone away|was killed", Unavailable, amid=cut)
+        yield FaultCase("Lost connection|gone away|was killed", Unavailable, amid=cut)
 
     def _prepared(self) -> list[tuple[str, str, int]]:
         listed = self.ask("XA RECOVER")  # MySQL's as text, MariaDB's as bytes

@@ -14,7 +14,7 @@ from typing import Any
 import opensearchpy
 import pyarrow as pa
 
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.core.site import LocalSite
@@ -102,27 +102,27 @@ class OpenSearchSubject(Subject):
     # Troubles.
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         index = self._index({"dynamic": "strict", "properties": {"number": {"type": "long"}}})
         frame = FRAME | {"word": "string"}
         says = "column 'word' is not in the mapping, which is strict"
         make = lambda: self._looked_over(index, sink.name, frame)  # noqa: E731
-        yield Tried(says, UsageError, make=make)
+        yield FaultCase(says, UsageError, make=make)
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         index = self._index({"properties": {"number": {"type": "boolean"}}})
         says = "column 'number' has type bigint, but the field is of type boolean"
-        yield Tried(says, UsageError, make=lambda: self._looked_over(index, sink.name))
+        yield FaultCase(says, UsageError, make=lambda: self._looked_over(index, sink.name))
 
     @contextmanager
-    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
         """At a gate such as stands before many servers: this one has no passwords of its own."""
         assert isinstance(sink, OpenSearch)
         index = sink.index
         with gate() as port:
             url = f"http://somebody:nonsense@127.0.0.1:{port}"
-            yield Tried(
+            yield FaultCase(
                 f"looking at index {index}: the server refuses the user or the password",
                 NotAuthorised, make=lambda: self._looked_over(index, sink.name, url=url),
                 hides="nonsense",
@@ -132,32 +132,34 @@ class OpenSearchSubject(Subject):
         return self.rows(numbers).set_column(0, "id", pa.array(ids))
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows(range(5)), self._ids([5, 6], ["5", None])]]
-        yield Tried("1 rows cannot be sent.* the id is null", BadRow, tasks=tasks)
+        yield FaultCase("1 rows cannot be sent.* the id is null", BadRow, tasks=tasks)
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows(range(5)), self._ids([5, 6], ["5", "too long" * 65])]]
         says = "1 rows cannot be sent.* the id is longer than 512 bytes"
-        yield Tried(says, BadRow, tasks=tasks, hides="too long")
+        yield FaultCase(says, BadRow, tasks=tasks, hides="too long")
 
     @contextmanager
-    def duplicate_key(self, sink: Participant) -> Iterator[Tried]:
+    def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2]), self.rows([2, 3])]]
-        yield Tried("another row of the batch has the same id.* version=", BadRow, tasks=tasks)
+        yield FaultCase("another row of the batch has the same id.* version=", BadRow, tasks=tasks)
 
     @contextmanager
-    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2])], [self.rows([2, 3])]]
-        yield Tried("1 ids of the batch are also in another task's rows.* version=", tasks=tasks)
+        yield FaultCase(
+            "1 ids of the batch are also in another task's rows.* version=", tasks=tasks
+        )
 
     @contextmanager
-    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+    def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         """That of the kept rows: the server's matters only after the decision."""
         assert isinstance(sink, OpenSearch)
         with small_disk(4) as disk:
-            yield Tried(
+            yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
                 sink=self._looked_over(sink.index, sink.name, rows=disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 20_000))]],

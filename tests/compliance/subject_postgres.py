@@ -13,13 +13,13 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
-from poundlock.postgres.target import staging_name
 from poundlock.servers import demote, postgres
 from poundlock.sinks import Postgres
+from poundlock.sinks.postgres.target import staging_name
 
 EXCUSED: Mapping[str, str] = {}
 
@@ -100,22 +100,22 @@ class PostgresSubject(Subject):
         return self._looked_over(self.table(sink), sink.name, dsn, columns)
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"number": "int", "wort": "string"}
         says = "wort: the table has no such column; word: the table requires it"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, **frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, **frame))
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"number": "string", "word": "string"}
         says = "number.* string.* integer"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, **frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, **frame))
 
     @contextmanager
-    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
         dsn = psycopg.conninfo.make_conninfo(self._node.dsn(self._database), password="nonsense")
         says = "password authentication failed.*pg_hba.conf"
-        yield Tried(
+        yield FaultCase(
             says, NotAuthorised, hides="nonsense",
             make=lambda: self._looked_over(self.table(sink), sink.name, dsn),
         )  # fmt: skip
@@ -124,15 +124,15 @@ class PostgresSubject(Subject):
         return self.rows(numbers).set_column(1, "word", pa.array(words))
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         bad = self._words([5, 6], ["fine", None])
-        yield Tried("word is null", BadRow, tasks=[[self.rows(range(5)), bad]])
+        yield FaultCase("word is null", BadRow, tasks=[[self.rows(range(5)), bad]])
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         bad = self._words([5, 6], ["fine", "much too long" * 5])
         says = "longer than 40"
-        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
+        yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
 
     def _unique(self, sink: Participant) -> Participant:
         """The same sink, upon a table where a number can be but once."""
@@ -143,30 +143,30 @@ class PostgresSubject(Subject):
         return self._looked_over("single", sink.name, self._node.dsn(self._database), **promise)
 
     @contextmanager
-    def duplicate_key(self, sink: Participant) -> Iterator[Tried]:
+    def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2]), self.rows([2, 3])]]
         says = "two rows of a batch have one key" if self.key else "duplicate key"
-        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+        yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     @contextmanager
-    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2])], [self.rows([2, 3])]]
         says = "two rows of a batch have one key|two tasks touch one key|duplicate key"
-        yield Tried(says, sink=self._unique(sink), tasks=tasks)
+        yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     @contextmanager
-    def no_room(self, sink: Participant) -> Iterator[Tried]:
+    def no_room(self, sink: Participant) -> Iterator[FaultCase]:
         """As many branches of others as the server takes, less the one that the test has."""
         others = range(postgres.PostgresServer().max_prepared_transactions - 1)
         for number in others:
             self.execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
         says = "maximum number of prepared transactions.*max_prepared_transactions"
-        yield Tried(says, over=lambda: [
+        yield FaultCase(says, over=lambda: [
             self.execute(f"ROLLBACK PREPARED 'other {number}'") for number in others
         ])  # fmt: skip
 
     @contextmanager
-    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+    def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         """The target's tablespace, and that of tables which are made now."""
         table, database = self.table(sink), self._database
         with small_disk(8) as disk:
@@ -178,7 +178,7 @@ class PostgresSubject(Subject):
             fill(disk)
             many = self._words(range(100), ["x" * 40] * 100)
             try:
-                yield Tried(
+                yield FaultCase(
                     "disk is full", Unavailable, sink=using, tasks=[[many] * 100],
                     over=lambda: empty(disk),
                 )  # fmt: skip
@@ -190,14 +190,14 @@ class PostgresSubject(Subject):
                 self.execute(f"DROP TABLESPACE {database}")
 
     @contextmanager
-    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+    def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:
         def cut() -> None:
             self.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
                 f"WHERE datname = '{self._database}' AND pid <> pg_backend_pid()"
             )
 
-        yield Tried("terminat|closed|did not answer", Unavailable, amid=cut)
+        yield FaultCase("terminat|closed|did not answer", Unavailable, amid=cut)
 
     def execute(self, statement: str, database: str | None = None) -> list[Any]:
         dsn = self._node.dsn(database or self._database)

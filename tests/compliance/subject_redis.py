@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import redis
 
-from poundlock.compliance import Subject, Tried
+from poundlock.compliance import FaultCase, Subject
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
@@ -88,24 +88,24 @@ class RedisSubject(Subject):
         return self._looked_over(sink.shape.target, sink.name, **others)
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"id": "string", "w": "int"}
         says = "no column 'v' for the value. It has id string, w int"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame=frame))
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         """Of a column that orders rows: every other is written as text."""
         frame = {"id": "string", "v": "string"}
         says = "column 'v' has type string, but the order needs an integer, a date or a timestamp"
         make = lambda: self._refused(sink, frame=frame, order_by="v")  # noqa: E731
-        yield Tried(says, UsageError, make=make)
+        yield FaultCase(says, UsageError, make=make)
 
     @contextmanager
-    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
         url = self._server.url.replace("//", "//:nonsense@", 1)
         says = "refuses the user, the password.*WRONGPASS|invalid username-password"
-        yield Tried(
+        yield FaultCase(
             says, NotAuthorised, make=lambda: self._refused(sink, url=url), hides="nonsense"
         )
 
@@ -113,47 +113,47 @@ class RedisSubject(Subject):
         return self.rows(numbers).set_column(0, "key", pa.array(keys))
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows(range(5)), self._keys([5, 6], ["5", None])]]
-        yield Tried("1 rows cannot be written.* the key is null", BadRow, tasks=tasks)
+        yield FaultCase("1 rows cannot be written.* the key is null", BadRow, tasks=tasks)
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         """The server's own limit is 512 MB, and no less than this."""
         self._eyes.config_set("proto-max-bulk-len", 1 << 20)
         tasks = [[self.rows(range(5)), self._keys([5, 6], ["5", "too long" * (1 << 17)])]]
-        yield Tried(
+        yield FaultCase(
             "longer than the server's proto-max-bulk-len, 1048576 bytes", BadRow,
             sink=self.again(sink), tasks=tasks, hides="too long",
             over=lambda: self._eyes.config_set("proto-max-bulk-len", 512 << 20),
         )  # fmt: skip
 
     @contextmanager
-    def no_room(self, sink: Participant) -> Iterator[Tried]:
+    def no_room(self, sink: Participant) -> Iterator[FaultCase]:
         """Branches are keys, of which there may be any number, but each task has a connection."""
         eyes = self._eyes
         most = eyes.config_get("maxclients")["maxclients"]
         eyes.config_set("maxclients", 1)  # those that are there may stay
-        yield Tried(
+        yield FaultCase(
             "no connection left. Raise its maxclients", Unavailable,
             over=lambda: eyes.config_set("maxclients", most),
         )  # fmt: skip
 
     @contextmanager
-    def full_disk(self, sink: Participant) -> Iterator[Tried]:
+    def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         """Its disk is its memory. A real one that is full ends the server: see `killed`."""
         eyes = self._eyes
-        yield Tried(
+        yield FaultCase(
             r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: make room", Unavailable,
             amid=lambda: eyes.config_set("maxmemory", 1),
             over=lambda: eyes.config_set("maxmemory", 0),
         )  # fmt: skip
 
     @contextmanager
-    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+    def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:
         """Staging, and also the move, can be asked for twice, so the driver just asks again."""
         cut = lambda: self._eyes.client_kill_filter(_type="normal")  # noqa: E731
-        yield Tried("", survived=True, amid=cut)
+        yield FaultCase("", survived=True, amid=cut)
 
 
 @contextmanager

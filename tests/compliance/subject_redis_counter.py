@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from poundlock.compliance import Subject, Tried
+from poundlock.compliance import FaultCase, Subject
 from poundlock.core.participant import Participant
 from poundlock.errors import BadRow, UsageError
 from poundlock.servers import valkey
@@ -38,16 +38,16 @@ class CounterSubject(RedisSubject):
     # Troubles.
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"id": "string", "v": "string"}
         says = "column 'v' has type string, but the value needs a number"
-        yield Tried(says, UsageError, make=lambda: self._refused(sink, frame=frame))
+        yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame=frame))
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         bad = self.rows([5, 6]).set_column(1, "value", pa.array([1, None]))
         says = "1 rows cannot be written.* the value is null"
-        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]])
+        yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]])
 
 
 @contextmanager

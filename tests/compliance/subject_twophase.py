@@ -12,7 +12,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from poundlock.compliance import Subject, Tried
+from poundlock.compliance import FaultCase, Subject
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow
@@ -56,50 +56,50 @@ class TwoPhaseSubject(PostgresSubject):
     # Troubles: PostgreSQL's, of which its drivers tell by name and number.
 
     @contextmanager
-    def wrong_columns(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         with super().wrong_columns(sink) as tried:
             yield replace(tried, says="has no column wort; it has number, word")
 
     @contextmanager
-    def wrong_type(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         """PEP 249 tells no types of columns by which a frame could be refused: the database must."""
         words = pa.array(["geheim", "geheim"])
         bad = self.rows([5, 6]).set_column(0, "number", words)
         says = r"branch .* does not take a row: InvalidTextRepresentation \[22P02\].*on_bad_row="
-        yield Tried(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="geheim")
+        yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="geheim")
 
     @contextmanager
-    def wrong_password(self, sink: Participant) -> Iterator[Tried]:
+    def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
         with super().wrong_password(sink) as tried:
             yield replace(tried, says="authentication failed.*Check user and password in dsn=")
 
     @contextmanager
-    def null(self, sink: Participant) -> Iterator[Tried]:
+    def null(self, sink: Participant) -> Iterator[FaultCase]:
         with super().null(sink) as tried:
             yield replace(tried, says=r"NotNullViolation \[23502\], column word")
 
     @contextmanager
-    def too_long(self, sink: Participant) -> Iterator[Tried]:
+    def too_long(self, sink: Participant) -> Iterator[FaultCase]:
         with super().too_long(sink) as tried:
             yield replace(tried, says=r"StringDataRightTruncation \[22001\]")
 
     @contextmanager
-    def duplicate_key(self, sink: Participant) -> Iterator[Tried]:
+    def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
         with super().duplicate_key(sink) as tried:
             yield replace(tried, says=r"UniqueViolation \[23505\], constraint single", kind=BadRow)
 
     @contextmanager
-    def key_in_two_tasks(self, sink: Participant) -> Iterator[Tried]:
+    def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         with super().key_in_two_tasks(sink) as tried:
             yield replace(tried, says="two tasks write one key.*Partition the frame")
 
     @contextmanager
-    def no_room(self, sink: Participant) -> Iterator[Tried]:
+    def no_room(self, sink: Participant) -> Iterator[FaultCase]:
         with super().no_room(sink) as tried:
             yield replace(tried, says="none for another branch.*max_prepared_transactions")
 
     @contextmanager
-    def lost_connection(self, sink: Participant) -> Iterator[Tried]:
+    def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:
         with super().lost_connection(sink) as tried:
             yield replace(tried, says="the connection was lost")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from poundlock.compliance import Subject, Tried, empty, fill, small_disk
+from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Participant
 from poundlock.core.site import LocalSite
@@ -91,9 +91,9 @@ class WriteAheadSubject(Subject):
     # Troubles.
 
     @contextmanager
-    def full_disk(self, sink: Any) -> Iterator[Tried]:
+    def full_disk(self, sink: Any) -> Iterator[FaultCase]:
         with small_disk(4) as disk:
-            yield Tried(
+            yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
                 sink=self._looked_over(sink.function.path, sink.name, disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from poundlock.compliance.demands import *  # noqa: F403
+from poundlock.compliance.requirements import *  # noqa: F403

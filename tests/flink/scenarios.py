@@ -193,8 +193,8 @@ def joins() -> list[Scenario]:
     ]
 
 
-def stage(name: str, letters: str, how: str = "next", **more: Any) -> dict[str, Any]:
-    return {"name": name, "is": letters, "how": how, **more}
+def stage(name: str, dead_letters: str, how: str = "next", **more: Any) -> dict[str, Any]:
+    return {"name": name, "is": dead_letters, "how": how, **more}
 
 
 def match(name: str, stages: list[dict[str, Any]], text: str, **more: Any) -> Scenario:
@@ -205,15 +205,15 @@ def match(name: str, stages: list[dict[str, Any]], text: str, **more: Any) -> Sc
     }
 
 
-def letters(text: str) -> str:
+def dead_letters(text: str) -> str:
     """Number the rows of "ab|c": one a millisecond, each with its place as its number."""
     words, at = [], 0
-    for letter in text:
-        if letter == "|":
+    for dead_letter in text:
+        if dead_letter == "|":
             words.append(f"|{at}")
         else:
             at += 1
-            words.append(f"{letter}{at}@{at}")
+            words.append(f"{dead_letter}{at}@{at}")
     return " ".join(words)
 
 
@@ -221,7 +221,7 @@ def matches() -> list[Scenario]:
     """Patterns: contiguity, quantifiers, negation, groups, what is skipped, and time limits."""
     a, b, c = stage("a", "a"), stage("b", "b"), stage("c", "c")
     near, far = {"how": "followed_by"}, {"how": "followed_by_any"}
-    text = letters("abxabbc|aaabc|abcabc|acbbc")
+    text = dead_letters("abxabbc|aaabc|abcabc|acbbc")
     found = [
         match("next", [a, b], text),
         match("followed by", [a, b | near, c | near], text),

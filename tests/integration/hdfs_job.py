@@ -10,10 +10,11 @@ import sys
 from collections.abc import Mapping
 
 import poundlock as lock
-from poundlock import jars, sinks
+from poundlock import sinks
 from poundlock.core.model import Bound, Generation, Namespace
 from poundlock.core.protocol import Step
-from poundlock.errors import Fenced, Parted
+from poundlock.errors import Fenced, LogMismatch
+from poundlock.jvm import jars
 from poundlock.spark.storage import HadoopFiles, HadoopLog, open_log
 
 
@@ -97,7 +98,7 @@ def _pipeline(spark, root: str, servers: str, source: str, target: str) -> dict[
     try:
         pipeline(f"{root}/moved").start(availableNow=True)
         moved = "accepted"
-    except Parted as error:
+    except LogMismatch as error:
         moved = str(error)
     return {"died": died, "moved": moved}
 

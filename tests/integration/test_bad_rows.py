@@ -37,7 +37,7 @@ class Scene:
         made = lock.pipeline(frame, name="bad", checkpoint_location=str(self.place / "checkpoint"))
         return made.to(self.sink(self.target, "out", settings=LIMIT), on_bad_row=on_bad_row)
 
-    def letters(self) -> list[dict[str, Any]]:
+    def dead_letters(self) -> list[dict[str, Any]]:
         return [json.loads(row.value or b"") for row in self.kafka.rows(self.dead)]
 
 
@@ -63,13 +63,13 @@ def test_bad_rows_go_to_a_sink_of_their_own_in_the_same_decision(scene: Scene) -
     dead = scene.sink(scene.dead, "dead")
     trial.die(scene.pipeline(dead), Step.DECIDED)
     assert scene.kafka.values(scene.target) == Counter()
-    assert scene.letters() == []
+    assert scene.dead_letters() == []
     trial.finish(scene.pipeline(dead))
     assert scene.kafka.values(scene.target) == Counter(GOOD)
-    letters = scene.letters()
-    assert sorted(json.loads(it["row"])["value"] for it in letters) == sorted(LARGE)
-    assert {(it["pipeline"], it["sink"]) for it in letters} == {("bad", "out")}
-    assert all("message.max.bytes=2000" in it["error"] for it in letters)
+    dead_letters = scene.dead_letters()
+    assert sorted(json.loads(it["row"])["value"] for it in dead_letters) == sorted(LARGE)
+    assert {(it["pipeline"], it["sink"]) for it in dead_letters} == {("bad", "out")}
+    assert all("message.max.bytes=2000" in it["error"] for it in dead_letters)
     scene.kafka.assert_settled(scene.target)
     scene.kafka.assert_settled(scene.dead)
 
@@ -82,7 +82,7 @@ def test_a_lost_letter_is_replayed(scene: Scene) -> None:
             scene.kafka.fence(id_)
     trial.finish(scene.pipeline(dead))
     assert scene.kafka.values(scene.target) == Counter(GOOD)
-    assert sorted(json.loads(it["row"])["value"] for it in scene.letters()) == sorted(LARGE)
+    assert sorted(json.loads(it["row"])["value"] for it in scene.dead_letters()) == sorted(LARGE)
     scene.kafka.assert_settled(scene.target)
 
 

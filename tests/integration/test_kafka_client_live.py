@@ -18,16 +18,9 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from poundlock.errors import Unavailable, UsageError
-from poundlock.kafka import witness as _kafka_witness
-from poundlock.kafka.client import (
-    Answer,
-    Identity,
-    KafkaClient,
-    Outcome,
-    Progress,
-    Written,
-)
 from poundlock.servers import kafka
+from poundlock.sinks.kafka import witness as _kafka_witness
+from poundlock.sinks.kafka.client import Answer, Identity, KafkaClient, Outcome, Progress, Written
 
 SECONDS = 20
 

@@ -15,15 +15,8 @@ import pytest
 from confluent_kafka import admin as administration
 
 from poundlock.errors import NotAuthorised, UsageError
-from poundlock.kafka.client import (
-    Answer,
-    Identity,
-    KafkaClient,
-    Outcome,
-    Progress,
-    Written,
-)
 from poundlock.servers import base, kafka
+from poundlock.sinks.kafka.client import Answer, Identity, KafkaClient, Outcome, Progress, Written
 
 SECONDS = 20
 SECRET = "s3cret-of-the-driver"

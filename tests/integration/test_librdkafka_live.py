@@ -30,8 +30,8 @@ from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer import EndTxnRequest
 
 from poundlock import errors
-from poundlock.kafka.producer import ArrowProducer, Identity
 from poundlock.servers import kafka
+from poundlock.sinks.kafka.producer import ArrowProducer, Identity
 
 SECONDS = 30
 # With an authorizer, whoever is not named where others are is kept out; the rest stays open to all.

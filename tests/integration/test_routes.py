@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from poundlock.sinks import WriteAhead
-from poundlock.spark.routes import Route, routed
-from poundlock.spark.task import _rows, hash_column
+from poundlock.spark.pipeline.routes import Route, routed
+from poundlock.spark.pipeline.task import _rows, hash_column
 
 # Names that Spark would read as something else, or that ours could be mistaken for.
 ODD = ("a.b", "c`d", "é ", "rows0", "rows1", "hash0", "_")

@@ -18,7 +18,7 @@ from poundlock.errors import UsageError
 ROWS = [f"row {number}" for number in range(20)]
 
 
-class Desk:
+class Resolver:
     """The command line, bound to one checkpoint and one broker."""
 
     def __init__(self, checkpoint: Path, servers: str):
@@ -39,7 +39,7 @@ def scene(spark: Any, kafka: oracle.Kafka, topic: Any, tmp_path: Path) -> Any:
     source, target = topic(partitions=2, name="source"), topic(partitions=2, name="target")
     kafka.produce(source, ROWS)
     pipeline = trial.copying(spark, kafka, source, target, tmp_path / "checkpoint")
-    return pipeline, target, Desk(tmp_path / "checkpoint", kafka.servers)
+    return pipeline, target, Resolver(tmp_path / "checkpoint", kafka.servers)
 
 
 def test_a_decided_branch_is_shown_and_committed_by_hand(scene: Any, kafka: oracle.Kafka) -> None:

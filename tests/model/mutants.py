@@ -18,7 +18,7 @@ from poundlock.core import protocol
 from poundlock.core.coordinator import BranchKey, Coordinator, Job
 from poundlock.core.log import FileLog, NumberTaken, TransactionLog
 from poundlock.core.model import Compacted, Decided, Namespace, Receipt, Stray
-from poundlock.core.protocol import Action, BatchStory, BranchState, LogState, Stage
+from poundlock.core.protocol import Action, BatchHistory, BranchState, LogState, Stage
 from poundlock.errors import Unavailable
 
 from . import families
@@ -326,11 +326,13 @@ def abort_after_unknown_append(patch: Patch) -> None:
 
 @mutant(families.losses, "lost branches are replaced, and the log is not told")
 def repair_without_record(patch: Patch) -> None:
-    def repair(self: Coordinator, story: BatchStory, lost: frozenset[BranchKey], job: Job) -> None:
-        transaction = self._transaction(story.decided.batch, story.decided.attempt + 1)
-        for receipt in self._replay(story, lost, transaction, job):
+    def repair(
+        self: Coordinator, history: BatchHistory, lost: frozenset[BranchKey], job: Job
+    ) -> None:
+        transaction = self._transaction(history.decided.batch, history.decided.attempt + 1)
+        for receipt in self._replay(history, lost, transaction, job):
             self.sinks[receipt.sink].commit([receipt])
-        self._finish(story.decided.batch)
+        self._finish(history.decided.batch)
 
     patch.setattr(Coordinator, "_repair", repair)
 
@@ -340,8 +342,8 @@ def repair_without_record(patch: Patch) -> None:
 )
 def skip_by_number(patch: Patch) -> None:
     def enter(state: LogState, batch: int, offsets: str, before: str | None) -> Stage:
-        story = state.batches.get(batch)
-        return original(state, batch, story.decided.offsets if story else offsets)
+        history = state.batches.get(batch)
+        return original(state, batch, history.decided.offsets if history else offsets)
 
     original = protocol.enter
     patch.setattr(coordinating, "enter", enter)
@@ -382,8 +384,8 @@ def loss_is_logged_only(patch: Patch) -> None:
 
 @mutant(families.losses, "a driver that takes over finishes batches whose branches were lost")
 def finished_with_losses(patch: Patch) -> None:
-    def commit(self: Coordinator, story: BatchStory) -> frozenset[BranchKey]:
-        lost = original(self, story)
+    def commit(self: Coordinator, history: BatchHistory) -> frozenset[BranchKey]:
+        lost = original(self, history)
         return frozenset() if self._swept_at < 0 else lost
 
     original = Coordinator._commit
@@ -423,9 +425,9 @@ def repair_by_total(patch: Patch) -> None:
         recorded: Sequence[Receipt],
         lost: frozenset[BranchKey],
         replayed: Sequence[Receipt],
-        **ruling: Any,
+        **operator_decision: Any,
     ) -> Any:
-        result = original(recorded, lost, replayed, **ruling)
+        result = original(recorded, lost, replayed, **operator_decision)
         same = isinstance(result, protocol.Mismatch) and result.recorded == result.replayed
         return list(replayed)[: len(lost)] if same else result
 
@@ -451,7 +453,7 @@ def drain_unchecked(patch: Patch) -> None:
     "a finished batch of a stateful query is skipped without being drained",
 )
 def no_drain(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_drain", lambda self, story, job: None)
+    patch.setattr(Coordinator, "_drain", lambda self, history, job: None)
 
 
 @mutant(
@@ -463,7 +465,7 @@ def copy_accepted(patch: Patch) -> None:
             log.state.generation = replace(log.state.generation, uri=log.uri)
         original(log, pipeline, query)
 
-    original = coordinating.check_belonging
+    original = coordinating.check_log_matches
     patch.setattr(coordinating, "check_belonging", check)
 
 

@@ -18,9 +18,9 @@ from poundlock.core.model import (
     Fingerprint,
     Finished,
     Generation,
+    OperatorDecided,
     Receipt,
     Repaired,
-    Ruled,
 )
 
 from .spark import Range, fingerprint, routed
@@ -92,9 +92,9 @@ class Oracle:
             case Repaired():
                 self._check_repair(record)
             case Finished():
-                story = self.stories[record.batch]
-                self.require(not story.finished, f"batch {record.batch} was finished twice")
-                self._require_all(story, "committed", "was finished")
+                history = self.stories[record.batch]
+                self.require(not history.finished, f"batch {record.batch} was finished twice")
+                self._require_all(history, "committed", "was finished")
             case Compacted():
                 dropped = [b for b, s in self.stories.items() if b < record.batch_floor]
                 open_ = [b for b in dropped if not self.stories[b].finished]
@@ -112,21 +112,21 @@ class Oracle:
             self.require(not ours, f"{what} names {receipt.id}, which the protocol aborted")
 
     def _check_repair(self, record: Repaired) -> None:
-        story = self.stories[record.batch]
+        history = self.stories[record.batch]
         self.require(record.generation == self.owner, "a repair by another than the owner")
         for sink, id_ in record.lost:
-            states = [self._state(k) for k in story.receipts if k[:2] == (sink, id_)]
+            states = [self._state(k) for k in history.receipts if k[:2] == (sink, id_)]
             what = f"repair of {id_}, which is {states}"
-            self.require(states == ["aborted"] or story.excused, what)
+            self.require(states == ["aborted"] or history.excused, what)
         for receipt in record.receipts:
             ours = key_of(receipt) in self._aborted_by_us
             self.require(not ours, f"repair by {receipt.id}, which the protocol aborted")
 
-    def _require_all(self, story: Story, state: str, what: str) -> None:
-        for key in story.receipts:
+    def _require_all(self, history: Story, state: str, what: str) -> None:
+        for key in history.receipts:
             found = self._state(key)
             self.require(
-                found == state, f"batch {story.decided.batch} {what}, but {key[1]} is {found}"
+                found == state, f"batch {history.decided.batch} {what}, but {key[1]} is {found}"
             )
 
     def _apply(self, number: int, record: object) -> None:
@@ -141,15 +141,15 @@ class Oracle:
                 self.stories[record.batch] = Story(record, receipts, finished=not receipts)
                 self._named.update(dict.fromkeys(receipts, record.batch))
             case Repaired():
-                story = self.stories[record.batch]
-                for key in [k for k in story.receipts if k[:2] in record.lost]:
-                    del story.receipts[key], self._named[key]
-                story.receipts.update({key_of(r): r for r in record.receipts})
-                self._named.update(dict.fromkeys(story.receipts, record.batch))
-                story.finished = not story.receipts
+                history = self.stories[record.batch]
+                for key in [k for k in history.receipts if k[:2] in record.lost]:
+                    del history.receipts[key], self._named[key]
+                history.receipts.update({key_of(r): r for r in record.receipts})
+                self._named.update(dict.fromkeys(history.receipts, record.batch))
+                history.finished = not history.receipts
             case Finished():
                 self.stories[record.batch].finished = True
-            case Ruled():
+            case OperatorDecided():
                 self.stories[record.batch].excused = True
             case Compacted():
                 self.owner = max(self.owner, record.generation.number)
@@ -175,7 +175,7 @@ class Oracle:
                 self._apply(entry.number, entry.record)
         records_with_receipts = (e.record for e in entries if hasattr(e.record, "receipts"))
         known = {key_of(receipt) for record in records_with_receipts for receipt in record.receipts}
-        known.update(*(story.receipts for story in kept.values()))
+        known.update(*(history.receipts for history in kept.values()))
         for key, outcome in self._ended.items():
             if outcome == "committed":
                 self.require(key in known, f"the disk forgot the decision that committed {key[1]}")
@@ -207,8 +207,8 @@ class Oracle:
 
     def spark_committed(self, batch: int, kept: Mapping[str, Fingerprint] | None) -> None:
         """Spark writes `commits/N`; `kept` is what the state it keeps belongs to, if it has one."""
-        story = self.stories.get(batch)
-        if story is None or not story.finished:
+        history = self.stories.get(batch)
+        if history is None or not history.finished:
             self.fail(f"the call for batch {batch} returned, and the batch is not finished")
         if kept is None:
             return
@@ -216,8 +216,8 @@ class Oracle:
             bool(kept) or not self.systems, f"batch {batch} was not run: its state is lost"
         )
         for sink in self.systems:
-            shown = fingerprint(self._visible(sink, story.rows))
-            if not story.excused:
+            shown = fingerprint(self._visible(sink, history.rows))
+            if not history.excused:
                 self.require(shown == kept[sink], f"state and output of batch {batch} differ")
 
     def _visible(self, sink: str, rows: Range) -> list[Row]:
@@ -225,12 +225,12 @@ class Oracle:
 
     def final(self, position: int | None) -> None:
         """Check the end. `position`: where Spark's checkpoint says it is; None: it stopped before."""
-        for story in self.stories.values():
+        for history in self.stories.values():
             for sink in self.systems:
-                self._check_rows(sink, story)
-            self._check_salts(story)
+                self._check_rows(sink, history)
+            self._check_salts(history)
         for sink, system in self.systems.items():
-            known = [range(*story.rows) for story in self.stories.values()]
+            known = [range(*history.rows) for history in self.stories.values()]
             alien = [r for r in system.visible() if not any(r[0] in rows for rows in known)]
             self.require(not alien, f"{sink} shows {alien}, which no batch has written")
             self.require(system.bystander_lives(), f"another pipeline's branch in {sink} was ended")
@@ -243,24 +243,24 @@ class Oracle:
         gapless = [start for start, _ in decided] == ends[:-1]
         self.require(gapless, f"the batches of the log do not follow each other: {decided}")
         self.require(ends[-1] == position, f"Spark is at {position}, the log at {ends[-1]}")
-        for story in self.stories.values():
-            self.require(story.finished, f"batch {story.decided.batch} was left unfinished")
+        for history in self.stories.values():
+            self.require(history.finished, f"batch {history.decided.batch} was left unfinished")
         for sink, system in self.systems.items():
             left = system.open_branches()
             self.require(not left, f"{left} were left open in {sink}")
 
-    def _check_rows(self, sink: str, story: Story) -> None:
-        batch, seen = story.decided.batch, [row[0] for row in self._visible(sink, story.rows)]
-        wanted = [row[0] for row in routed(sink, [(n, 0) for n in range(*story.rows)])]
+    def _check_rows(self, sink: str, history: Story) -> None:
+        batch, seen = history.decided.batch, [row[0] for row in self._visible(sink, history.rows)]
+        wanted = [row[0] for row in routed(sink, [(n, 0) for n in range(*history.rows)])]
         twice = sorted({row for row in seen if seen.count(row) > 1})
         self.require(not twice, f"batch {batch}: rows {twice} are in {sink} more than once")
         self.require({*seen} <= {*wanted}, f"batch {batch}: {sink} shows {seen}, not {wanted}")
-        if story.finished and not story.excused:
+        if history.finished and not history.excused:
             lost = sorted({*wanted} - {*seen})
             self.require(not lost, f"batch {batch} is finished, and rows {lost} are not in {sink}")
 
-    def _check_salts(self, story: Story) -> None:
+    def _check_salts(self, history: Story) -> None:
         """All sinks must show the same computation, even of a query that is not deterministic."""
-        salts = {row[1] for sink in self.systems for row in self._visible(sink, story.rows)}
-        mixed = len(salts) > 1 and not story.excused
-        self.require(not mixed, f"batch {story.decided.batch} is a mix of two computations")
+        salts = {row[1] for sink in self.systems for row in self._visible(sink, history.rows)}
+        mixed = len(salts) > 1 and not history.excused
+        self.require(not mixed, f"batch {history.decided.batch} is a mix of two computations")

@@ -55,7 +55,9 @@ class Config:
     keep: int = 1
     stubborn: bool = False  # a failed step is repeated in the same process
     late: bool = False  # paused drivers wake when all is over, not when their successor ends
-    ruling: str | None = "accept_loss"  # what the operator orders when a batch cannot be repaired
+    operator_decision: str | None = (
+        "accept_loss"  # what the operator orders when a batch cannot be repaired
+    )
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def configs() -> st.SearchStrategy[Config]:
         keep=st.integers(1, 2),
         stubborn=st.booleans(),
         late=st.booleans(),
-        ruling=st.sampled_from(("accept_loss", "accept_replay", None)),
+        operator_decision=st.sampled_from(("accept_loss", "accept_replay", None)),
     )
 
 

@@ -22,7 +22,7 @@ LEAST_SCHEDULES = 10_000
 INTERESTING = (
     "Repaired",
     "Compacted",
-    "Ruled",
+    "OperatorDecided",
     "append of unknown outcome",
     "branch aborted by the protocol",  # by a sweep
     "branch lost after the decision",
@@ -49,8 +49,8 @@ INTERESTING = (
     "stopped by Fenced",
     "stopped by InDoubt",
     "stopped by LogCorrupt",
-    "stopped by Parted",
-    "stopped by PromiseBroken",
+    "stopped by LogMismatch",
+    "stopped by GuaranteeBroken",
     "stopped by Unavailable",
     "witness removed",
     "42704, witness aborted",

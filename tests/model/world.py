@@ -15,15 +15,15 @@ from typing import TypeVar
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.log import Entry, FileLog, TransactionLog
-from poundlock.core.model import Ruled, Ruling
+from poundlock.core.model import OperatorDecided, OperatorDecision
 from poundlock.core.participant import Participant
 from poundlock.errors import (
     Fenced,
+    GuaranteeBroken,
     InDoubt,
     LogCorrupt,
-    Parted,
+    LogMismatch,
     PoundlockError,
-    PromiseBroken,
     Rejected,
     Unavailable,
 )
@@ -305,7 +305,7 @@ class World:
             Coordinator(log, self.sinks(_directly, self.clock)).take_over(
                 OURS, query=lambda: self.checkpoint.query, owner="copy"
             )
-        except Parted:
+        except LogMismatch:
             self.oracle.count("copy refused")
         else:
             self.oracle.fail("a driver started on the copy of a log")
@@ -327,9 +327,9 @@ class World:
         if not self._explained(driver, error):
             self.oracle.fail(f"{driver.name} stopped without a reason: {error!r}")
         match error:
-            case Parted():
+            case LogMismatch():
                 self._restore_checkpoint()
-            case PromiseBroken():
+            case GuaranteeBroken():
                 self._rule(driver.batch, error)
             case InDoubt() if not driver.stopping:
                 self._rule(driver.batch, error)
@@ -343,16 +343,16 @@ class World:
                 return len(self.drivers) > 1 or driver.hurt
             case Fenced():
                 return self.oracle.last_writer != driver.name
-            case Parted():
+            case LogMismatch():
                 # Somebody tampered with the checkpoint, or two drivers wrote to it.
                 return self.replans > 0 or self.checkpoint.swallows
             case LogCorrupt():
                 return "failed to make the log durable" in str(error)
             case InDoubt():
                 # A person may have ruled on it before this driver got to say so.
-                ruled = any(story.excused for story in self.oracle.stories.values())
+                ruled = any(history.excused for history in self.oracle.stories.values())
                 return driver.stopping or ruled or self._unprovable()
-            case PromiseBroken():
+            case GuaranteeBroken():
                 return self.config.salted or self.config.shifting
             case Rejected() | Unavailable():
                 return driver.hurt or driver.stopping
@@ -364,32 +364,32 @@ class World:
         return any(
             self.servers[key[0]].state_of(key) != "open"
             and not self.servers[key[0]].proves(receipt)
-            for story in self.oracle.stories.values()
-            if not story.finished
-            for key, receipt in story.receipts.items()
+            for history in self.oracle.stories.values()
+            if not history.finished
+            for key, receipt in history.receipts.items()
         )
 
     def _restore_checkpoint(self) -> None:
         """Put the checkpoint back that belongs to the log."""
         stories = self.oracle.stories
         self.checkpoint.query = self.oracle.query
-        self.checkpoint.offsets = {batch: story.rows for batch, story in stories.items()}
-        self.checkpoint.commits = {batch for batch, story in stories.items() if story.finished}
+        self.checkpoint.offsets = {batch: history.rows for batch, history in stories.items()}
+        self.checkpoint.commits = {batch for batch, history in stories.items() if history.finished}
 
     def _rule(self, batch: int, error: PoundlockError) -> None:
         """Rule by what really happened, as a person would who looks."""
-        unfinished = [b for b, story in self.oracle.stories.items() if not story.finished]
+        unfinished = [b for b, history in self.oracle.stories.items() if not history.finished]
         batch = unfinished[0] if unfinished else batch
         self._rulings += 1
-        if self.config.ruling is None or self._rulings > 3:
+        if self.config.operator_decision is None or self._rulings > 3:
             self.stopped = True
             return
-        ruling = Ruling(self.config.ruling)
+        operator_decision = OperatorDecision(self.config.operator_decision)
         if isinstance(error, InDoubt) or self.oracle.stories[batch].excused:
-            ruling = Ruling.ACCEPT_LOSS
+            operator_decision = OperatorDecision.ACCEPT_LOSS
         log = self.open_log(_directly, "operator")
         log.load()
-        log.append(Ruled(batch, ruling, by="operator"))
+        log.append(OperatorDecided(batch, operator_decision, by="operator"))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from poundlock.core.participant import Column
 from poundlock.core.protocol import Step
 from poundlock.errors import PoundlockError, UsageError
 from poundlock.sinks import Delta
-from poundlock.spark.site import SparkSite
+from poundlock.spark.pipeline.site import SparkSite
 
 OURS = Namespace.new("trial", 1_700_000_000, 1)
 

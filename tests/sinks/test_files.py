@@ -25,10 +25,10 @@ from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, NotAuthorised, Rejected, Unavailable, UsageError
-from poundlock.files.rows import LINE
-from poundlock.files.writer import FilesWriter
 from poundlock.sinks import Files
-from poundlock.sinks.files import committed
+from poundlock.sinks.files.rows import LINE
+from poundlock.sinks.files.sink import committed
+from poundlock.sinks.files.writer import FilesWriter
 
 OURS = Namespace.new("trial", 1_700_000_000, 1)
 COLUMNS = {"number": Column("number", "bigint"), "day": Column("day", "string")}
@@ -488,8 +488,8 @@ class TestBadInput:
                 on_bad_row=Files(tmp_path / "bad"),
             )
         )
-        (letter,) = spark.read.parquet(str(tmp_path / "bad")).collect()
-        assert json.loads(letter["row"]) == row | {"day": "x" * 300}
+        (dead_letter,) = spark.read.parquet(str(tmp_path / "bad")).collect()
+        assert json.loads(dead_letter["row"]) == row | {"day": "x" * 300}
 
     def test_dead_letters_in_json(self, spark: SparkSession, tmp_path: Path) -> None:
         source = lock.from_collection(
@@ -501,10 +501,10 @@ class TestBadInput:
                 on_bad_row=Files(tmp_path / "bad", format="json", partition_by="sink"),
             )
         )
-        (letter,) = spark.read.json(str(tmp_path / "bad")).collect()
-        assert json.loads(letter["row"])["number"] == 2
-        assert "more than 255 bytes" in letter["error"]
-        assert letter["sink"] == "out"
+        (dead_letter,) = spark.read.json(str(tmp_path / "bad")).collect()
+        assert json.loads(dead_letter["row"])["number"] == 2
+        assert "more than 255 bytes" in dead_letter["error"]
+        assert dead_letter["sink"] == "out"
         assert spark.read.parquet(str(tmp_path / "out")).count() == 1
 
     @pytest.mark.parametrize(("partitions", "files"), [(200, 200), (300, 600)])

@@ -29,19 +29,19 @@ from poundlock.core.sparksql import to_json
 from poundlock.errors import (
     BadRow,
     InDoubt,
+    LogMismatch,
     NotAuthorised,
-    Parted,
     PoundlockError,
     Rejected,
     Unavailable,
     UsageError,
 )
-from poundlock.mysql import link as links
-from poundlock.mysql.branches import Witness, xid
-from poundlock.mysql.link import run
-from poundlock.mysql.move import DELETE, ORDER, stage_name
 from poundlock.servers import mariadb
 from poundlock.sinks import MySQL
+from poundlock.sinks.mysql import link as links
+from poundlock.sinks.mysql.branches import Witness, xid
+from poundlock.sinks.mysql.link import run
+from poundlock.sinks.mysql.move import DELETE, ORDER, stage_name
 
 OURS = Namespace.new("trial", 1_700_000_000, 1)
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
@@ -252,7 +252,7 @@ class TestEveryTypeArrivesAsItWas:
     def test_in_pieces(
         self, place: Place, mode: str, way: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from poundlock.mysql import sender
+        from poundlock.sinks.mysql import sender
 
         for name in ("_LOADED", "_INSERTED", "_BULK"):
             monkeypatch.setattr(sender, name, 1000)
@@ -450,7 +450,7 @@ class TestBadRowsAreNamed:
         self, place: Place, mode: str, way: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The pieces before the bad one were taken already, and the lane writes all rows again."""
-        from poundlock.mysql import sender as module
+        from poundlock.sinks.mysql import sender as module
 
         monkeypatch.setattr(module, "_INSERTED", 100)
         monkeypatch.setattr(module, "_BULK", 100)
@@ -542,7 +542,7 @@ class TestOnTheWay:
         assert place.rows() == []
 
     def test_what_is_ahead_is_bounded(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        from poundlock.mysql import sender
+        from poundlock.sinks.mysql import sender
 
         monkeypatch.setattr(sender, "_AHEAD", 1000)
         place.ask("CREATE TABLE t (x TEXT)")
@@ -577,7 +577,7 @@ class TestOnTheWay:
     def test_a_server_without_such_locks(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from poundlock.mysql import sender
+        from poundlock.sinks.mysql import sender
 
         def run(link: Any, statement: str) -> Any:
             if "GET_LOCK" in statement:
@@ -702,7 +702,7 @@ class TestTheTableIsLookedOver:
             assert staged == (sink.chosen == "staged")
             for mode in ("xa", "staged"):  # as it was when the branch was written
                 receipt = Receipt("t", "any", 0, Fingerprint(1, 0), {"mode": mode})
-                assert sink.together([receipt]) == (mode == "staged")
+                assert sink.commit_together([receipt]) == (mode == "staged")
             return sink.chosen
 
         place.ask("CREATE TABLE r (a INT, b INT)")
@@ -1176,7 +1176,7 @@ class TestOptionsAndTablesThatChange:
         receipt = prepare(place.sink(mode="staged"), {"id": [1]})
         place.ask("RENAME TABLE t TO old")
         now = place.sink("u", mode="staged")
-        with pytest.raises(Parted, match=r"table \S+\.t, which is gone"):
+        with pytest.raises(LogMismatch, match=r"table \S+\.t, which is gone"):
             now.commit([receipt])
         place.ask("RENAME TABLE old TO t")
         assert now.commit([receipt]) == [DONE] and place.rows() == [(1,)]
@@ -1254,7 +1254,7 @@ class TestEndings:
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A machine that goes away does not close its connections: the server does, soon."""
-        from poundlock.mysql import writer as module
+        from poundlock.sinks.mysql import writer as module
 
         monkeypatch.setattr(module, "_DETACH_S", 1)
         sink = plain.sink(mode="xa")
@@ -1324,7 +1324,7 @@ class TestEndings:
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It says OK, and InnoDB holds the branch: so it is here, by a statement that does nothing."""
-        from poundlock.mysql import driver
+        from poundlock.sinks.mysql import driver
 
         sink = plain.sink(mode="xa")
         prepare(sink, {"x": [1]})
@@ -1400,7 +1400,7 @@ class TestEndings:
         assert sink.commit([receipt]) == sink.commit([receipt]) == [BranchState.NO_WITNESS]
         assert plain.ask("SELECT * FROM poundlock_witness") == []
         after = prepare(sink, {"x": [2]}, task=1)  # and so does the row that it gets now
-        with pytest.raises(Parted, match="emptied"):
+        with pytest.raises(LogMismatch, match="emptied"):
             sink.commit([receipt])
         assert sink.check([after]) == [None] and sink.commit([after]) == [DONE]
         assert plain.rows() == [(1,), (2,)]
@@ -1448,7 +1448,7 @@ class TestEndings:
         assert sink.commit([receipt]) == [DONE]
         plain.ask("DROP TABLE poundlock_witness")
         other = prepare(sink, {"x": [2]}, task=1)
-        with pytest.raises(Parted, match="another server"):
+        with pytest.raises(LogMismatch, match="another server"):
             sink.commit([receipt])
         assert sink.commit([other]) == [DONE] and plain.rows() == [(1,), (2,)]
 
@@ -1743,7 +1743,7 @@ class TestTheConnection:
     def test_a_silent_server_is_unreachable(
         self, place: Place, server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from poundlock.mysql import connected
+        from poundlock.sinks.mysql import connected
 
         place.ask("CREATE TABLE t (x INT)")
         sink = place.sink()

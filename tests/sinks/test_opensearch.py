@@ -25,22 +25,22 @@ from poundlock.core.model import (
     Branch,
     Fingerprint,
     Namespace,
+    OperatorDecided,
+    OperatorDecision,
     Receipt,
-    Ruled,
-    Ruling,
     Transaction,
 )
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
 from poundlock.core.sparksql import to_json
-from poundlock.errors import BadRow, NotAuthorised, RefusedForGood, Unavailable, UsageError
-from poundlock.opensearch.bulk import Refused, Sender, refusal, requests
-from poundlock.opensearch.mapping import compare
-from poundlock.opensearch.rows import bad_rows
+from poundlock.errors import BadRow, NotAuthorised, PermanentlyRefused, Unavailable, UsageError
 from poundlock.servers import opensearch
 from poundlock.sinks import Elasticsearch, OpenSearch
-from poundlock.spark.lane import Lane
+from poundlock.sinks.opensearch.bulk import Refused, Sender, refusal, requests
+from poundlock.sinks.opensearch.mapping import compare
+from poundlock.sinks.opensearch.rows import bad_rows
+from poundlock.spark.pipeline.sinktask import SinkTask
 
 SPACE = Namespace.new("trial", 1_700_000_000, 1)
 DONE = BranchState.COMMITTED
@@ -129,7 +129,7 @@ class TestDocuments:
         sink = make()
         late = kept(sink, rows(["a", "b"], [1, 1]), batch=1)
         assert sink.commit([kept(sink, rows(["a"], [2]), batch=2)]) == [DONE]
-        with pytest.raises(RefusedForGood, match="refuses 1 of its documents: 'a': 409"):
+        with pytest.raises(PermanentlyRefused, match="refuses 1 of its documents: 'a': 409"):
             sink.commit([late])
         assert found(eyes, sink) == {"a": 2, "b": 1}
 
@@ -185,14 +185,14 @@ class TestDocuments:
         given = {"version": stored, "version_type": "external"}
         eyes.index(index=sink.index, id="a", body={"v": 1}, params=given)
         receipt = kept(sink, rows(["a", "b"], [2, 2], delete=[delete, False]))
-        with pytest.raises(RefusedForGood, match="An id has one writer") as raised:
+        with pytest.raises(PermanentlyRefused, match="An id has one writer") as raised:
             sink.commit([receipt])
         assert f"'a': 409: version {stored} is stored" in str(raised.value)
         assert found(eyes, sink) == {"a": 1, "b": 2}
         eyes.delete(index=sink.index, id="a")  # as the error says
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:  # until the server has forgotten it
-            with contextlib.suppress(RefusedForGood):
+            with contextlib.suppress(PermanentlyRefused):
                 assert sink.commit([receipt]) == [DONE]
                 break
             eyes.indices.refresh(index=sink.index)
@@ -231,24 +231,24 @@ class TestStraightThrough:
     MAPPING = {"properties": {"v": {"type": "long"}}}  # noqa: RUF012
 
     @staticmethod
-    def lane(sink: OpenSearch, values: Sequence[Any], *, tolerant: bool = True) -> Lane:
+    def sink_task(sink: OpenSearch, values: Sequence[Any], *, tolerant: bool = True) -> SinkTask:
         """Write rows as a task does."""
         texts = [json.dumps({"v": value}) for value in values]
-        lane = Lane(sink, branch(tolerant=tolerant))
+        sink_task = SinkTask(sink, branch(tolerant=tolerant))
         written = pa.StructArray.from_arrays([pa.array(texts)], ["document"])
-        lane.take(written, pa.array(range(len(values)), pa.int64()))
-        return lane
+        sink_task.take(written, pa.array(range(len(values)), pa.int64()))
+        return sink_task
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
     def test_bad_rows_are_left_out_and_the_good_are_sent_once(
         self, make: Any, eyes: Any, semantic: str
     ) -> None:
         sink = make(self.MAPPING, id=None, semantic=semantic, max_docs=3)
-        lane = self.lane(sink, [1, "many", 3, 4, 5, "more", 7, 8])
-        assert lane.bad == 2 and lane.fingerprint.rows == 6
-        assert self.lane(sink, ["many"]).bad == 1  # and no good one that would come again
-        assert lane.writer is not None
-        lane.take(  # what comes next is written
+        sink_task = self.sink_task(sink, [1, "many", 3, 4, 5, "more", 7, 8])
+        assert sink_task.bad == 2 and sink_task.fingerprint.rows == 6
+        assert self.sink_task(sink, ["many"]).bad == 1  # and no good one that would come again
+        assert sink_task.writer is not None
+        sink_task.take(  # what comes next is written
             pa.StructArray.from_arrays([pa.array(['{"v":9}'])], ["document"]),
             pa.array([9], pa.int64()),
         )
@@ -257,7 +257,7 @@ class TestStraightThrough:
     def test_where_none_may_be_bad_the_batch_fails(self, make: Any) -> None:
         sink = make(self.MAPPING, id=None, semantic="at_least_once")
         with pytest.raises(BadRow) as raised:
-            self.lane(sink, [1, "many"], tolerant=False)
+            self.sink_task(sink, [1, "many"], tolerant=False)
         assert list(raised.value.rows) == [1]
 
     def test_a_row_without_an_id_is_not_passed_over(self, make: Any, eyes: Any) -> None:
@@ -327,7 +327,7 @@ class TestRefusals:
     ) -> None:
         sink = make({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
         receipt = kept(sink, rows([str(number) for number in range(8)]))
-        with pytest.raises(RefusedForGood) as raised:
+        with pytest.raises(PermanentlyRefused) as raised:
             sink.commit([receipt])
         told = str(raised.value)
         assert "refuses 8 of its documents" in told and "and 3 more" in told
@@ -340,7 +340,7 @@ class TestRefusals:
         sink = make({"properties": {"v": {"type": "long"}}})
         receipt = kept(sink, rows(["a", "b", "c"], [1, "many", 3]))
         with pytest.raises(
-            RefusedForGood, match="refuses 1 of its documents: 'b': 400 mapper_p"
+            PermanentlyRefused, match="refuses 1 of its documents: 'b': 400 mapper_p"
         ) as raised:
             sink.commit([receipt])
         assert "many" not in str(raised.value)  # no error carries data
@@ -359,11 +359,13 @@ class TestRefusals:
                 job.batches = [rows(["d"], [4])]
 
         for _ in range(2):
-            with pytest.raises(RefusedForGood, match=r"'poundlock txn commit .* --accept-loss'"):
+            with pytest.raises(
+                PermanentlyRefused, match=r"'poundlock txn commit .* --accept-loss'"
+            ):
                 start()
         log = MemoryLog(records)
         log.load()
-        log.append(Ruled(0, Ruling.ACCEPT_LOSS, "me"))
+        log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))
         start()
         assert found(eyes, sink) == {"a": 1, "c": 3, "d": 4}
         assert sink.find(log.load().generation.namespace) == []  # type: ignore[union-attr]
@@ -682,7 +684,7 @@ class TestPreflight:
 
     def test_a_refused_password_is_told_without_it(self) -> None:
         error = opensearchpy.exceptions.AuthenticationException(401, "Unauthorized", {})
-        from poundlock.opensearch.bulk import problem
+        from poundlock.sinks.opensearch.bulk import problem
 
         assert isinstance(problem(error, "looking", "out"), NotAuthorised)
 
@@ -719,7 +721,7 @@ class TestAliases:
         assert sink.commit([kept(sink, rows(["a"]))]) == [DONE]
         eyes.indices.delete_alias(index=f"{sink.index}-0", name=sink.index)
         receipt = kept(sink, rows(["b"]), batch=1)
-        with pytest.raises(RefusedForGood, match="is not an alias"):
+        with pytest.raises(PermanentlyRefused, match="is not an alias"):
             sink.commit([receipt])
         assert not eyes.indices.exists(index=sink.index)
         eyes.indices.put_alias(index=f"{sink.index}-0", name=sink.index)

@@ -31,8 +31,8 @@ from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
 from poundlock.errors import InDoubt, Unavailable, UsageError
-from poundlock.kept import Shelf
 from poundlock.sinks import Console, Simple, WriteAhead
+from poundlock.sinks.rowstore import RowStore
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
 
@@ -150,7 +150,7 @@ class TestWriteAhead:
     ) -> None:
         """Some file systems have no room for an empty file then, which the witness is."""
 
-        def put(self: Shelf, file: str) -> None:
+        def put(self: RowStore, file: str) -> None:
             raise Unavailable("the disk is full")
 
         space = Namespace.new("t", 1_700_000_000, 1)
@@ -170,7 +170,7 @@ class TestWriteAhead:
                 receipts.append(Receipt("out", prepared.id, 0, Fingerprint(1), prepared.handle))
             fill(disk)
             if refused:
-                monkeypatch.setattr(Shelf, "_put", put)
+                monkeypatch.setattr(RowStore, "_put", put)
             for _ in range(2):
                 assert sink.commit(receipts[:1]) == [BranchState.COMMITTED]
             assert len(receiver.calls()) == 1

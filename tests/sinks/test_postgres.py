@@ -29,20 +29,20 @@ from poundlock.core.participant import Column, Commitment
 from poundlock.core.protocol import BranchState
 from poundlock.errors import (
     BadRow,
+    GuaranteeBroken,
     InDoubt,
+    LogMismatch,
     NotAuthorised,
-    Parted,
-    PromiseBroken,
     Rejected,
     Unavailable,
     UsageError,
 )
-from poundlock.postgres import witness
-from poundlock.postgres.move import FLAG, drop
-from poundlock.postgres.session import connect, told
-from poundlock.postgres.target import staging_name
 from poundlock.servers import postgres
 from poundlock.sinks import Postgres
+from poundlock.sinks.postgres import witness
+from poundlock.sinks.postgres.move import FLAG, drop
+from poundlock.sinks.postgres.session import connect, told
+from poundlock.sinks.postgres.target import staging_name
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
 UNKNOWN = BranchState.NO_WITNESS
@@ -703,7 +703,7 @@ class TestStaging:
         sink = db.sink(mode="staged")
         receipt = db.prepare(sink, keyed((1, "a"), (2, "b")))
         db(f"DELETE FROM poundlock.{staging_name(receipt.id)} WHERE k = 1")
-        with pytest.raises(PromiseBroken, match=r"has 2 rows, and 1 were moved: somebody"):
+        with pytest.raises(GuaranteeBroken, match=r"has 2 rows, and 1 were moved: somebody"):
             sink.commit([receipt])
         assert db("SELECT * FROM t") == []
         db(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
@@ -810,7 +810,7 @@ class TestStaging:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode="staged")
         receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(20)]
-        monkeypatch.setattr("poundlock.postgres.move.drop", counted)
+        monkeypatch.setattr("poundlock.sinks.postgres.move.drop", counted)
         assert set(sink.commit(receipts)) == {DONE}
         assert max(held) < 64 and db.open() == []  # 64: PostgreSQL's max_locks_per_transaction
 
@@ -959,7 +959,7 @@ class TestTheOptionsAreChanged:
         receipt = db.prepare(db.sink(mode="staged"), keyed((1, "a")))
         other = db.sink("u", name="t", mode="staged")
         later = db.prepare(other, keyed((2, "b")), 1)
-        with pytest.raises(Parted, match="different tables"):
+        with pytest.raises(LogMismatch, match="different tables"):
             other.commit([receipt, later])
         assert other.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [(1,)] and db("SELECT * FROM u") == []
@@ -972,7 +972,11 @@ def test_a_staged_batch_goes_whole_though_the_mode_was_changed(db: Database) -> 
                 for task, at in enumerate((9, 1))]  # fmt: skip
     later = db.sink(key="k", order_by="at", mode="prepared", key_partitioned=True)
     own = db.prepare(later, keyed((2, "b", 1), names="k v at"), 5)
-    assert later.together(receipts) and not later.together([own]) and not sink.together([own])
+    assert (
+        later.commit_together(receipts)
+        and not later.commit_together([own])
+        and not sink.commit_together([own])
+    )
     coordinator = Coordinator(MemoryLog(), {"t": later}, settings=Settings(commits_at_once=1))
     assert list(coordinator._portions(receipts)) == [receipts]
 
@@ -1072,7 +1076,7 @@ class TestTheWitness:
         receipt = db.prepare(sink, keyed((1, "a")))
         assert receipt.handle["system"]
         moved = Receipt("t", receipt.id, 0, receipt.fingerprint, {"system": "123"})
-        with pytest.raises(Parted, match="another PostgreSQL cluster"):
+        with pytest.raises(LogMismatch, match="another PostgreSQL cluster"):
             sink.commit([moved])
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
@@ -1082,10 +1086,10 @@ class TestTheWitness:
         receipt = db.prepare(sink, keyed((1, "a")))
         other = Database(node)
         other("CREATE TABLE t (k int, v text)")
-        with pytest.raises(Parted, match="another database"):
+        with pytest.raises(LogMismatch, match="another database"):
             other.sink().commit([receipt])
         assert sink.commit([receipt]) == [DONE]
-        with pytest.raises(Parted, match="another database"):
+        with pytest.raises(LogMismatch, match="another database"):
             other.sink().commit([receipt])
         other.connection.close()
 
@@ -1301,7 +1305,7 @@ class TestTroubles:
         receipt = db.prepare(staged, keyed((1, "a")))
         with pytest.raises(Rejected, match=r"does not take 1 rows.*leaves rows out"):
             staged.check([receipt])
-        with pytest.raises(PromiseBroken, match="leaves rows out"):
+        with pytest.raises(GuaranteeBroken, match="leaves rows out"):
             staged.commit([receipt])
         with pytest.raises(Rejected, match="leaves rows out"):
             db.prepare(db.sink(key=key, mode="prepared", key_partitioned=True), keyed((1, "a")), 1)

@@ -21,16 +21,16 @@ from poundlock.core.protocol import BranchState
 from poundlock.core.sparksql import to_json
 from poundlock.errors import (
     BadRow,
+    GuaranteeBroken,
     InDoubt,
     NotAuthorised,
-    PromiseBroken,
     Rejected,
     Unavailable,
     UsageError,
 )
-from poundlock.redis.pack import as_bytes, chunks
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
+from poundlock.sinks.redis.pack import as_bytes, chunks
 
 SPACE = Namespace.new("trial", 1_700_000_000, 1)
 DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
@@ -587,7 +587,7 @@ class TestTheWitness:
         receipt = staged(sink, {"value": ["1"]})
         (witness,) = eyes.keys("*.witness")
         eyes.hset(witness, receipt.id, "moving")
-        with pytest.raises(PromiseBroken, match="half-way"):
+        with pytest.raises(GuaranteeBroken, match="half-way"):
             sink.commit([receipt])
         assert eyes.llen("l") == 0
 
@@ -602,7 +602,7 @@ class TestTheWitness:
             sink.commit([receipt])
         assert "Nothing was changed" not in str(raised.value)
         for _ in range(2):
-            with pytest.raises(PromiseBroken, match="half-way"):
+            with pytest.raises(GuaranteeBroken, match="half-way"):
                 sink.commit([receipt])
         assert [fields["a"] for _, fields in eyes.xrange("s")] == ["0", "1"]
 
@@ -614,7 +614,7 @@ class TestTheWitness:
         (witness,) = eyes.keys("*.witness")
         for receipt in receipts:
             eyes.hset(witness, receipt.id, "moving")
-        with pytest.raises(PromiseBroken) as raised:
+        with pytest.raises(GuaranteeBroken) as raised:
             sink.commit(receipts)
         cure = re.search("say so by '(.*?)'", str(raised.value))
         assert cure

@@ -34,8 +34,8 @@ from poundlock.errors import (
 )
 from poundlock.servers import demote, postgres
 from poundlock.sinks import TwoPhase
-from poundlock.sql.branches import named
-from poundlock.sql.link import Link, _parts, number
+from poundlock.sinks.twophase.branches import named
+from poundlock.sinks.twophase.link import Link, _parts, number
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
 UNKNOWN = BranchState.NO_WITNESS

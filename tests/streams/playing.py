@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from poundlock.spark.flow import Flow
+from poundlock.spark.stream.flow import Flow
 
 START = 1_767_225_600  # 2026-01-01, in seconds: times in these tests are seconds after it
 SCHEMA = "id string, at double, v long"

@@ -23,7 +23,7 @@ import poundlock as lock
 from poundlock.errors import OperatorFailed
 from poundlock.sinks import Files
 from poundlock.spark.internals import analyzed_plan
-from poundlock.spark.keyed import Outputs, content_hash, read_packets, to_bytes
+from poundlock.spark.stream.keyed import Outputs, content_hash, read_packets, to_bytes
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 

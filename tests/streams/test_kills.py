@@ -11,7 +11,7 @@ from pathlib import Path
 import kill_job
 from pyspark.sql import SparkSession
 
-from poundlock.spark import state
+from poundlock.spark.stream import state
 
 # Where a driver dies, and at the how manieth time. Both pipelines together have eight batches or more.
 DEATHS = [("writing", 2), ("prepared", 3), ("decided", 2), ("finished", 3)]

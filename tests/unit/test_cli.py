@@ -126,11 +126,11 @@ def test_show_tells_the_story_of_a_branch(log: FileLog) -> None:
 def test_a_ruling_is_asked_for_and_leaves_its_trace(log: FileLog) -> None:
     arguments = ("txn", "commit", "--log", log.uri, "--batch", "1", "--accept-loss")
     call(*arguments, expect=1, text="n\n")
-    assert FileLog(log.uri.removeprefix("file://")).load().batches[1].ruling is None
+    assert FileLog(log.uri.removeprefix("file://")).load().batches[1].operator_decision is None
     call(*arguments, text="y\n")
     after = FileLog(log.uri.removeprefix("file://"))
-    assert after.load().batches[1].ruling.value == "accept_loss"  # pyright: ignore
-    assert after.audits()[0]["action"] == "rule"
+    assert after.load().batches[1].operator_decision.value == "accept_loss"  # pyright: ignore
+    assert after.audits()[0]["action"] == "decide"
 
 
 def test_what_the_log_decided_may_not_be_aborted(log: FileLog) -> None:

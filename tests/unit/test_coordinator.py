@@ -18,10 +18,10 @@ from poundlock.core.model import (
     Decided,
     Fingerprint,
     Finished,
+    OperatorDecided,
+    OperatorDecision,
     Receipt,
     Repaired,
-    Ruled,
-    Ruling,
     Stray,
     Transaction,
 )
@@ -30,13 +30,13 @@ from poundlock.core.protocol import BranchState, Stage, Step
 from poundlock.errors import (
     BadRow,
     Fenced,
+    GuaranteeBroken,
     InDoubt,
+    LogMismatch,
     NotAuthorised,
     OutOfTime,
-    Parted,
+    PermanentlyRefused,
     PoundlockError,
-    PromiseBroken,
-    RefusedForGood,
     Rejected,
     Unavailable,
     UsageError,
@@ -192,12 +192,12 @@ def test_a_batch_goes_through_both_gates() -> None:
     bench.run()
     assert bench.kinds() == [Decided, Finished]
     assert all(sink.system.visible == [1, 2] for sink in bench.sinks.values())
-    story = [
+    history = [
         Step.ENTERED, Step.WRITING, Step.PREPARED, Step.CHECKED, Step.DECIDING, Step.DECIDED,
         Step.COMMITTING, Step.COMMITTED_ONE, Step.COMMITTED_ONE, Step.COMMITTED, Step.FINISHING,
         Step.FINISHED,
     ]  # fmt: skip
-    assert bench.steps[bench.steps.index(Step.ENTERED) :] == story
+    assert bench.steps[bench.steps.index(Step.ENTERED) :] == history
 
 
 def test_an_empty_batch_costs_one_record() -> None:
@@ -305,8 +305,8 @@ def test_an_error_says_whose_it_is() -> None:
     with pytest.raises(InDoubt) as caught:
         bench.run()
     assert caught.value.sink == "b"
-    bench.sinks["b"].find_error = Parted("no")
-    with pytest.raises(Parted) as parted:
+    bench.sinks["b"].find_error = LogMismatch("no")
+    with pytest.raises(LogMismatch) as parted:
         bench.coordinator.sweep()
     assert parted.value.sink == "b"
 
@@ -456,7 +456,7 @@ def test_decided_branches_of_a_sink_that_is_gone_stop_the_start() -> None:
     with pytest.raises(InDoubt):
         bench.run()
     del bench.sinks["a"]
-    with pytest.raises(Parted, match="no longer has"):
+    with pytest.raises(LogMismatch, match="no longer has"):
         bench.restart()
 
 
@@ -510,7 +510,7 @@ class OtherRows(Job):
 def broken(bench: Bench, *, count: int, stateful: bool = False) -> OtherRows:
     lose_first(bench, count=count)
     job = OtherRows(bench.sinks, (1, 2), stateful=stateful)
-    with pytest.raises(PromiseBroken, match="--accept-replay"):
+    with pytest.raises(GuaranteeBroken, match="--accept-replay"):
         bench.coordinator.run(0, "hash-0", job)
     return job
 
@@ -522,17 +522,17 @@ def test_other_rows_do_not_replace_lost_ones() -> None:
     assert len(bench.sinks["a"].swept) == 2  # the replay's branches are not left behind
 
 
-def ruled(bench: Bench, ruling: Ruling) -> None:
+def ruled(bench: Bench, operator_decision: OperatorDecision) -> None:
     log = MemoryLog(bench.records)
     log.load()
-    log.append(Ruled(0, ruling, "me"))
+    log.append(OperatorDecided(0, operator_decision, "me"))
     bench.restart()
 
 
 def test_a_person_may_accept_the_replay() -> None:
     bench = Bench()
     job = broken(bench, count=2)
-    ruled(bench, Ruling.ACCEPT_REPLAY)
+    ruled(bench, OperatorDecision.ACCEPT_REPLAY)
     bench.coordinator.run(0, "hash-0", job)
     assert bench.sinks["a"].system.visible == job.rows
     assert bench.kinds()[-2:] == [Repaired, Finished]
@@ -542,7 +542,7 @@ def test_a_person_may_accept_the_replay() -> None:
 def test_a_person_may_accept_the_loss(stateful: bool) -> None:
     bench = Bench()
     job = broken(bench, count=1, stateful=stateful)
-    ruled(bench, Ruling.ACCEPT_LOSS)
+    ruled(bench, OperatorDecision.ACCEPT_LOSS)
     written = len(job.written)
     bench.coordinator.run(0, "hash-0", job)
     assert bench.sinks["a"].system.visible == [12]  # of 11 and 12
@@ -565,7 +565,7 @@ def test_accepting_the_loss_ends_what_cannot_be_proven() -> None:
     bench.sinks["a"].answer = lambda receipt: None
     with pytest.raises(InDoubt, match="cannot be proven"):
         bench.restart()
-    ruled(bench, Ruling.ACCEPT_LOSS)
+    ruled(bench, OperatorDecision.ACCEPT_LOSS)
     bench.run(rows=(1,))
     assert bench.sinks["a"].system.visible == [1]
     assert bench.coordinator.state.batches[0].stage is Stage.FINISHED
@@ -577,15 +577,15 @@ def test_accepting_the_loss_ends_what_is_refused_for_good_and_nothing_else() -> 
 
     def answer(receipt: Receipt) -> PoundlockError | None:
         if receipt.task == 1:
-            return RefusedForGood("1 row is too long", branches=[receipt.id])
+            return PermanentlyRefused("1 row is too long", branches=[receipt.id])
         return next(silent, None) if receipt.task == 2 else None
 
     sink.answer = answer
-    with pytest.raises(RefusedForGood, match=r"too long\. Or .* --batch 0 --accept-loss"):
+    with pytest.raises(PermanentlyRefused, match=r"too long\. Or .* --batch 0 --accept-loss"):
         bench.run(rows=(1, 2, 3))
-    with pytest.raises(RefusedForGood):
-        ruled(bench, Ruling.ACCEPT_REPLAY)
-    ruled(bench, Ruling.ACCEPT_LOSS)
+    with pytest.raises(PermanentlyRefused):
+        ruled(bench, OperatorDecision.ACCEPT_REPLAY)
+    ruled(bench, OperatorDecision.ACCEPT_LOSS)
     bench.run(rows=(1, 2, 3))
     assert sink.system.visible == [1, 3] and next(silent, None) is None
     assert bench.kinds()[-2:] == [Repaired, Finished]
@@ -598,16 +598,16 @@ def test_accepting_a_replay_proves_nothing() -> None:
     with pytest.raises(InDoubt):
         bench.run()
     with pytest.raises(InDoubt):
-        ruled(bench, Ruling.ACCEPT_REPLAY)
+        ruled(bench, OperatorDecision.ACCEPT_REPLAY)
 
 
 def test_a_replay_that_computed_another_state_stops() -> None:
     bench = Bench()
     job = OtherRows(bench.sinks, (1, 2), stateful=True)
     bench.coordinator.run(0, "hash-0", job)
-    with pytest.raises(PromiseBroken, match="does not belong to the output"):
+    with pytest.raises(GuaranteeBroken, match="does not belong to the output"):
         bench.coordinator.run(0, "hash-0", job)
-    ruled(bench, Ruling.ACCEPT_REPLAY)
+    ruled(bench, OperatorDecision.ACCEPT_REPLAY)
     bench.coordinator.run(0, "hash-0", job)
 
 
@@ -707,7 +707,7 @@ def test_a_stray_that_somebody_committed_stops_the_sweep(monkeypatch: pytest.Mon
     writer = bench.sinks["a"].begin(Branch(bench.coordinator._transaction(0, 1), "a", 0, 77))
     writer.prepare()
     monkeypatch.setattr(Sink, "abort", lambda self, strays: [BranchState.COMMITTED] * len(strays))
-    with pytest.raises(Parted, match="no decision names it"):
+    with pytest.raises(LogMismatch, match="no decision names it"):
         bench.coordinator.sweep()
 
 
@@ -745,7 +745,7 @@ def test_a_log_that_does_not_belong_here_is_refused(
     bench = Bench()
     bench.run()
     found = Coordinator(MemoryLog(bench.records, uri=uri), bench.sinks)
-    with pytest.raises(Parted, match=reason):
+    with pytest.raises(LogMismatch, match=reason):
         found.take_over(pipeline, query=lambda: query, owner="here:2")
     assert bench.kinds() == [Decided, Finished]  # and nothing was written
 
@@ -757,7 +757,7 @@ def test_a_log_is_bound_to_its_query_once() -> None:
     new.bind("query-1")
     new.bind("query-1")
     assert len(new.log.entries()) == 2
-    with pytest.raises(Parted, match="exchanged"):
+    with pytest.raises(LogMismatch, match="exchanged"):
         new.bind("query-2")
 
 
@@ -766,5 +766,5 @@ def test_the_log_is_compacted_now_and_then() -> None:
     for batch in range(6):
         bench.run(batch, rows=(batch,))
     assert set(bench.coordinator.state.batches) == {3, 4, 5}
-    with pytest.raises(Parted, match="restored to an older state"):
+    with pytest.raises(LogMismatch, match="restored to an older state"):
         bench.run(2)

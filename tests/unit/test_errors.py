@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from poundlock import errors
-from poundlock.errors import PoundlockError, concerning
-from poundlock.spark.job import _first_line
+from poundlock.errors import PoundlockError, error_context
+from poundlock.spark.pipeline.job import _first_line
 
 KINDS = [
     kind
@@ -42,7 +42,7 @@ def test_the_message_says_where(where: dict[str, str], text: str) -> None:
 def test_who_calls_says_where_it_was_unless_the_error_knows_better() -> None:
     with (
         pytest.raises(PoundlockError) as caught,
-        concerning(sink="out", transaction="lock batch 3"),
+        error_context(sink="out", transaction="lock batch 3"),
     ):
         raise PoundlockError("what happened", sink="inner")
     assert str(caught.value) == "[lock batch 3, sink inner] what happened"

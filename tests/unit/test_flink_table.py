@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import poundlock
-from poundlock.spark import flow, keyedflow, pipeline, windowed
+from poundlock.spark.pipeline import pipeline
+from poundlock.spark.stream import flow, keyedflow, windowed
 from poundlock.stream import pattern
 
 DOCS = Path(__file__).parents[2] / "docs"

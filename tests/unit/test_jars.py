@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from poundlock import jars
 from poundlock.errors import Unavailable, UsageError
+from poundlock.jvm import jars
 
 CONTENT = {"g:one:1": b"first", "g:two:2-rc.1": b"second"}
 

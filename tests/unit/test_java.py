@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from poundlock import java
 from poundlock.errors import UsageError
+from poundlock.jvm import java
 
 
 def fake_java(home: Path, version: str | None, prints: str = "") -> Path:

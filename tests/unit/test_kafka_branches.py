@@ -6,7 +6,7 @@ import pytest
 
 from poundlock.core.model import Branch, Namespace, Transaction
 from poundlock.errors import NoFreeId
-from poundlock.kafka.branches import parse_id, transactional_id
+from poundlock.sinks.kafka.branches import parse_id, transactional_id
 
 WHERE = Transaction(Namespace("p", "00ff"), 3, 7, 1)
 

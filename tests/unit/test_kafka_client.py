@@ -14,8 +14,8 @@ from kafka.record.util import calc_crc32c
 
 from kafka import errors
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
-from poundlock.kafka import kafka_python as _kafka_python
-from poundlock.kafka.client import (
+from poundlock.sinks.kafka import kafka_python as _kafka_python
+from poundlock.sinks.kafka.client import (
     Answer,
     Evidence,
     Identity,
@@ -25,12 +25,12 @@ from poundlock.kafka.client import (
     TxnDescription,
     Written,
 )
-from poundlock.kafka.partitions import parse_id, spell_id
-from poundlock.kafka.settings import translate
-from poundlock.kafka.settlement import settlements
-from poundlock.kafka.transactions import ANSWERS, END_TXN_VERSION, end, list_open, meaning
-from poundlock.kafka.wire import Again, Wire, _raise_if_refused, judge
-from poundlock.kafka.witness import _said, together, witness
+from poundlock.sinks.kafka.partitions import parse_id, spell_id
+from poundlock.sinks.kafka.settings import translate
+from poundlock.sinks.kafka.settlement import settlements
+from poundlock.sinks.kafka.transactions import ANSWERS, END_TXN_VERSION, end, list_open, meaning
+from poundlock.sinks.kafka.wire import Again, Wire, _raise_if_refused, judge
+from poundlock.sinks.kafka.witness import _said, together, witness
 
 SERVERS = {"bootstrap.servers": "a:9092, b:9093"}
 SECRET = "hunter2-very-secret"

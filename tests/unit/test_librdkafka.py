@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from poundlock import errors
-from poundlock.kafka import producer_abi as abi
-from poundlock.kafka import producer_columns as columns
-from poundlock.kafka.producer import ArrowProducer, Identity, check_settings
-from poundlock.kafka.producer_abi import Failure
-from poundlock.kafka.producer_errors import translate
-from poundlock.kafka.producer_events import Delivered, Ledger, Problem, Trouble
+from poundlock.sinks.kafka import producer_abi as abi
+from poundlock.sinks.kafka import producer_columns as columns
+from poundlock.sinks.kafka.producer import ArrowProducer, Identity, check_settings
+from poundlock.sinks.kafka.producer_abi import Failure
+from poundlock.sinks.kafka.producer_errors import translate
+from poundlock.sinks.kafka.producer_events import Delivered, Ledger, Problem, Trouble
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}
 ROWS = [b"one", None, b"", b"\x00\xff four", b"five" * 100]
@@ -242,7 +242,7 @@ def test_errors_by_name(name):
 
 
 def test_every_name_in_the_table_is_a_name_of_the_library():
-    from poundlock.kafka import producer_errors as table
+    from poundlock.sinks.kafka import producer_errors as table
 
     known = set(codes())
     assert set(table._BY_NAME) | table.CONSEQUENCES | table.TIMEOUTS <= known

@@ -23,10 +23,10 @@ from poundlock.core.model import (
     Finished,
     Generation,
     Namespace,
+    OperatorDecided,
+    OperatorDecision,
     Receipt,
     Record,
-    Ruled,
-    Ruling,
 )
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 
@@ -157,7 +157,7 @@ def test_looking_creates_nothing(tmp_path: Path) -> None:
 def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     log = written(tmp_path, generation())
     with pytest.raises(LogCorrupt, match="cannot follow"):
-        log.append(Ruled(7, Ruling.ACCEPT_LOSS, "me"))
+        log.append(OperatorDecided(7, OperatorDecision.ACCEPT_LOSS, "me"))
     assert len(opened(tmp_path).entries()) == 1
     log.append(decided(0))
 
@@ -351,7 +351,7 @@ def test_a_record_that_reappears_is_ignored(tmp_path: Path) -> None:
 
 def test_a_ruling_on_an_old_batch_outlives_it(tmp_path: Path) -> None:
     log = written(tmp_path, generation(), *finished_batches(3))
-    log.append(Ruled(0, Ruling.ACCEPT_LOSS, "me"))
+    log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))
     log.append(decided(3))
     log.append(Finished(3))
     log.compact(keep=2)

@@ -18,11 +18,11 @@ from poundlock.core.model import (
     Finished,
     Generation,
     Namespace,
+    OperatorDecided,
+    OperatorDecision,
     Receipt,
     Record,
     Repaired,
-    Ruled,
-    Ruling,
     Stray,
     record_from_json,
     record_to_json,
@@ -31,7 +31,7 @@ from poundlock.core.model import (
 from poundlock.core.protocol import (
     FOLLOWS,
     RECOVERY,
-    BatchStory,
+    BatchHistory,
     LogState,
     Mismatch,
     Stage,
@@ -40,7 +40,7 @@ from poundlock.core.protocol import (
     match_lost,
     to_sweep,
 )
-from poundlock.errors import LogCorrupt, Parted
+from poundlock.errors import LogCorrupt, LogMismatch
 
 OURS = Namespace("lock", "feed")
 
@@ -54,12 +54,12 @@ DESIGN = """
 
 # Which record may follow which in the story of a batch.
 STORY = """
-|          | Decided | Repaired | Ruled | Finished |
-| nothing  | yes     |          |       |          |
-| Decided  |         | yes      | yes   | yes      |
-| Repaired |         | yes      | yes   | yes      |
-| Ruled    |         | yes      | yes   | yes      |
-| Finished |         |          | yes   |          |
+|                 | Decided | Repaired | OperatorDecided | Finished |
+| nothing         | yes     |          |                 |          |
+| Decided         |         | yes      | yes             | yes      |
+| Repaired        |         | yes      | yes             | yes      |
+| OperatorDecided |         | yes      | yes             | yes      |
+| Finished        |         |          | yes             |          |
 """
 
 
@@ -111,14 +111,14 @@ def test_recovery_has_every_cell_of_the_design_and_no_other() -> None:
 RECORDS: dict[str, Record] = {
     "Decided": decided(),
     "Repaired": Repaired(0, 1, (("out", "b0"),), (receipt("b1"),)),
-    "Ruled": Ruled(0, Ruling.ACCEPT_LOSS, "me"),
+    "OperatorDecided": OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"),
     "Finished": Finished(0),
 }
 BEFORE: dict[str, Sequence[Record]] = {
     "nothing": (),
     "Decided": (decided(),),
     "Repaired": (decided(), RECORDS["Repaired"]),
-    "Ruled": (decided(), RECORDS["Ruled"]),
+    "OperatorDecided": (decided(), RECORDS["OperatorDecided"]),
     "Finished": (decided(), RECORDS["Finished"]),
 }
 
@@ -153,10 +153,10 @@ def test_a_story_from_decision_to_end() -> None:
     state.apply(Repaired(0, 1, (("out", "b1"),), (receipt("b3"),)))
     assert {r.id for r in state.batches[0].receipts} == {"b2", "b3"}
     assert state.held() == {("out", "b2"), ("out", "b3")}
-    state.apply(Ruled(0, Ruling.ACCEPT_LOSS, "me"))
+    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))
     state.apply(Finished(0))
     assert state.batches[0].stage is Stage.FINISHED
-    assert state.batches[0].ruling is Ruling.ACCEPT_LOSS
+    assert state.batches[0].operator_decision is OperatorDecision.ACCEPT_LOSS
     assert not state.unfinished and not state.held()
 
 
@@ -171,16 +171,18 @@ def test_a_batch_whose_whole_loss_is_accepted_is_finished() -> None:
 
 
 def test_a_ruling_does_not_reopen_a_finished_batch() -> None:
-    state = state_of(decided(), Finished(0), Ruled(0, Ruling.ACCEPT_REPLAY, "me"))
+    state = state_of(
+        decided(), Finished(0), OperatorDecided(0, OperatorDecision.ACCEPT_REPLAY, "me")
+    )
     assert state.batches[0].stage is Stage.FINISHED
-    assert state.batches[0].ruling is Ruling.ACCEPT_REPLAY
+    assert state.batches[0].operator_decision is OperatorDecision.ACCEPT_REPLAY
 
 
 def test_compaction_drops_old_batches_and_whatever_is_still_said_of_them() -> None:
     state = state_of(decided(0), Finished(0), decided(1), Finished(1))
     state.apply(Compacted(3, 1, generation()))
     assert set(state.batches) == {1} and state.batch_floor == 1
-    state.apply(Ruled(0, Ruling.ACCEPT_LOSS, "me"))  # a ruling on an old batch
+    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))  # a ruling on an old batch
     assert set(state.batches) == {1}
 
 
@@ -205,7 +207,7 @@ def test_generations_only_rise_within_one_namespace_and_query(wrong: Record) -> 
         Bound("query-1"),
         Decided(3, 2, 1, "hash", (receipt(),), {"out": Fingerprint(3, 2**64 - 1)}),
         Repaired(3, 1, (("out", "b1"),), (receipt("b2"),)),
-        Ruled(3, Ruling.ACCEPT_REPLAY, "me"),
+        OperatorDecided(3, OperatorDecision.ACCEPT_REPLAY, "me"),
         Finished(3),
         Compacted(7, 2, generation()),
     ],
@@ -250,7 +252,7 @@ def test_enter(records: Sequence[Record], batch: int, stage: Stage) -> None:
     ],
 )
 def test_enter_refuses(records: Sequence[Record], batch: int, offsets: str, reason: str) -> None:
-    with pytest.raises(Parted, match=reason):
+    with pytest.raises(LogMismatch, match=reason):
         enter(state_of(*records), batch, offsets)
 
 
@@ -258,10 +260,10 @@ def test_the_checkpoint_must_still_hold_the_plan_that_was_run() -> None:
     state = state_of(decided(0), Finished(0))
     for before in ("hash-0", None):
         assert enter(state, 1, "hash-1", before) is Stage.NONE
-    with pytest.raises(Parted, match="batch 0 is in the log with other source offsets"):
+    with pytest.raises(LogMismatch, match="batch 0 is in the log with other source offsets"):
         enter(state, 1, "hash-1", "other")
     state = state_of(decided(0), Finished(0), decided(1), Finished(1))
-    with pytest.raises(Parted, match="batch 0"):
+    with pytest.raises(LogMismatch, match="batch 0"):
         enter(state, 1, "hash-1", "other")
 
 
@@ -286,13 +288,13 @@ def test_a_repaired_branch_is_spared_no_longer() -> None:
 
 
 def test_a_stray_of_a_later_generation_stops_the_sweep() -> None:
-    with pytest.raises(Parted, match="generation 2"):
+    with pytest.raises(LogMismatch, match="generation 2"):
         to_sweep(state_of(), [stray("b", number=2)])
 
 
 def test_an_open_branch_of_a_finished_batch_stops_the_sweep() -> None:
     state = state_of(decided(0, receipt("b1")), Finished(0))
-    with pytest.raises(Parted, match="batch 0 with this branch was finished"):
+    with pytest.raises(LogMismatch, match="batch 0 with this branch was finished"):
         to_sweep(state, [stray("b1")])
 
 
@@ -366,13 +368,15 @@ def test_another_cut_of_the_same_rows_may_replace_a_whole_sink_only() -> None:
     assert isinstance(refused, Mismatch) and "1 of 2 branches are already committed" in str(refused)
 
 
-@pytest.mark.parametrize("ruling", [None, Ruling.ACCEPT_LOSS, Ruling.ACCEPT_REPLAY])
-def test_other_rows_are_taken_only_by_order_and_for_a_whole_sink(ruling: Ruling | None) -> None:
+@pytest.mark.parametrize("operator_decision", [None, *OperatorDecision])
+def test_other_rows_are_taken_only_by_order_and_for_a_whole_sink(
+    operator_decision: OperatorDecision | None,
+) -> None:
     recorded, replayed = branches([1, 2], "old"), branches([5, 6, 7], "new")
     for lost in itertools.chain([recorded], ([r] for r in recorded)):
         keys = frozenset((r.sink, r.id) for r in lost)
-        result = match_lost(recorded, keys, replayed, ruling=ruling)
-        if ruling is Ruling.ACCEPT_REPLAY and lost is recorded:
+        result = match_lost(recorded, keys, replayed, operator_decision=operator_decision)
+        if operator_decision is OperatorDecision.ACCEPT_REPLAY and lost is recorded:
             assert result == replayed
         else:
             assert isinstance(result, Mismatch) and "other rows" in str(result)
@@ -384,5 +388,5 @@ def test_fingerprints_add_up_in_any_order() -> None:
 
 
 def test_a_story_keeps_its_decision() -> None:
-    story = BatchStory(decided(), (receipt(),))
-    assert story.stage is Stage.DECIDED and story.decided.batch == 0
+    history = BatchHistory(decided(), (receipt(),))
+    assert history.stage is Stage.DECIDED and history.decided.batch == 0

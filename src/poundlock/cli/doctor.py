@@ -76,8 +76,8 @@ def _packages() -> Iterator[Finding]:
 
 
 def _java() -> Iterator[Finding]:
-    from poundlock import java
     from poundlock.errors import PoundlockError
+    from poundlock.jvm import java
 
     try:
         yield Finding("Java", True, str(java.executable()))
@@ -86,7 +86,7 @@ def _java() -> Iterator[Finding]:
 
 
 def _jars() -> Iterator[Finding]:
-    from poundlock import jars
+    from poundlock.jvm import jars
 
     for name in ("spark-kafka", "kafka-server"):
         here = jars.present(name)
@@ -103,7 +103,7 @@ def _workers() -> Iterator[Finding]:
 
 def _kafka(servers: str, settings: dict[str, str], topics: tuple[str, ...]) -> Iterator[Finding]:
     from poundlock.errors import PoundlockError
-    from poundlock.sinks.kafka import Kafka
+    from poundlock.sinks.kafka.sink import Kafka
 
     for topic in topics or (None,):
         what = f"Kafka at {servers}" + (f", topic {topic}" if topic else "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from poundlock.spark.pipeline import Pipeline
+    from poundlock.spark.pipeline.pipeline import Pipeline
     from poundlock.sqljob.file import JobFile
 
 

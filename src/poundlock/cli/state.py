@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from poundlock.spark.state import OperatorState
+    from poundlock.spark.stream.state import OperatorState
 
 
 @click.group()
@@ -31,8 +31,8 @@ def show(
     CHECKPOINT is the query's checkpoint_location. Times of timers are milliseconds since 1970.
     """
     from poundlock.errors import UsageError
-    from poundlock.spark import state as reading
     from poundlock.spark.session import session
+    from poundlock.spark.stream import state as reading
 
     spark = session("local[1]", kafka=False, conf={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("ERROR")

@@ -12,7 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from poundlock.core.inspector import Inspector
-    from poundlock.txn import Desk, Line
+    from poundlock.txn.resolver import Line, Resolver
 
 
 def _where(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,25 +65,25 @@ class Where:
     postgres: tuple[str, ...] = ()
     mysql: tuple[str, ...] = ()
 
-    def desk(self) -> Desk:
-        from poundlock.txn import Desk, open_log
+    def resolver(self) -> Resolver:
+        from poundlock.txn.resolver import Resolver, open_log
 
-        return Desk(open_log(self.log) if self.log else None, self._systems())
+        return Resolver(open_log(self.log) if self.log else None, self._systems())
 
     def _systems(self) -> list[Inspector]:
         found: list[Inspector] = []
         if self.bootstrap_servers is not None:
-            from poundlock.inspectors.kafka import KafkaInspector
+            from poundlock.sinks.kafka.inspector import KafkaInspector
 
             found.append(KafkaInspector(self._kafka_settings(self.bootstrap_servers)))
         elif self.settings:
             raise click.UsageError("--setting goes with --bootstrap-servers")
         if self.postgres:
-            from poundlock.inspectors.postgres import PostgresInspector
+            from poundlock.sinks.postgres.inspector import PostgresInspector
 
             found += [PostgresInspector(dsn) for dsn in self.postgres]
         if self.mysql:
-            from poundlock.inspectors.mysql import MySQLInspector
+            from poundlock.sinks.mysql.inspector import MySQLInspector
 
             found += [MySQLInspector(url) for url in self.mysql]
         return found
@@ -107,15 +107,15 @@ def txn() -> None:
 @_where
 def list_(where: Where, as_json: bool) -> None:
     """List branches that are decided but not finished, or open in a system."""
-    with where.desk() as desk:
-        lines = desk.lines()
+    with where.resolver() as resolver:
+        lines = resolver.lines()
     if as_json:
         click.echo(json.dumps([line.to_json() for line in lines], indent=2))
     elif lines:
         _print(lines)
-    elif not desk.away:
+    elif not resolver.away:
         click.echo("nothing is in doubt")
-    _tell_away(desk)
+    _tell_away(resolver)
 
 
 def _print(lines: list[Line]) -> None:
@@ -143,11 +143,11 @@ def _facts(line: Line) -> Iterator[str]:
         yield ", ".join(f"{name} {fact}".strip() for name, fact in facts if fact not in (None, ""))
 
 
-def _tell_away(desk: Desk) -> None:
+def _tell_away(resolver: Resolver) -> None:
     """End with a failure where a system could not be asked."""
-    for system, why in desk.away.items():
+    for system, why in resolver.away.items():
         click.echo(f"{system.system} cannot be asked: {why}", err=True)
-    if desk.away:
+    if resolver.away:
         raise click.exceptions.Exit(1)
 
 
@@ -160,8 +160,8 @@ def _seconds(value: float | None, none: str) -> str:
 @_where
 def show(id: str, where: Where, as_json: bool) -> None:
     """Tell all that is known of one branch, by its exact id."""
-    with where.desk() as desk:
-        known = desk.show(id)
+    with where.resolver() as resolver:
+        known = resolver.show(id)
     if as_json:
         click.echo(json.dumps(known, indent=2))
     else:
@@ -169,7 +169,7 @@ def show(id: str, where: Where, as_json: bool) -> None:
         from rich.json import JSON
 
         Console(soft_wrap=True).print(JSON.from_data(known))
-    _tell_away(desk)
+    _tell_away(resolver)
 
 
 @txn.command()
@@ -191,24 +191,33 @@ def commit(
     as_json: bool,
 ) -> None:
     """Commit a branch that the log has decided, or rule on a batch that cannot be repaired."""
-    from poundlock.core.model import Ruling
+    from poundlock.core.model import OperatorDecision
 
     if batch is None and id is None:
         raise click.UsageError("give the exact id of a branch, or --batch")
-    with where.desk() as desk:
+    with where.resolver() as resolver:
         if batch is None:
             assert id is not None
             _ask(yes, f"Commit {id}?")
-            _outcome(as_json, id, desk.commit(id).value, "committed")
+            _outcome(as_json, id, resolver.commit(id).value, "committed")
             return
         if accept_loss == accept_replay or id is not None:
             raise click.UsageError(
                 "--batch takes one of --accept-loss and --accept-replay, and no id"
             )
-        ruling = Ruling.ACCEPT_LOSS if accept_loss else Ruling.ACCEPT_REPLAY
-        _ask(yes, f"Rule {ruling.value} for batch {batch}? A running driver will be stopped.")
-        desk.rule(batch, ruling)
-        _say(as_json, {"batch": batch, "ruling": ruling.value}, f"batch {batch}: {ruling.value}")
+        operator_decision = (
+            OperatorDecision.ACCEPT_LOSS if accept_loss else OperatorDecision.ACCEPT_REPLAY
+        )
+        _ask(
+            yes,
+            f"Rule {operator_decision.value} for batch {batch}? A running driver will be stopped.",
+        )
+        resolver.decide(batch, operator_decision)
+        _say(
+            as_json,
+            {"batch": batch, "operator_decision": operator_decision.value},
+            f"batch {batch}: {operator_decision.value}",
+        )
 
 
 @txn.command()
@@ -217,10 +226,10 @@ def commit(
 @_where
 def abort(id: str, yes: bool, where: Where, as_json: bool) -> None:
     """Abort an open branch that no decision names, by its exact id."""
-    with where.desk() as desk:
-        stray = desk.abortable(id).stray
+    with where.resolver() as resolver:
+        stray = resolver.abortable(id).stray
         _ask(yes, f"Abort {id}, {stray.state}, of generation {stray.generation}?")
-        _outcome(as_json, id, desk.abort(id).value, "aborted")
+        _outcome(as_json, id, resolver.abort(id).value, "aborted")
 
 
 @txn.command()
@@ -229,9 +238,9 @@ def abort(id: str, yes: bool, where: Where, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def adopt(yes: bool, log: str, as_json: bool) -> None:
     """Accept that a log was moved. Never do this to a copy: both would write as one."""
-    desk = Where(log).desk()
+    resolver = Where(log).resolver()
     _ask(yes, "Is this the only log of this pipeline, moved here for good?")
-    desk.adopt()
+    resolver.adopt()
     _say(as_json, {"adopted": log}, f"the log at {log} is accepted where it stands")
 
 

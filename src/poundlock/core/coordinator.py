@@ -18,26 +18,27 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from poundlock.core import asking
-from poundlock.core.belonging import check_belonging, exchanged, is_newest
+from poundlock.core import operator_decisions as operator_decisions
 from poundlock.core.job import Job, Votes
 from poundlock.core.log import TransactionLog
+from poundlock.core.mismatch import check_log_matches, exchanged, is_newest
 from poundlock.core.model import (
     Bound,
     Decided,
     Finished,
     Generation,
     Namespace,
+    OperatorDecision,
     Receipt,
     Repaired,
-    Ruling,
     Transaction,
 )
+from poundlock.core.operator_decisions import changed_replay, unknown_outcome, unrepairable_loss
 from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import (
     RECOVERY,
     Action,
-    BatchStory,
+    BatchHistory,
     BranchState,
     LogState,
     Mismatch,
@@ -51,18 +52,18 @@ from poundlock.core.sweep import sweep_once
 from poundlock.errors import (
     BadRow,
     Fenced,
+    GuaranteeBroken,
     InDoubt,
+    LogMismatch,
     NotAuthorised,
     OperatorFailed,
     OutOfTime,
-    Parted,
+    PermanentlyRefused,
     PoundlockError,
-    PromiseBroken,
-    RefusedForGood,
     Rejected,
     Unavailable,
     UsageError,
-    concerning,
+    error_context,
 )
 
 logger = logging.getLogger("poundlock")
@@ -135,10 +136,10 @@ class Coordinator:
         self.log.drop_unpublished()
         self._step(Step.TOOK_OVER, generation=self.generation.number)
         with self._true_reason():
-            for story in self.state.unfinished:
-                batch = story.decided.batch
+            for history in self.state.unfinished:
+                batch = history.decided.batch
                 logger.info("batch %d was decided before this start: committing it", batch)
-                if not self._commit(story):
+                if not self._commit(history):
                     self._finish(batch)
             self.sweep()
 
@@ -148,7 +149,7 @@ class Coordinator:
         for last_try in (False, False, False, True):
             state = self.log.load()
             found = query()  # after the log: whatever checkpoint that knows must be there by now
-            check_belonging(self.log, pipeline, found)
+            check_log_matches(self.log, pipeline, found)
             before = state.generation
             if before is not None and not is_newest(self.log, self.sinks):
                 if last_try:
@@ -197,13 +198,13 @@ class Coordinator:
         if known is Stage.FINISHED:
             self._drain(self.state.batches[batch], job)
         elif known is Stage.DECIDED:
-            story = self.state.batches[batch]
-            lost = self._commit(story)
+            history = self.state.batches[batch]
+            lost = self._commit(history)
             if lost:
-                self._repair(story, lost, job)
+                self._repair(history, lost, job)
             else:
                 self._finish(batch)
-                self._drain(story, job)
+                self._drain(history, job)
         else:
             self._first_gate(batch, offsets, job)
             self._second_gate(batch, job)
@@ -224,7 +225,7 @@ class Coordinator:
         """Raise `Fenced` where a driver that was replaced stumbles over what its successor did."""
         try:
             yield
-        except (InDoubt, Parted, PromiseBroken):
+        except (InDoubt, LogMismatch, GuaranteeBroken):
             with contextlib.suppress(Unavailable):
                 self.log.ensure_owned()
             raise
@@ -269,7 +270,7 @@ class Coordinator:
         self._step(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
         votes = job.write(transaction, self._names, self._taken())
         self._step(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
-        with concerning(transaction=transaction):
+        with error_context(transaction=transaction):
             votes = Votes(self._annotated(votes.receipts), votes.totals)
             self._check(transaction, votes.receipts)
         self._step(Step.CHECKED, batch=transaction.batch)
@@ -278,18 +279,18 @@ class Coordinator:
     def _annotated(self, receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
         annotated = list[Receipt]()
         for name, mine in _by_sink(receipts):
-            with concerning(sink=name):
+            with error_context(sink=name):
                 annotated += self.sinks[name].annotate(mine)
         return tuple(annotated)
 
     def _second_gate(self, batch: int, job: Job) -> None:
         """Commit what was decided, repair what was lost, finish."""
-        story = self.state.batches[batch]
-        if story.stage is Stage.FINISHED:
+        history = self.state.batches[batch]
+        if history.stage is Stage.FINISHED:
             return
-        lost = self._commit(story)
+        lost = self._commit(history)
         if lost:
-            self._repair(story, lost, job)
+            self._repair(history, lost, job)
         else:
             self._finish(batch)
 
@@ -299,7 +300,7 @@ class Coordinator:
         if len(keys) != len(receipts):
             raise Rejected("two tasks used one branch id", transaction=str(transaction))
         for name, mine in _by_sink(receipts):
-            with concerning(sink=name):
+            with error_context(sink=name):
                 refusals = self.sinks[name].check(mine)
             for receipt, refusal in zip(mine, refusals, strict=True):
                 if refusal is not None:
@@ -322,14 +323,14 @@ class Coordinator:
 
     # The second gate.
 
-    def _commit(self, story: BatchStory) -> frozenset[BranchKey]:
+    def _commit(self, history: BatchHistory) -> frozenset[BranchKey]:
         """Commit every branch of a decided batch, soonest to expire first. Return the lost ones.
 
         Remembers the first error, goes on with the others, and raises it at the end.
         """
-        batch = story.decided.batch
-        self._step(Step.COMMITTING, batch=batch, branches=len(story.receipts))
-        waiting = sorted(story.receipts, key=_urgency)
+        batch = history.decided.batch
+        self._step(Step.COMMITTING, batch=batch, branches=len(history.receipts))
+        waiting = sorted(history.receipts, key=_urgency)
         lost = set[BranchKey]()
         error: PoundlockError | None = None
         delay, warned_at = self.settings.retry_first_s, self._clock()
@@ -337,7 +338,7 @@ class Coordinator:
             again = list[Receipt]()
             for receipts in self._portions(waiting):
                 try:
-                    states = self._commit_some(story, receipts)
+                    states = self._commit_some(history, receipts)
                 except PoundlockError as problem:
                     error = error or problem
                     continue
@@ -349,10 +350,10 @@ class Coordinator:
                             lost.add((receipt.sink, receipt.id))
                         case Action.COMMIT | Action.RETRY:
                             again.append(receipt)
-                        case _ if story.ruling is Ruling.ACCEPT_LOSS:
+                        case _ if history.operator_decision is OperatorDecision.ACCEPT_LOSS:
                             lost.add((receipt.sink, receipt.id))
                         case _:
-                            error = error or asking.about_branch(self.log.uri, batch, receipt)
+                            error = error or unknown_outcome(self.log.uri, batch, receipt)
                 self._step(Step.COMMITTED_ONE, batch=batch, sink=receipts[0].sink)
             waiting = again
             if waiting:
@@ -368,31 +369,31 @@ class Coordinator:
     def _portions(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
         for name, mine in _by_sink(receipts):
             sink = self.sinks.get(name)
-            whole = sink is not None and sink.together(mine)
+            whole = sink is not None and sink.commit_together(mine)
             size = len(mine) if whole else self.settings.commits_at_once
             yield from (mine[start : start + size] for start in range(0, len(mine), size))
 
-    def _commit_some(self, story: BatchStory, receipts: Sequence[Receipt]) -> list[BranchState]:
+    def _commit_some(self, history: BatchHistory, receipts: Sequence[Receipt]) -> list[BranchState]:
         name = receipts[0].sink
         if name not in self.sinks:
-            raise Parted(
+            raise LogMismatch(
                 f"the log holds decided branches of sink {name!r}, which the pipeline no longer "
                 "has. Start it once more with that sink, or finish them with 'poundlock txn commit'",
                 sink=name,
             )
         try:
-            with concerning(sink=name):
+            with error_context(sink=name):
                 return self.sinks[name].commit(receipts)  # The line that commits.
         except Unavailable as error:
             logger.warning("sink %s cannot be reached to commit: %s", name, error)
             return [BranchState.UNREACHABLE] * len(receipts)
-        except RefusedForGood as error:
-            if story.ruling is Ruling.ACCEPT_LOSS and error.branches:
+        except PermanentlyRefused as error:
+            if history.operator_decision is OperatorDecision.ACCEPT_LOSS and error.branches:
                 refused, others = BranchState.NO_WITNESS, BranchState.PREPARED
                 return [refused if r.id in error.branches else others for r in receipts]
             error.args = (
                 f"{error.args[0]}. Or go on without what is refused: 'poundlock txn commit --log "
-                f"{self.log.uri} --batch {story.decided.batch} --accept-loss'",
+                f"{self.log.uri} --batch {history.decided.batch} --accept-loss'",
             )
             raise
         except PoundlockError:
@@ -444,36 +445,38 @@ class Coordinator:
 
     # Repair, drain, sweep.
 
-    def _repair(self, story: BatchStory, lost: frozenset[BranchKey], job: Job) -> None:
+    def _repair(self, history: BatchHistory, lost: frozenset[BranchKey], job: Job) -> None:
         """Put the replay's branches in the place of lost ones, until none is lost."""
-        batch, attempt = story.decided.batch, story.decided.attempt
+        batch, attempt = history.decided.batch, history.decided.attempt
         while lost:
             attempt += 1
             self._step(Step.REPAIRING, batch=batch, lost=len(lost))
             names = ", ".join(f"{id_} of sink {sink}" for sink, id_ in sorted(lost)[:3])
+            accepted = history.operator_decision is OperatorDecision.ACCEPT_LOSS
             logger.warning(
-                "batch %d: %d branches were lost after the decision (%s); %s", batch, len(lost), names,
-                "the loss is accepted" if story.ruling is Ruling.ACCEPT_LOSS else "it is run again",
-            )  # fmt: skip
-            if story.ruling is Ruling.ACCEPT_LOSS:
+                "batch %d: %d branches were lost after the decision (%s); %s",
+                *(batch, len(lost), names),
+                "the loss is accepted" if accepted else "it is run again",
+            )
+            if accepted:
                 chosen = list[Receipt]()
             else:
-                chosen = self._replay(story, lost, self._transaction(batch, attempt), job)
+                chosen = self._replay(history, lost, self._transaction(batch, attempt), job)
             self.log.append(
                 Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
             )
             self._step(Step.REPAIRED, batch=batch, branches=len(chosen))
             rows = sum(receipt.fingerprint.rows for receipt in chosen)
             logger.warning("batch %d: %d rows take the place of what was lost", batch, rows)
-            story = self.state.batches[batch]
-            lost = self._commit(story)
+            history = self.state.batches[batch]
+            lost = self._commit(history)
         self._finish(batch)
         self.sweep()  # what was replayed and not chosen
-        if story.ruling is Ruling.ACCEPT_LOSS:
-            self._drain(story, job)  # nothing was replayed, and Spark's state must still be made
+        if history.operator_decision is OperatorDecision.ACCEPT_LOSS:
+            self._drain(history, job)  # nothing was replayed, and Spark's state must still be made
 
     def _replay(
-        self, story: BatchStory, lost: frozenset[BranchKey], transaction: Transaction, job: Job
+        self, history: BatchHistory, lost: frozenset[BranchKey], transaction: Transaction, job: Job
     ) -> list[Receipt]:
         """Run the batch again and choose what replaces the lost branches. Aborts the rest."""
         sinks = frozenset(sink for sink, _ in lost)
@@ -482,22 +485,22 @@ class Coordinator:
             chosen, problems = list[Receipt](), list[Mismatch]()
             for sink in sorted(sinks):
                 result = match_lost(
-                    [r for r in story.receipts if r.sink == sink],
+                    [r for r in history.receipts if r.sink == sink],
                     lost,
                     [r for r in votes.receipts if r.sink == sink],
-                    ruling=story.ruling,
+                    operator_decision=history.operator_decision,
                 )
                 if isinstance(result, Mismatch):
                     problems.append(result)
                 else:
                     chosen.extend(result)
-            if job.stateful and story.ruling is None:
+            if job.stateful and history.operator_decision is None:
                 already = {problem.sink for problem in problems}
-                differing = compare(story.decided.totals, votes.totals)
+                differing = compare(history.decided.totals, votes.totals)
                 problems.extend(item for item in differing if item.sink not in already)
             if problems:
-                raise asking.about_loss(self.log.uri, story, lost, problems)
-            with concerning(transaction=transaction):
+                raise unrepairable_loss(self.log.uri, history, lost, problems)
+            with error_context(transaction=transaction):
                 chosen = list(self._annotated(chosen))
                 self._check(transaction, chosen)
         except PoundlockError:
@@ -505,15 +508,15 @@ class Coordinator:
             raise
         return chosen
 
-    def _drain(self, story: BatchStory, job: Job) -> None:
+    def _drain(self, history: BatchHistory, job: Job) -> None:
         """Run a batch that is finished already to nowhere, so that Spark keeps its state."""
         if not job.stateful:
             return
-        batch = story.decided.batch
+        batch = history.decided.batch
         self._step(Step.DRAINING, batch=batch)
-        problems = compare(story.decided.totals, job.drain())
-        if problems and story.ruling is None:
-            raise asking.about_state(self.log.uri, batch, problems)
+        problems = compare(history.decided.totals, job.drain())
+        if problems and history.operator_decision is None:
+            raise changed_replay(self.log.uri, batch, problems)
         self._step(Step.DRAINED, batch=batch)
 
     def sweep(self) -> int:

@@ -131,7 +131,7 @@ def state(source: str, *, replayable: bool, sinks: Sequence[Participant]) -> Sta
         answer = cell(kind, replayable=replayable)
         if sink.semantic is Semantic.NONE:
             answer = Cell(Guarantee.NONE, _UNWATCHED)
-        routes.append(Route(sink.name, _asked(sink), kind, answer, sink.reader_needs()))
+        routes.append(Route(sink.name, _asked(sink), kind, answer, sink.reader_settings()))
     return Statement(source, replayable, tuple(routes))
 
 

@@ -202,7 +202,7 @@ class TransactionLog(ABC):
     def compact(self, keep: int) -> None:
         """Drop the records of all but the newest `keep` batches."""
         newest = sorted(self.state.batches)[-keep:]
-        held = [story.decided.batch for story in self.state.unfinished]
+        held = [history.decided.batch for history in self.state.unfinished]
         if not newest or self.state.generation is None:
             return
         batch_floor = min([newest[0], *held])

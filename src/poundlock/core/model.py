@@ -150,7 +150,7 @@ class Stray:
     expires_at: float | None = None
 
 
-class Ruling(Enum):
+class OperatorDecision(Enum):
     """What a person ordered for a batch that cannot be repaired by itself."""
 
     ACCEPT_LOSS = "accept_loss"  # go on without the rows that are lost, or refused for good
@@ -201,11 +201,11 @@ class Repaired:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruled:
+class OperatorDecided:
     """A person's order for a batch that cannot be repaired."""
 
     batch: int
-    ruling: Ruling
+    operator_decision: OperatorDecision
     by: str
 
 
@@ -225,7 +225,7 @@ class Compacted:
     generation: Generation
 
 
-Record: TypeAlias = Generation | Bound | Decided | Repaired | Ruled | Finished | Compacted
+Record: TypeAlias = Generation | Bound | Decided | Repaired | OperatorDecided | Finished | Compacted
 
 
 def record_to_json(record: Record) -> dict[str, Json]:
@@ -262,8 +262,8 @@ def record_to_json(record: Record) -> dict[str, Json]:
                 "lost": [list(key) for key in lost],
                 "receipts": [receipt.to_json() for receipt in receipts],
             }
-        case Ruled(batch, ruling, by):
-            body = {"batch": batch, "ruling": ruling.value, "by": by}
+        case OperatorDecided(batch, operator_decision, by):
+            body = {"batch": batch, "operator_decision": operator_decision.value, "by": by}
         case Finished(batch):
             body = {"batch": batch}
         case Compacted(floor, batch_floor, generation):
@@ -302,8 +302,10 @@ def record_from_json(data: Mapping[str, Any]) -> Record:
                 lost=tuple((sink, id_) for sink, id_ in data["lost"]),
                 receipts=tuple(Receipt.from_json(item) for item in data["receipts"]),
             )
-        case "Ruled":
-            return Ruled(data["batch"], Ruling(data["ruling"]), data["by"])
+        case "OperatorDecided":
+            return OperatorDecided(
+                data["batch"], OperatorDecision(data["operator_decision"]), data["by"]
+            )
         case "Finished":
             return Finished(data["batch"])
         case "Compacted":

@@ -110,8 +110,8 @@ class Column:
     type: str
 
 
-# What a dead letter says. `row` is JSON: what `Participant.unshaped` makes of the refused row.
-LETTER: Mapping[str, Column] = {
+# What a dead letter says. `row` is JSON: what `Participant.original_row` makes of the refused row.
+DEAD_LETTER: Mapping[str, Column] = {
     "pipeline": Column("pipeline", "string"),
     "batch": Column("batch", "bigint"),
     "sink": Column("sink", "string"),
@@ -139,9 +139,9 @@ class Participant(ABC):
         Raises `UsageError` that names every column that is missing or of a wrong type.
         """
 
-    def check_letters(self) -> None:
+    def check_dead_letters(self) -> None:
         """See that this sink could take another's bad rows. Raises `UsageError`."""
-        self.project(LETTER)
+        self.project(DEAD_LETTER)
 
     def preflight(self) -> list[str]:
         """Look at the system. Return warnings; raise `UsageError` for what cannot work.
@@ -156,25 +156,25 @@ class Participant(ABC):
     def attach(self, site: Site) -> None:  # noqa: B027 (most systems hold their branches themselves)
         """Learn where rows may be kept and who sends them. Called before `preflight`."""
 
-    def reader_needs(self) -> str:
+    def reader_settings(self) -> str:
         """Say what a reader of this sink must set to see each row exactly once."""
         return "nothing"
 
     # In a task.
 
-    def unshaped(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a refused row for a dead letter, as far as can be as the frame had it.
 
         `row` has the columns that `project` asked for, which may be others than the frame's.
         """
         return row
 
-    def letters(self, letters: Any) -> Any:
+    def dead_letters(self, dead_letters: Any) -> Any:
         """Turn dead letters into rows for the writer, where this sink takes another's bad rows.
 
-        `letters` is a `pyarrow.RecordBatch` with the columns of `LETTER`.
+        `letters` is a `pyarrow.RecordBatch` with the columns of `DEAD_LETTER`.
         """
-        return letters
+        return dead_letters
 
     @abstractmethod
     def begin(self, branch: Branch) -> Writer:
@@ -197,7 +197,7 @@ class Participant(ABC):
         One batched question. Raises `Unavailable`.
         """
 
-    def together(self, receipts: Sequence[Receipt]) -> bool:
+    def commit_together(self, receipts: Sequence[Receipt]) -> bool:
         """Whether these branches of a batch must be committed in one call.
 
         They may have been written when the sink's options, and so its commitment, were others.
@@ -209,7 +209,7 @@ class Participant(ABC):
         """Try to commit each branch, in this order, many at a time. Say where each stands now.
 
         COMMITTED only when readers will see it; PREPARED when it is still to be committed. Raises
-        `RefusedForGood`, with their ids, for branches that the system will not take whole.
+        `PermanentlyRefused`, with their ids, for branches that the system will not take whole.
         """
 
     @abstractmethod

@@ -24,15 +24,15 @@ from poundlock.core.model import (
     Fingerprint,
     Finished,
     Generation,
+    OperatorDecided,
+    OperatorDecision,
     Receipt,
     Record,
     Repaired,
-    Ruled,
-    Ruling,
     Stray,
     total,
 )
-from poundlock.errors import LogCorrupt, Parted
+from poundlock.errors import LogCorrupt, LogMismatch
 
 
 class Stage(Enum):
@@ -93,10 +93,10 @@ RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
 # Which record may follow which in the story of one batch.
 FOLLOWS: Mapping[type[Record] | None, frozenset[type[Record]]] = {
     None: frozenset({Decided}),
-    Decided: frozenset({Repaired, Ruled, Finished}),
-    Repaired: frozenset({Repaired, Ruled, Finished}),
-    Ruled: frozenset({Repaired, Ruled, Finished}),
-    Finished: frozenset({Ruled}),  # only to accept that a replay computed another state
+    Decided: frozenset({Repaired, OperatorDecided, Finished}),
+    Repaired: frozenset({Repaired, OperatorDecided, Finished}),
+    OperatorDecided: frozenset({Repaired, OperatorDecided, Finished}),
+    Finished: frozenset({OperatorDecided}),  # only to accept that a replay computed another state
 }
 
 
@@ -129,13 +129,13 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchStory:
+class BatchHistory:
     """What the log says of one batch."""
 
     decided: Decided
     receipts: tuple[Receipt, ...]  # as decided, with repaired ones in place of the lost
     last: type[Record] = Decided
-    ruling: Ruling | None = None
+    operator_decision: OperatorDecision | None = None
 
     @property
     def stage(self) -> Stage:
@@ -151,18 +151,20 @@ class LogState:
     generation: Generation | None = None
     query: str | None = None
     batch_floor: int = 0
-    batches: dict[int, BatchStory] = field(default_factory=dict[int, BatchStory])
+    batches: dict[int, BatchHistory] = field(default_factory=dict[int, BatchHistory])
 
     @property
-    def unfinished(self) -> list[BatchStory]:
+    def unfinished(self) -> list[BatchHistory]:
         """Decided batches that are not finished, oldest first."""
         stories = [self.batches[number] for number in sorted(self.batches)]
-        return [story for story in stories if story.stage is Stage.DECIDED]
+        return [history for history in stories if history.stage is Stage.DECIDED]
 
     def held(self) -> frozenset[tuple[str, str]]:
         """(sink, id) of every branch that a decided, unfinished batch names: never to be aborted."""
         return frozenset(
-            (receipt.sink, receipt.id) for story in self.unfinished for receipt in story.receipts
+            (receipt.sink, receipt.id)
+            for history in self.unfinished
+            for receipt in history.receipts
         )
 
     def finished_branch(self, stray: Stray) -> int | None:
@@ -170,9 +172,9 @@ class LogState:
 
         An id may be used again by a later batch, so what the system says of it must agree too.
         """
-        for number, story in self.batches.items():
-            if story.stage is Stage.FINISHED:
-                for receipt in story.receipts:
+        for number, history in self.batches.items():
+            if history.stage is Stage.FINISHED:
+                for receipt in history.receipts:
                     if (receipt.sink, receipt.id) == (stray.sink, stray.id) and all(
                         receipt.handle.get(key) == value for key, value in stray.handle.items()
                     ):
@@ -182,7 +184,7 @@ class LogState:
     def apply(self, record: Record) -> None:
         """Take in the next record. Raises `LogCorrupt` if it cannot follow what came before."""
         if getattr(record, "batch", self.batch_floor) < self.batch_floor:
-            return  # compacted away: a ruling on an old batch may stand behind the floor
+            return  # compacted away: an operator decision on an old batch may stand behind the floor
         match record:
             case Generation():
                 self._take(record)
@@ -197,25 +199,25 @@ class LogState:
                     del self.batches[number]
             case Decided():
                 self._follow(record.batch, Decided)
-                self.batches[record.batch] = BatchStory(record, record.receipts)
+                self.batches[record.batch] = BatchHistory(record, record.receipts)
             case Repaired():
-                story = self._follow(record.batch, Repaired)
-                kept = [r for r in story.receipts if (r.sink, r.id) not in record.lost]
-                self.batches[record.batch] = BatchStory(
-                    story.decided, (*kept, *record.receipts), Repaired, story.ruling
+                history = self._follow(record.batch, Repaired)
+                kept = [r for r in history.receipts if (r.sink, r.id) not in record.lost]
+                self.batches[record.batch] = BatchHistory(
+                    history.decided, (*kept, *record.receipts), Repaired, history.operator_decision
                 )
-            case Ruled():
-                story = self._follow(record.batch, Ruled)
-                self.batches[record.batch] = BatchStory(
-                    story.decided,
-                    story.receipts,
-                    Finished if story.last is Finished else Ruled,
-                    record.ruling,
+            case OperatorDecided():
+                history = self._follow(record.batch, OperatorDecided)
+                self.batches[record.batch] = BatchHistory(
+                    history.decided,
+                    history.receipts,
+                    Finished if history.last is Finished else OperatorDecided,
+                    record.operator_decision,
                 )
             case Finished():
-                story = self._follow(record.batch, Finished)
-                self.batches[record.batch] = BatchStory(
-                    story.decided, story.receipts, Finished, story.ruling
+                history = self._follow(record.batch, Finished)
+                self.batches[record.batch] = BatchHistory(
+                    history.decided, history.receipts, Finished, history.operator_decision
                 )
 
     def _take(self, generation: Generation, *, again: bool = False) -> None:
@@ -227,13 +229,13 @@ class LogState:
         self.generation = generation
         self.query = generation.query or self.query
 
-    def _follow(self, batch: int, kind: type[Record]) -> BatchStory:
-        story = self.batches.get(batch)
-        if kind not in FOLLOWS[story.last if story else None]:
-            last = story.last.__name__ if story else "nothing"
+    def _follow(self, batch: int, kind: type[Record]) -> BatchHistory:
+        history = self.batches.get(batch)
+        if kind not in FOLLOWS[history.last if history else None]:
+            last = history.last.__name__ if history else "nothing"
             raise LogCorrupt(f"batch {batch}: {kind.__name__} cannot follow {last}")
         # A batch without a story may only be decided, which never reads what is returned here.
-        return story  # pyright: ignore[reportReturnType]
+        return history  # pyright: ignore[reportReturnType]
 
 
 def enter(state: LogState, batch: int, offsets: str, before: str | None = None) -> Stage:
@@ -241,21 +243,21 @@ def enter(state: LogState, batch: int, offsets: str, before: str | None = None) 
 
     `before` is the plan that the checkpoint holds for the batch before it, if it holds one: where a
     file system lets two drivers write one plan, the batch may have been run by the other. Raises
-    `Parted` where log and checkpoint cannot belong together: a batch is never skipped, and never
+    `LogMismatch` where log and checkpoint cannot belong together: a batch is never skipped, and never
     run, by its number alone.
     """
     if batch < state.batch_floor:
-        raise Parted(
+        raise LogMismatch(
             f"Spark asks for batch {batch}, but the log was compacted up to batch "
             f"{state.batch_floor - 1}: the checkpoint was restored to an older state. Restore the "
             "checkpoint that belongs to this log, or start a new pipeline name and checkpoint"
         )
     for number, planned in ((batch, offsets), (batch - 1, before)):
-        story = state.batches.get(number)
-        if story is not None and planned not in (None, story.decided.offsets):
-            raise Parted(
+        history = state.batches.get(number)
+        if history is not None and planned not in (None, history.decided.offsets):
+            raise LogMismatch(
                 f"batch {number} is in the log with other source offsets (hash "
-                f"{story.decided.offsets[:12]}) than in Spark's plan ({planned[:12]}): the "
+                f"{history.decided.offsets[:12]}) than in Spark's plan ({planned[:12]}): the "
                 "checkpoint was restored to an older state, deleted, exchanged, or written to by two "
                 "drivers. Restore the checkpoint that belongs to this log, or start a new pipeline "
                 "name and checkpoint"
@@ -264,31 +266,33 @@ def enter(state: LogState, batch: int, offsets: str, before: str | None = None) 
         return state.batches[batch].stage
     if state.batches:
         last = max(state.batches)
-        unfinished = [story.decided.batch for story in state.unfinished]
+        unfinished = [history.decided.batch for history in state.unfinished]
         if unfinished or batch != last + 1:
             missing = (
                 f"batch {unfinished[0]} is not finished" if unfinished else f"its last is {last}"
             )
-            raise Parted(
+            raise LogMismatch(
                 f"Spark asks for batch {batch}, but to the log {missing}: log and checkpoint are not "
                 "of the same age. Restore the two together, or start a new pipeline name and "
                 "checkpoint"
             )
     elif state.batch_floor and batch != state.batch_floor:
-        raise Parted(f"Spark asks for batch {batch}, but the log goes on at {state.batch_floor}")
+        raise LogMismatch(
+            f"Spark asks for batch {batch}, but the log goes on at {state.batch_floor}"
+        )
     return Stage.NONE
 
 
 def to_sweep(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
     """Choose the strays to abort, given a log read after its tail and no task of ours running.
 
-    Raises `Parted` for a stray of a generation that the log has never seen.
+    Raises `LogMismatch` for a stray of a generation that the log has never seen.
     """
     assert state.generation is not None
     held, chosen = state.held(), list[Stray]()
     for stray in strays:
         if stray.generation > state.generation.number:
-            raise Parted(
+            raise LogMismatch(
                 f"{stray.id} was opened by generation {stray.generation}, but the log knows only "
                 f"{state.generation.number}: the log was restored to an older state or copied. "
                 "Restore the log that belongs to this pipeline, or start a new pipeline name",
@@ -296,7 +300,7 @@ def to_sweep(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
             )
         finished = state.finished_branch(stray)
         if finished is not None and RECOVERY[Stage.FINISHED][BranchState.PREPARED] is Action.STOP:
-            raise Parted(
+            raise LogMismatch(
                 f"{stray.id} is open, but the log says that batch {finished} with this branch was "
                 "finished: the system was restored to an older state. Compare the output with the "
                 "input before going on",
@@ -338,7 +342,7 @@ def match_lost(
     lost: frozenset[tuple[str, str]],
     replayed: Sequence[Receipt],
     *,
-    ruling: Ruling | None = None,
+    operator_decision: OperatorDecision | None = None,
 ) -> list[Receipt] | Mismatch:
     """Choose the replay's receipts that take the place of one sink's lost branches.
 
@@ -359,7 +363,9 @@ def match_lost(
                 chosen.append(receipt)
         return chosen
     old, new = total(r.fingerprint for r in recorded), total(r.fingerprint for r in replayed)
-    if len(gone) == len(recorded) and (old == new or ruling is Ruling.ACCEPT_REPLAY):
+    if len(gone) == len(recorded) and (
+        old == new or operator_decision is OperatorDecision.ACCEPT_REPLAY
+    ):
         return list(replayed)
     if old != new:
         return Mismatch(sink, old, new, "the replay gave other rows")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import RECOVERY, Action, LogState, Stage, to_sweep
-from poundlock.errors import Parted, Unavailable, concerning
+from poundlock.errors import LogMismatch, Unavailable, error_context
 
 
 def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
@@ -14,7 +14,7 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
     """
     assert state.generation is not None
     try:
-        with concerning(sink=sink.name):
+        with error_context(sink=sink.name):
             strays = to_sweep(state, sink.find(state.generation.namespace))
             states = sink.abort(strays) if strays else []
     except Unavailable as error:
@@ -24,7 +24,7 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
         stray.id for stray, action in zip(strays, actions, strict=True) if action is Action.STOP
     ]
     if impossible:
-        raise Parted(
+        raise LogMismatch(
             f"{', '.join(impossible)} was committed though no decision names it: somebody else "
             "finished it. Compare the output with the input before going on",
             sink=sink.name,

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from poundlock import jars
 from poundlock.demo import plan, topics
 from poundlock.demo.count import Reading, compare, from_json, from_line
 from poundlock.demo.result import Order, Outcome, Result
 from poundlock.demo.screen import Screen
 from poundlock.demo.side import PoundlockSide, Scene, Side, SparkSide
 from poundlock.errors import Unavailable
+from poundlock.jvm import jars
 from poundlock.servers import kafka
 
 _POLL_S = 0.01

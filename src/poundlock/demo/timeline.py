@@ -40,8 +40,8 @@ def draw(sides: Sequence[Outcome], seconds: float) -> str:
     shapes: list[str] = []
     top = 0
     for side in sides:
-        lane, height = _lane(side, scale, top)
-        shapes += lane
+        sink_task, height = _lane(side, scale, top)
+        shapes += sink_task
         top += height + _GAP
     axis = _axis(scale, top - _GAP)
     height = top - _GAP + _AXIS

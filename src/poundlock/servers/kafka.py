@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from poundlock import jars, java
 from poundlock.errors import Unavailable, UsageError
+from poundlock.jvm import jars, java
 from poundlock.servers import base, guard
 from poundlock.servers.kafka_security import Security
 
@@ -357,7 +357,9 @@ def _driver() -> Any:
 # Nobody has these transactions and groups, so the right answer is that they are unknown. To give it,
 # the coordinator must be loaded; and nothing is left behind by asking. The names differ in the last
 # letter, so their hashes are in sequence, and every coordinator is asked.
-_UNKNOWN = [f"poundlock-probe-{letter}" for letter in string.ascii_letters[:_COORDINATORS]]
+_UNKNOWN = [
+    f"poundlock-probe-{dead_letter}" for dead_letter in string.ascii_letters[:_COORDINATORS]
+]
 
 
 def _ask_transactions(kafka: Any, admin: Any) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from poundlock import java
 from poundlock.errors import Unavailable, UsageError
+from poundlock.jvm import java
 from poundlock.servers.base import write_private
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-512")

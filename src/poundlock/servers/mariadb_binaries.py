@@ -17,8 +17,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from poundlock import jars
 from poundlock.errors import Unavailable, UsageError
+from poundlock.jvm import jars
 
 _PACKAGE = "mariadb-server-core"
 _SET = "mariadb"

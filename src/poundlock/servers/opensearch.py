@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from poundlock import jars, java
 from poundlock.errors import Unavailable
+from poundlock.jvm import jars, java
 from poundlock.servers import base, demote
 from poundlock.servers import node as node_module
 from poundlock.servers.node import Node, private

@@ -30,8 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from poundlock import jars
 from poundlock.errors import Unavailable, UsageError
+from poundlock.jvm import jars
 from poundlock.servers import base, demote
 from poundlock.servers import node as node_module
 from poundlock.servers.node import Node, private

@@ -10,31 +10,31 @@ from poundlock.errors import UsageError
 if TYPE_CHECKING:
     from poundlock.sinks.console import Console
     from poundlock.sinks.delta import Delta
-    from poundlock.sinks.files import Files
-    from poundlock.sinks.kafka import Kafka
+    from poundlock.sinks.files.sink import Files
+    from poundlock.sinks.kafka.sink import Kafka
     from poundlock.sinks.memory import Memory
-    from poundlock.sinks.mysql import MySQL
-    from poundlock.sinks.opensearch import Elasticsearch, OpenSearch
-    from poundlock.sinks.postgres import Postgres
-    from poundlock.sinks.redis import Redis
+    from poundlock.sinks.mysql.sink import MySQL
+    from poundlock.sinks.opensearch.sink import Elasticsearch, OpenSearch
+    from poundlock.sinks.postgres.sink import Postgres
+    from poundlock.sinks.redis.sink import Redis
     from poundlock.sinks.simple import Simple
-    from poundlock.sinks.twophase import TwoPhase
+    from poundlock.sinks.twophase.sink import TwoPhase
     from poundlock.sinks.writeahead import WriteAhead
 
 # Name to module and extra. A sink is loaded when it is asked for: the others' drivers may be missing.
 _SINKS = {
     "Console": ("console", None),
     "Delta": ("delta", None),
-    "Elasticsearch": ("opensearch", "opensearch"),
-    "Files": ("files", None),
-    "Kafka": ("kafka", "kafka"),
+    "Elasticsearch": ("opensearch.sink", "opensearch"),
+    "Files": ("files.sink", None),
+    "Kafka": ("kafka.sink", "kafka"),
     "Memory": ("memory", None),
-    "MySQL": ("mysql", "mysql"),
-    "OpenSearch": ("opensearch", "opensearch"),
-    "Postgres": ("postgres", "postgres"),
-    "Redis": ("redis", "redis"),
+    "MySQL": ("mysql.sink", "mysql"),
+    "OpenSearch": ("opensearch.sink", "opensearch"),
+    "Postgres": ("postgres.sink", "postgres"),
+    "Redis": ("redis.sink", "redis"),
     "Simple": ("simple", None),
-    "TwoPhase": ("twophase", None),
+    "TwoPhase": ("twophase.sink", None),
     "WriteAhead": ("writeahead", None),
 }
 

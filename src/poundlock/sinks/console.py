@@ -14,12 +14,12 @@ from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.kept import KeptBranches, KeptWriter
+from poundlock.sinks.rowstore import StoredBranches, StoredWriter
 
 logger = logging.getLogger("poundlock")
 
 
-class Console(KeptBranches):
+class Console(StoredBranches):
     """Prints the first rows of every batch on the driver.
 
     Args:
@@ -52,7 +52,7 @@ class Console(KeptBranches):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_stream": None}
 
-    def reader_needs(self) -> str:
+    def reader_settings(self) -> str:
         return "to pass over a batch that is printed twice"
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
@@ -106,7 +106,7 @@ class Console(KeptBranches):
         return "\n".join(lines)
 
 
-class _FirstRows(KeptWriter):
+class _FirstRows(StoredWriter):
     """Keeps as many rows as could be shown, and no more."""
 
     def __init__(self, sink: Console, branch: Branch):

@@ -28,9 +28,11 @@ from poundlock.core.model import Branch, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer
 from poundlock.core.protocol import BranchState
+from poundlock.core.site import reachable
 from poundlock.core.sparksql import holds, quoted
 from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, UsageError
-from poundlock.kept import KeptBranches, KeptWriter, Shelf, open_place, reachable
+from poundlock.filesystem import open_filesystem
+from poundlock.sinks.rowstore import RowStore, StoredBranches, StoredWriter
 
 _WRITES = 1000  # of one batch: more than one only where branches were lost and repaired
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -56,7 +58,7 @@ class _Batch:
         return f"{space.pipeline}.{space.identity}.{self.sink}.{self.number}.{write}.intent"
 
 
-class Delta(KeptBranches):
+class Delta(StoredBranches):
     """A Delta table. The session must know Delta: `poundlock.session(delta=True)`.
 
     Args:
@@ -340,13 +342,13 @@ class Delta(KeptBranches):
         return batch.number * _WRITES + write
 
     def _has_intents(self) -> bool:
-        system, root = open_place(self.shelved.uri)
+        system, root = open_filesystem(self.shelved.uri)
         with reachable(self.shelved.uri):
             there = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
         return any(entry.base_name.endswith(".intent") for entry in there)
 
     def _intents(self, batch: _Batch) -> list[list[str]]:
-        system, root = open_place(self.shelved.uri)
+        system, root = open_filesystem(self.shelved.uri)
         found: list[list[str]] = []
         while True:
             try:
@@ -357,7 +359,7 @@ class Delta(KeptBranches):
                 return found
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        system, root = open_place(self.shelved.uri)
+        system, root = open_filesystem(self.shelved.uri)
         pattern = re.compile(
             re.escape(f"{namespace.pipeline}.{namespace.identity}.{self.name}.")
             + r"(\d+)\.\d+\.intent"
@@ -451,7 +453,7 @@ def _at(mask: Any, reason: str) -> dict[int, str]:
     return dict.fromkeys(pc.call_function("indices_nonzero", [mask]).to_pylist(), reason)
 
 
-class _Writer(KeptWriter):
+class _Writer(StoredWriter):
     def __init__(self, sink: Delta, branch: Branch):
         super().__init__(sink.shelved, branch)
         self._sink = sink
@@ -518,7 +520,9 @@ def _schema_of(rows: pa.RecordBatch) -> str:
     return found.decode()
 
 
-def _read(shelf: Shelf, schema: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _read(
+    shelf: RowStore, schema: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for name in batch.column(0).to_pylist():
             for rows in shelf.read(name):

@@ -78,7 +78,7 @@ class Simple(Participant):
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         return {name: column.sql for name, column in columns.items()}
 
-    def reader_needs(self) -> str:
+    def reader_settings(self) -> str:
         return "to pass over repeats"
 
     def begin(self, branch: Branch) -> Writer:

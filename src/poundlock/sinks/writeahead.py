@@ -18,7 +18,7 @@ from poundlock.core.model import checked_name
 from poundlock.core.naming import BranchName
 from poundlock.core.participant import Column, Commitment, Semantic
 from poundlock.errors import InDoubt, PoundlockError, UsageError
-from poundlock.kept import KeptBranches
+from poundlock.sinks.rowstore import StoredBranches
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Facts:
 _LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
-class WriteAhead(KeptBranches):
+class WriteAhead(StoredBranches):
     """Rows to a function, at least once, after the decision.
 
     Args:
@@ -71,7 +71,7 @@ class WriteAhead(KeptBranches):
     def __repr__(self) -> str:
         return f"WriteAhead({self.function!r}, name={self.name!r})"
 
-    def reader_needs(self) -> str:
+    def reader_settings(self) -> str:
         return "to tell repeats apart, by the id of each call"
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:

@@ -19,8 +19,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from poundlock.core.model import checked_name
+from poundlock.core.site import reachable
 from poundlock.errors import UsageError
-from poundlock.kept import open_place, reachable, sync
+from poundlock.filesystem import open_filesystem, sync
 
 _FIRST = 946_684_800  # Spark reads files in the order of their times: these are the same for ever
 
@@ -73,7 +74,7 @@ def _digest(table: pa.Table, batch_rows: int | None) -> str:
 
 def _write(table: pa.Table, size: int, place: str, content: str) -> None:
     """Write what is missing of the directory. Names of files carry the content, so none is changed."""
-    system, root = open_place(place)
+    system, root = open_filesystem(place)
     with reachable(place):
         system.create_dir(root, recursive=True)
         entries = system.get_file_info(pafs.FileSelector(root))

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from poundlock.errors import UsageError
-from poundlock.files.manifest import METADATA
+from poundlock.sinks.files.manifest import METADATA
 
 _AGE = "maxFileAge"  # Spark's default passes over files a week older than the newest, in silence
 _PATTERN = re.compile(r"[*?\[\]{}\\]")  # what Hadoop takes for one

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from poundlock import jars
 from poundlock.errors import UsageError
+from poundlock.jvm import jars
 
 _ROCKSDB = "RocksDBStateStoreProvider"
 _STATE = "spark.sql.streaming.stateStore"

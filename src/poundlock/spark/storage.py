@@ -21,7 +21,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog
-from poundlock.errors import Parted, Unavailable, UsageError
+from poundlock.errors import LogMismatch, Unavailable, UsageError
 from poundlock.spark import internals
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ class Checkpoint:
         """Return Spark's plan for a batch, which it wrote before it called us."""
         data = self.planned(batch)
         if data is None:
-            raise Parted(
+            raise LogMismatch(
                 f"Spark runs batch {batch}, but offsets/{batch} is not in its checkpoint at "
                 f"{self._path or (self._files and self._files.root)}. Is it written to by two queries?"
             )

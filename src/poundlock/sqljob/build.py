@@ -16,8 +16,8 @@ from poundlock.core.participant import Participant
 from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 from poundlock.spark import internals
-from poundlock.spark.flow import Flow, flow
-from poundlock.spark.pipeline import Pipeline, pipeline
+from poundlock.spark.pipeline.pipeline import Pipeline, pipeline
+from poundlock.spark.stream.flow import Flow, flow
 from poundlock.sqljob import file, operators
 from poundlock.sqljob.arguments import check_sink, make_sink, open_source, take, texts
 from poundlock.sqljob.file import JobFile, Options

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 from poundlock.core.guarantee import require
-from poundlock.spark.pipeline import Pipeline
-from poundlock.spark.query import Query
+from poundlock.spark.pipeline.pipeline import Pipeline
+from poundlock.spark.pipeline.query import Query
 
 _POLL_S = 0.2
 _FIRST_BATCH_S = 60.0

@@ -14,10 +14,10 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.kafka.producer_settings import SECRET
+from poundlock.sinks.kafka.producer_settings import SECRET
 from poundlock.spark import internals
-from poundlock.spark.pipeline import Pipeline
-from poundlock.spark.query import Query
+from poundlock.spark.pipeline.pipeline import Pipeline
+from poundlock.spark.pipeline.query import Query
 from poundlock.sqljob import file, run
 from poundlock.sqljob.build import VIEWS, Catalog
 from poundlock.sqljob.file import JobFile

@@ -1,0 +1,71 @@
+"""Do log, checkpoint and systems belong together? If not, a part was copied, restored or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from poundlock.core.log import TransactionLog
+from poundlock.core.participant import Participant
+from poundlock.errors import LogMismatch
+
+
+def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> None:
+    """See that a log just loaded is this pipeline's, where it was written, and this checkpoint's.
+
+    `query` is Spark's id of the checkpoint, None if there is none.
+    """
+    state = log.state
+    before = state.generation
+    if before is None:
+        return
+    if before.namespace.pipeline != pipeline:
+        raise LogMismatch(
+            f"the log at {log.uri} belongs to pipeline {before.namespace.pipeline!r}, not "
+            f"to {pipeline!r}. Give each pipeline a checkpoint location of its own"
+        )
+    if before.uri != log.uri:
+        raise LogMismatch(
+            f"the log was written at {before.uri} but is now found at {log.uri}: it was "
+            "moved or copied, and two drivers with one identity would undo each other's work. "
+            "If it was moved for good, run 'poundlock txn adopt' on it; for a copy, start with "
+            "a new checkpoint location"
+        )
+    if state.query is not None and query is None and state.batches:
+        raise LogMismatch(
+            f"the log knows {len(state.batches)} batches of Spark's query {state.query}, but "
+            "there is no checkpoint beside it: the checkpoint was deleted. Restore it, or start "
+            "with a new pipeline name and checkpoint location"
+        )
+    if state.query is not None and query is not None and state.query != query:
+        raise exchanged(state.query, query)
+
+
+def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
+    """See that no system knows a later generation than the log. Raises `LogMismatch`.
+
+    False: another driver has taken over since the log was read.
+    """
+    known = log.state.generation
+    assert known is not None
+    seen = {name: sink.newest_generation(known.namespace) for name, sink in sinks.items()}
+    sink = max(seen, key=lambda name: seen[name], default=None)
+    if sink is None or seen[sink] <= known.number:
+        return True
+    now = log.load().generation
+    if now is not None and now.number >= seen[sink]:
+        return False
+    raise LogMismatch(
+        f"the system has seen generation {seen[sink]} of this pipeline, but the log at "
+        f"{log.uri} knows only {known.number}: it was restored to an older state, and what "
+        "was committed since would be written again. Restore the newest log and checkpoint, or "
+        "start with a new pipeline name and checkpoint location",
+        sink=sink,
+    )
+
+
+def exchanged(recorded: str, found: str) -> LogMismatch:
+    return LogMismatch(
+        f"the log belongs to Spark's query {recorded}, but the checkpoint is that of {found}: the "
+        "checkpoint was deleted or exchanged. Restore it, or start with a new pipeline name and "
+        "checkpoint location"
+    )

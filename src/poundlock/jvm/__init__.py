@@ -1,0 +1,1 @@
+"""Java and the jars that the servers and the Spark session need."""

@@ -1,0 +1,176 @@
+"""The manifest of a directory: which of its files count. It is Spark's own log of a file sink.
+
+    DIR/_spark_metadata/0, 1, ... 8, 9.compact, 10, ...
+
+One record a batch: a line `v1`, then a line of JSON for each file. Every tenth record repeats all lines
+before it, so that a reader needs at most ten. A reader that finds the directory `_spark_metadata` reads
+the files named there and no others: `spark.read` and `spark.readStream` do so by themselves.
+
+Numbers are consecutive and each record is created only if absent, so the next number is also a lock:
+who creates it knows that nothing was published since it looked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow.fs as pafs
+
+from poundlock.core.site import reachable
+from poundlock.errors import PoundlockError, Unavailable
+from poundlock.filesystem import open_filesystem
+
+METADATA = "_spark_metadata"
+_VERSION = "v1"
+_EVERY = (
+    10  # Spark's default. A reader takes the interval from the compacted records that it finds.
+)
+_KEPT = 100  # numbers that stay behind a compacted record, for readers that are under way
+_RECORD = re.compile(r"(\d+)(\.compact)?")
+
+_PLAIN = "/=:@&+$,;'()!*~"  # what Hadoop leaves as it is in a path
+
+Create = Callable[[str, bytes], bool]
+
+
+def spelled(path: str) -> str:
+    """Spell a path as part of a URI, as Hadoop does."""
+    return quote(path, safe=_PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file as the manifest names it."""
+
+    uri: str
+    size: int
+    modified_ms: int
+
+    def line(self) -> str:
+        return json.dumps(
+            {
+                "path": self.uri,
+                "size": self.size,
+                "isDir": False,
+                "modificationTime": self.modified_ms,
+                "blockReplication": 1,
+                "blockSize": 32 << 20,  # how Spark may split it; it has no other use
+                "action": "add",
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def parse(cls, line: str) -> DataFile:
+        fields = json.loads(line)
+        return cls(fields["path"], fields["size"], fields["modificationTime"])
+
+    @classmethod
+    def at(cls, directory: str, path: str, size: int, modified_ms: int) -> DataFile:
+        """Name the file at a path below a directory's URI."""
+        return cls(f"{directory}/{spelled(path)}", size, modified_ms)
+
+    def below(self, directory: str) -> str:
+        """Return the path below a directory's URI."""
+        return unquote(self.uri.removeprefix(f"{directory}/"))
+
+    @property
+    def base_name(self) -> str:
+        return unquote(self.uri.rpartition("/")[2])
+
+
+class Manifest:
+    """The manifest of one directory, as far as it has been read. Each `load` reads what is new.
+
+    `owner` tells from a file's name whose it is, None if nobody's; `owners` are all those found so far.
+    """
+
+    def __init__(self, uri: str, owner: Callable[[str], str | None] = lambda name: None):
+        self.uri = f"{uri.rstrip('/')}/{METADATA}"
+        self.last = -1
+        self.owners = set[str]()
+        self._owner = owner
+
+    def load(self) -> None:
+        """Read on to the newest record."""
+        system, root = open_filesystem(self.uri)
+        found = self._numbers(system, root)
+        newest = max(found, default=-1)
+        compact = max((n for n in found if _compacted(n) and n > self.last), default=None)
+        start = self.last + 1 if compact is None else compact
+        for number in range(start, newest + 1):
+            if number not in found:
+                raise Unavailable(
+                    f"{self.uri} has no record {number}, but {newest}: the listing is incomplete, or "
+                    "somebody deleted it"
+                )
+            self._note(DataFile.parse(line) for line in self._read(system, root, number))
+        self.last = max(newest, self.last)
+
+    def _note(self, files: Iterable[DataFile]) -> None:
+        owners = (self._owner(file.base_name) for file in files)
+        self.owners.update(owner for owner in owners if owner is not None)
+
+    def publish(self, files: Sequence[DataFile], create: Create) -> bool:
+        """Append one record, if nothing was published since `load`. False: load again."""
+        number = self.last + 1
+        lines = [file.line() for file in files]
+        if _compacted(number):
+            lines = [*self._before(number), *lines]
+        data = "\n".join([_VERSION, *lines]).encode()
+        if not create(f"{self.uri}/{_file(number)}", data):
+            return False
+        self.last = number
+        self._note(files)
+        if _compacted(number):
+            with contextlib.suppress(PoundlockError, FileNotFoundError):  # they only take space
+                self._drop_below(number - _KEPT)
+        return True
+
+    def files(self) -> list[DataFile]:
+        """Return all files that the manifest names now."""
+        self.load()
+        if self.last < 0:
+            return []
+        lines = self._before(self.last + 1)
+        return [DataFile.parse(line) for line in lines]
+
+    def _before(self, number: int) -> list[str]:
+        """Return the lines of every record below `number`: from the last compacted one on."""
+        system, root = open_filesystem(self.uri)
+        start = max(number // _EVERY * _EVERY - 1, 0)
+        return [line for known in range(start, number) for line in self._read(system, root, known)]
+
+    def _drop_below(self, floor: int) -> None:
+        system, root = open_filesystem(self.uri)
+        for number in self._numbers(system, root):
+            if number < floor:
+                with reachable(self.uri):
+                    system.delete_file(f"{root}/{_file(number)}")
+
+    def _numbers(self, system: Any, root: str) -> set[int]:
+        with reachable(self.uri):
+            entries = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
+        matches = (_RECORD.fullmatch(entry.base_name) for entry in entries)
+        return {int(match[1]) for match in matches if match}
+
+    def _read(self, system: Any, root: str, number: int) -> Iterable[str]:
+        with reachable(self.uri), system.open_input_stream(f"{root}/{_file(number)}") as stream:
+            version, *lines = stream.read().decode().split("\n")
+        if version != _VERSION:
+            raise Unavailable(f"{self.uri}/{_file(number)} has version {version!r}, not {_VERSION}")
+        return [line for line in lines if line]
+
+
+def _compacted(number: int) -> bool:
+    return (number + 1) % _EVERY == 0
+
+
+def _file(number: int) -> str:
+    return f"{number}.compact" if _compacted(number) else str(number)

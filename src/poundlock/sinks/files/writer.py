@@ -1,0 +1,176 @@
+"""A branch of a Files sink in a task: its data files, and the marks that say how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from poundlock.core.model import Branch
+from poundlock.core.naming import name_of
+from poundlock.core.participant import PreparedBranch, Semantic, Writer
+from poundlock.core.site import reachable
+from poundlock.errors import BadRow, Rejected
+from poundlock.filesystem import open_filesystem, sync
+from poundlock.sinks.files.manifest import METADATA, DataFile
+from poundlock.sinks.files.place import put
+from poundlock.sinks.files.rows import ParquetFile, TextFile, cut, suffix, too_long
+
+OURS = "_poundlock"
+OPEN, STAGED, ABORTED = ".open", ".staged", ".aborted"
+_OBJECT_STORES = ("s3", "gcs", "abfs")
+# Open files of one task: the least used is closed before another is opened. Processes may have 1024 by
+# default; on an object store each has a buffer of megabytes.
+_OPEN_FILES, _OPEN_OBJECTS = 256, 64
+
+
+class Target(Protocol):
+    """What a writer needs to know of its sink."""
+
+    name: str
+    semantic: Semantic
+    place: str
+    uri: str
+    format: str
+    compression: str
+    partition_by: list[str]
+
+    def open_file(self, stream: Any, schema: pa.Schema) -> ParquetFile | TextFile: ...
+
+
+class FilesWriter(Writer):
+    """One branch in a task: a file for each partition that it has rows of, or several."""
+
+    def __init__(self, sink: Target, branch: Branch):
+        self._sink, self._name = sink, str(name_of(branch))
+        self._began_at = time.time()
+        self._exact = sink.semantic is Semantic.EXACTLY_ONCE
+        self._system, self._root = open_filesystem(sink.place)
+        # Without a manifest a file counts once it is whole: under another name until then, but for
+        # object stores, which show none before it is, and would copy it for a new name.
+        stored = self._system.type_name in _OBJECT_STORES
+        self._hidden = "" if self._exact or stored else "."
+        self._most_open = _OPEN_OBJECTS if stored else _OPEN_FILES
+        self._open = dict[str, tuple[str, Any]]()  # by partition, the least used first
+        self._begun: list[str] = []  # paths below the root, of all files that may be there
+        self._done: list[str] = []  # and of those that are whole
+        with reachable(sink.place):
+            self._system.create_dir(self._root, recursive=True)
+            if self._exact:
+                # Before the first file: from now on readers look for a manifest, and find nothing.
+                self._system.create_dir(f"{self._root}/{METADATA}")
+                self._system.create_dir(f"{self._root}/{OURS}")
+        if self._exact:
+            put(self._system, self._mark(OPEN), b"", sink.place)
+
+    def _mark(self, kind: str) -> str:
+        return f"{self._root}/{OURS}/{self._name}{kind}"
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        parts = list(cut(rows, self._sink.partition_by))
+        bad = {int(place): problem for directory, _, places in parts
+               if (problem := too_long(directory)) for place in places}  # fmt: skip
+        if bad:
+            raise BadRow(
+                f"{len(bad)} rows have a partition value that cannot be a directory's name: "
+                + next(iter(bad.values())),
+                sink=self._sink.name,
+                rows=bad,
+            )
+        with reachable(self._sink.place):
+            for directory, mine, _ in parts:
+                self._file(directory, mine.schema).write(mine)
+
+    def _file(self, directory: str, schema: pa.Schema) -> Any:
+        found = self._open.pop(directory, None)
+        if found is None:
+            if len(self._open) >= self._most_open:
+                self._close_one(next(iter(self._open)))
+            ending = suffix(self._sink.format, self._sink.compression)
+            name = f"{self._hidden}part-{self._name}-{len(self._begun):05}{ending}"
+            place = f"{directory}/{name}".lstrip("/")
+            self._begun.append(place)
+            if directory:
+                self._system.create_dir(f"{self._root}/{directory}", recursive=True)
+            stream = self._system.open_output_stream(f"{self._root}/{place}", compression=None)
+            try:
+                found = (place, self._sink.open_file(stream, schema))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    stream.close()  # or the bytes of a full disk are not freed with the file
+                raise
+        self._open[directory] = found
+        return found[1]
+
+    def _close_one(self, directory: str) -> None:
+        place, file = self._open.pop(directory)
+        file.close()
+        self._done.append(place)
+
+    def prepare(self) -> PreparedBranch | None:
+        try:
+            return self._prepare()
+        except FileNotFoundError as error:
+            self.abort()
+            raise Rejected(
+                f"branch {self._name}: its files were taken away while it was written ({error})",
+                sink=self._sink.name,
+            ) from error
+
+    def _prepare(self) -> PreparedBranch | None:
+        with reachable(self._sink.place):
+            for directory in list(self._open):
+                self._close_one(directory)
+            for place in self._done:
+                sync(self._system, f"{self._root}/{place}")
+            self._sync_directories()
+            if not self._exact:
+                self._show()
+                return None
+            files = self._files()
+            if self._system.get_file_info(self._mark(ABORTED)).type != pafs.FileType.NotFound:
+                self.abort()
+                raise Rejected(
+                    f"branch {self._name} was aborted while it was written", sink=self._sink.name
+                )
+        lines = "\n".join(file.line() for file in files).encode()
+        put(self._system, self._mark(STAGED), lines, self._sink.place)
+        return PreparedBranch(
+            self._name, {"files": len(files)}, began_at=self._began_at, expires_at=None
+        )
+
+    def _files(self) -> list[DataFile]:
+        found = self._system.get_file_info([f"{self._root}/{place}" for place in self._done])
+        return [
+            DataFile.at(self._sink.uri, place, entry.size, (entry.mtime_ns or 0) // 1_000_000)
+            for place, entry in zip(self._done, found, strict=True)
+        ]
+
+    def _sync_directories(self) -> None:
+        """Make new partition directories survive a crash of the machine: each in its parent."""
+        above = {place.rpartition("/")[0] for place in self._done} - {""}
+        for directory in above:
+            parts = directory.split("/")
+            for depth in range(len(parts)):
+                sync(self._system, "/".join([self._root, *parts[: depth + 1]]))
+
+    def _show(self) -> None:
+        for place in self._done if self._hidden else ():
+            directory, _, name = place.rpartition("/")
+            shown = f"{directory}/{name[1:]}".lstrip("/")
+            self._system.move(f"{self._root}/{place}", f"{self._root}/{shown}")
+            sync(self._system, f"{self._root}/{shown}")
+
+    def abort(self) -> None:
+        for directory in list(self._open):
+            with contextlib.suppress(Exception):
+                self._close_one(directory)
+        # The marks last: what cannot be deleted now is left to the sweep, which goes by them.
+        places = [f"{self._root}/{place}" for place in self._begun]
+        with contextlib.suppress(Exception):
+            for path in (*places, self._mark(STAGED), self._mark(OPEN)):
+                with contextlib.suppress(FileNotFoundError):
+                    self._system.delete_file(path)

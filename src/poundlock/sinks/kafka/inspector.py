@@ -1,0 +1,58 @@
+"""Kafka, as a person looks into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from poundlock.core.inspector import Found, Inspector
+from poundlock.core.model import Json, Namespace, Receipt, Stray
+from poundlock.sinks.kafka.branches import PREFIX, KafkaBranches, parse_id, stray_of
+from poundlock.sinks.kafka.offsets import GroupOffsetsParticipant
+from poundlock.sinks.kafka.sink import Kafka
+
+
+class KafkaInspector(Inspector):
+    """The brokers, and every transaction of ours that they hold open."""
+
+    system = "Kafka"
+
+    def __init__(self, settings: Mapping[str, str]):
+        self._settings = dict(settings)
+        self._made: list[Kafka] = []
+        self._client = self._sink("any").client
+
+    def open(self, namespace: Namespace | None = None) -> list[Found]:
+        ids = [found.transactional_id for found in self._client.list_open(f"{PREFIX}.")]
+        described = self._client.describe(ids)
+        found: list[Found] = []
+        for id_ in ids:
+            parsed, now = parse_id(id_), described[id_]
+            if parsed is None or now is None:
+                continue
+            if namespace in (None, parsed[0]):
+                found.append(Found(parsed[0], stray_of(parsed[2], id_, parsed[1], now)))
+        return found
+
+    def participant(self, branch: Receipt | Stray) -> KafkaBranches:
+        if "offsets" in branch.handle:
+            group = str(branch.handle.get("group", ""))
+            return GroupOffsetsParticipant(branch.sink, group, self._settings)
+        return self._sink(branch.sink)
+
+    def describe(self, id: str) -> dict[str, Json] | None:
+        described = self._client.describe([id])[id]
+        if described is None:
+            return None
+        known: dict[str, Json] = asdict(described)
+        known["partitions"] = [[topic, number] for topic, number in sorted(described.partitions)]
+        return known
+
+    def close(self) -> None:
+        for made in self._made:
+            made.close()
+
+    def _sink(self, name: str) -> Kafka:
+        servers = self._settings["bootstrap.servers"]
+        self._made.append(Kafka(bootstrap_servers=servers, name=name, settings=self._settings))
+        return self._made[-1]

@@ -1,0 +1,190 @@
+"""Staged rows into the target: the statements of the one transaction that makes a batch visible.
+
+    a staging table      poundlock_stage_HASH, its comment the branch's name; one for each branch
+    its columns          those that the frame has of the target, and `poundlock_row`; for an upsert also
+                         `poundlock_order` and `poundlock_delete`
+
+Of several rows with one key the one with the greatest order counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from poundlock.core.model import Namespace
+from poundlock.core.naming import BranchName, parse_name
+from poundlock.sinks.mysql.link import Link, changed, run
+from poundlock.sinks.mysql.names import columns, quoted
+from poundlock.sinks.mysql.target import Target, TargetColumn
+
+ROW, ORDER, DELETE = "poundlock_row", "poundlock_order", "poundlock_delete"
+PREFIX = "poundlock_stage_"
+
+_FLAG = TargetColumn(DELETE, "tinyint", "tinyint(1)", nullable=True)
+
+
+def stage_name(name: BranchName) -> str:
+    """Name the staging table of a branch: a name of ours can be longer than a table's."""
+    return PREFIX + hashlib.sha256(str(name).encode()).hexdigest()[:40]
+
+
+def stages(link: Link, database: str, namespace: Namespace, sink: str) -> dict[BranchName, str]:
+    """List the staging tables of exactly this namespace and sink."""
+    found: dict[BranchName, str] = {}
+    for table, comment in run(
+        link,
+        "SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES "
+        "WHERE TABLE_SCHEMA = %s AND TABLE_NAME LIKE %s",
+        (database, PREFIX.replace("_", "\\_") + "%"),
+    ):
+        name = parse_name(comment)
+        if name is not None and (name.namespace, name.sink) == (namespace, sink):
+            found[name] = table
+    return found
+
+
+@dataclass(frozen=True)
+class Move:
+    """What becomes of the rows of some stages that have the same columns."""
+
+    target: Target
+    written: tuple[str, ...]  # the target's columns that the frame has, in the target's spelling
+    key: tuple[str, ...] = ()  # of an upsert; empty: append
+    order: TargetColumn | None = None  # the type of the column that resolves duplicates
+    deletes: bool = False
+
+    def create(self, stage: str, comment: str, *, temporary: bool = False) -> str:
+        """Return the statement that makes a stage."""
+        held = [self.target.columns[name.lower()] for name in self.written]
+        if self.deletes:  # a row that only deletes needs nothing but its key
+            held = [replace(it, nullable=it.name not in self.key) for it in held]
+        parts = [f"{quoted(column.name)} {column.definition()}" for column in held]
+        parts += [f"{quoted(ROW)} BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY"]
+        if self.order is not None:
+            parts.append(f"{quoted(ORDER)} {self.order.definition()}")
+        if self.deletes:
+            parts.append(f"{quoted(DELETE)} {_FLAG.definition()}")
+        kind = "TEMPORARY TABLE" if temporary else "TABLE"
+        return (
+            f"CREATE {kind} {stage} ({', '.join(parts)}) ENGINE=InnoDB "
+            f"DEFAULT CHARACTER SET utf8mb4 COMMENT='{comment}'"
+        )
+
+    @property
+    def may_be_refused(self) -> bool:
+        return self.target.may_refuse(self.written, self.key)
+
+    @property
+    def extra(self) -> dict[str, TargetColumn]:
+        """The columns of a stage that the target has not."""
+        own = {ORDER: self.order} if self.order is not None else {}
+        return own | ({DELETE: _FLAG} if self.deletes else {})
+
+    def run(self, link: Link, tables: Sequence[str]) -> int:
+        """Move the rows of all stages, in the open transaction; return how many were inserted."""
+        if not self.key:
+            return sum(changed(link, self._append(table)) for table in tables)
+        if self.deletes:
+            changed(link, self._delete(tables))
+        if self._only_key():
+            return changed(link, self._upsert(tables))
+        changed(link, self._update(tables))
+        return changed(link, self._insert_new(tables))
+
+    def duplicates(self, link: Link, tables: Sequence[str]) -> bool:
+        """Whether rows of one key contradict each other: the same order, or none to tell by."""
+        if not self.key:
+            return False
+        if self.order is None:
+            by, union = columns(self.key), " UNION ALL "
+            seen = by
+        else:  # equal rows contradict nobody
+            by, union = columns([*self.key, ORDER]), " UNION "
+            rest = [*self._others, *([DELETE] if self.deletes else [])]
+            seen = ", ".join([by, *map(self._exactly, rest)])
+        rows = union.join(f"SELECT {seen} FROM {table}" for table in tables)
+        if self.order is not None and len(tables) == 1:
+            rows = f"SELECT DISTINCT {seen} FROM {tables[0]}"
+        return bool(
+            run(link, f"SELECT 1 FROM ({rows}) r GROUP BY {by} HAVING COUNT(*) > 1 LIMIT 1")
+        )
+
+    def _exactly(self, name: str) -> str:
+        """Spell a column so that values are equal only if they are the same, whatever its collation."""
+        column = self.target.column(name)
+        if column is not None and column.type == "json":
+            return f"CAST(CAST({quoted(name)} AS CHAR) AS BINARY)"
+        return f"CAST({quoted(name)} AS BINARY)" if column and column.charset else quoted(name)
+
+    def _only_key(self) -> bool:
+        """ON DUPLICATE KEY UPDATE acts on any unique key: it is right where there is no other."""
+        return all(
+            key == frozenset(name.lower() for name in self.key) for key in self.target.unique
+        )
+
+    def _winners(self, tables: Sequence[str], *, deleted: bool | None) -> str:
+        """Return a subquery of the rows that count."""
+        held = [*self.written, *self.extra]
+        rows = " UNION ALL ".join(
+            f"SELECT {columns(held)}, {number} AS poundlock_stage, {quoted(ROW)} FROM {table}"
+            for number, table in enumerate(tables)
+        )
+        if self.order is not None:
+            rows = (
+                f"SELECT {columns(held)}, ROW_NUMBER() OVER (PARTITION BY {columns(self.key)} "
+                f"ORDER BY {quoted(ORDER)} DESC, poundlock_stage DESC, {quoted(ROW)} DESC) "
+                f"AS poundlock_place FROM ({rows}) a"
+            )
+        conditions = ["poundlock_place = 1"] if self.order is not None else []
+        if self.deletes and deleted is not None:
+            conditions.append(f"COALESCE({quoted(DELETE)}, 0) {'<>' if deleted else '='} 0")
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"(SELECT {columns(self.written)} FROM ({rows}) b{where})"
+
+    def _append(self, table: str) -> str:
+        return (
+            f"INSERT INTO {self._into} ({columns(self.written)}) "
+            f"SELECT {columns(self.written)} FROM {table} ORDER BY {quoted(ROW)}"
+        )
+
+    def _upsert(self, tables: Sequence[str]) -> str:
+        sets = [f"{quoted(n)} = VALUES({quoted(n)})" for n in self._others or self.key[:1]]
+        return (
+            f"INSERT INTO {self._into} ({columns(self.written)}) "
+            f"SELECT {columns(self.written, 'w')} FROM {self._winners(tables, deleted=False)} w "
+            f"ON DUPLICATE KEY UPDATE {', '.join(sets)}"
+        )
+
+    def _update(self, tables: Sequence[str]) -> str:
+        sets = [f"t.{quoted(n)} = w.{quoted(n)}" for n in self._others or self.key[:1]]
+        return (
+            f"UPDATE {self._into} t JOIN {self._winners(tables, deleted=False)} w "
+            f"ON {self._same_key} SET {', '.join(sets)}"
+        )
+
+    def _insert_new(self, tables: Sequence[str]) -> str:
+        return (
+            f"INSERT INTO {self._into} ({columns(self.written)}) "
+            f"SELECT {columns(self.written, 'w')} FROM {self._winners(tables, deleted=False)} w "
+            f"LEFT JOIN {self._into} t ON {self._same_key} WHERE t.{quoted(self.key[0])} IS NULL"
+        )
+
+    def _delete(self, tables: Sequence[str]) -> str:
+        return (
+            f"DELETE t FROM {self._into} t JOIN {self._winners(tables, deleted=True)} w "
+            f"ON {self._same_key}"
+        )
+
+    @property
+    def _into(self) -> str:
+        return quoted(self.target.database, self.target.table)
+
+    @property
+    def _others(self) -> tuple[str, ...]:
+        return tuple(name for name in self.written if name not in self.key)
+
+    @property
+    def _same_key(self) -> str:
+        return " AND ".join(f"t.{quoted(name)} = w.{quoted(name)}" for name in self.key)

@@ -1,0 +1,335 @@
+"""MySQL and MariaDB: rows into a table, exactly once, by XA or by staging tables.
+
+`xa`: a task loads its rows into an XA branch and prepares it; the driver commits each. `staged`: a task
+loads its rows into a table aside; the driver moves the whole batch by one transaction. Either way the
+transaction that shows the rows also inserts a witness: see `poundlock.sinks.mysql.branches`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+
+from poundlock.core.model import checked_name
+from poundlock.core.participant import Column, Commitment, Semantic
+from poundlock.core.site import Site
+from poundlock.errors import NotAuthorised, UsageError
+from poundlock.sinks.mysql.branches import every
+from poundlock.sinks.mysql.driver import AT_ONCE, MySQLBranches
+from poundlock.sinks.mysql.link import Link, connect_arguments, connection_limits, run
+from poundlock.sinks.mysql.move import DELETE, ORDER
+from poundlock.sinks.mysql.names import quoted
+from poundlock.sinks.mysql.target import Target, differences, expression
+from poundlock.sinks.sql import connections as bound
+
+logger = logging.getLogger("poundlock")
+
+_MODES = (None, "xa", "staged")
+_VARIABLES = (
+    *("innodb_flush_log_at_trx_commit", "log_bin", "sync_binlog", "local_infile", "wsrep_on"),
+    *("read_only", "super_read_only", "max_allowed_packet"),
+    "xa_detach_on_prepare",
+)
+_BESIDE_ROWS = 64 << 10  # what a packet of the largest size leaves for all but its rows
+
+
+class MySQL(MySQLBranches):
+    """A table of MariaDB 10.5 or later, or of MySQL 8 or later.
+
+    Args:
+        table: The table, or `database.table`. It must be there, in InnoDB.
+        url: `mysql://user:password@host:port/database`, or `env:NAME` or `file:PATH` that holds it.
+        name: The sink's name in its pipeline; the table's by default.
+        key: Column or columns of a unique key. Given, a row replaces the one with the same key;
+            without it rows are appended.
+        delete: Boolean column: where it is true, the row with this key is deleted.
+        order_by: Column that tells which of several rows with one key is the last of a batch. Without
+            it, such rows are refused.
+        mode: "xa" or "staged"; by default staged with a key, or where rows could meet others under a
+            unique key of the table, else XA.
+        key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
+        witness_database: Where the witness table and the staging tables are; the target's by default.
+        lock_timeout: Seconds that a branch waits for a lock before it votes no.
+        connections: How many are open at once at most; by default one for each task that Spark runs
+            at once, as it counts them, and four for the driver. More than the server allows are
+            refused at the start.
+        semantic: "exactly_once", "at_least_once" or "none".
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        url: str,
+        name: str | None = None,
+        key: str | Sequence[str] | None = None,
+        delete: str | None = None,
+        order_by: str | None = None,
+        mode: str | None = None,
+        key_partitioned: bool = False,
+        witness_database: str | None = None,
+        lock_timeout: float = 10,
+        connections: int | None = None,
+        semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+    ):
+        database, _, own = table.rpartition(".")
+        super().__init__(database or None, witness_database)
+        self.name = checked_name("sink name", name or own)
+        self.url = url
+        self.table = own
+        self.key = (key,) if isinstance(key, str) else tuple(key or ())
+        self.delete, self.order_by = delete, order_by
+        self.mode, self.key_partitioned = mode, key_partitioned
+        self.lock_timeout, self.connections = lock_timeout, connections
+        self.semantic = Semantic(semantic)
+        if lock_timeout <= 0:
+            raise UsageError("lock_timeout must be more than 0 seconds", sink=self.name)
+        self._check_arguments()
+        quoted(self.table)
+        if not url.startswith(("env:", "file:")):  # those are read when they are needed
+            connect_arguments(url)
+            quoted(self.database, self.witness.database)
+        self.known: Target | None = None
+        self.bulks, self.loads, self.packet = False, True, 0
+        self.chosen = mode or ("staged" if self.key else "xa")
+        self._tasks: int | None = None
+        self._speculates = False
+
+    def __repr__(self) -> str:
+        return f"MySQL({self.table!r}, name={self.name!r})"
+
+    def _check_arguments(self) -> None:
+        if self.mode not in _MODES:
+            raise UsageError(f"mode={self.mode!r}: take 'xa' or 'staged', or leave it out",
+                             sink=self.name)  # fmt: skip
+        for option, value in (("delete", self.delete), ("order_by", self.order_by)):
+            if value and not self.key:
+                raise UsageError(f"{option}= needs key=: without one, rows are only appended",
+                                 sink=self.name)  # fmt: skip
+        if self.mode == "xa" and self.key and not self.key_partitioned:
+            raise UsageError(
+                f"two tasks that write one key ({', '.join(self.key)}) would wait for each other's "
+                "prepared branch until lock_timeout. Use mode='staged'; or, where the frame is "
+                "partitioned by the key (repartition), say so with key_partitioned=True",
+                sink=self.name,
+            )
+
+    @property
+    def commitment(self) -> Commitment:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return Commitment.STAGED if self.chosen == "staged" else Commitment.TRANSACTIONAL
+
+    def reader_settings(self) -> str:
+        return "nothing"
+
+    # What the frame must have.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        by_name = {name.lower(): name for name in columns}
+        problems: list[str] = []
+        roles = [("key", name) for name in self.key]
+        roles += [("delete", self.delete), ("order_by", self.order_by)]
+        for role, name in roles:
+            if name and name.lower() not in by_name:
+                problems.append(f"there is no column {name!r} for {role}=")
+        wanted: dict[str, str] = {}
+        for name, column in columns.items():
+            spelled = expression(column)
+            if self.delete and name.lower() == self.delete.lower():
+                if column.type != "boolean":
+                    problems.append(f"column {name!r} for delete= is {column.type}, not boolean")
+                wanted[DELETE] = column.sql
+            elif spelled is None:
+                problems.append(
+                    f"column {name!r} has type {column.type}, which no column of MySQL holds: cast it "
+                    "to string"
+                )
+            else:
+                wanted[name] = spelled
+                if self._orders(name):
+                    wanted[ORDER] = spelled
+                    if spelled != column.sql:
+                        problems.append(f"column {name!r} for order_by= is {column.type}, which has "
+                                        "no order in MySQL")  # fmt: skip
+        self._frame = {
+            name: column.type
+            for name, column in columns.items()
+            if name in wanted or expression(column) is None
+        }
+        if self.known is not None:
+            problems += self._compared(self.known)[0]
+        if problems:
+            raise UsageError(
+                f"the frame does not fit table {self.table}: {'; '.join(problems)}. The frame has "
+                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
+                sink=self.name,
+            )
+        return wanted
+
+    def _compared(self, target: Target) -> tuple[list[str], list[str]]:
+        frame = {
+            name: type_name
+            for name, type_name in self._frame.items()
+            if target.column(name) is not None or not self._orders(name)
+        }
+        return differences(target, frame) if frame else ([], [])
+
+    def _orders(self, name: str) -> bool:
+        return self.order_by is not None and name.lower() == self.order_by.lower()
+
+    def attach(self, site: Site) -> None:
+        if site.spark is not None:
+            context = site.spark.sparkContext
+            self._tasks = int(context.defaultParallelism)
+            set_to = context.getConf().get("spark.speculation", "false")
+            self._speculates = set_to.lower() == "true"
+
+    # What the server and the table must offer.
+
+    def preflight(self) -> list[str]:
+        self.known = None
+        target = self.target
+        problems, warnings = self._compared(target)
+        if problems:
+            raise UsageError(
+                f"table {self.table} does not fit the frame: {'; '.join(problems)}", sink=self.name
+            )
+        with self._borrowed() as link:
+            version = str(run(link, "SELECT VERSION()")[0][0])
+            places = ", ".join(f"'{name}'" for name in _VARIABLES)
+            variables = {
+                str(name).lower(): str(value).upper()
+                for name, value in run(
+                    link, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})"
+                )
+            }
+            self._check_table(target)
+            warnings += bound.check(
+                self.connections, tasks=self._tasks, driver=AT_ONCE,
+                limits=connection_limits(link), sink=self.name,
+            )  # fmt: skip
+            if self.semantic is Semantic.EXACTLY_ONCE:
+                self._choose(target)
+                self._check_upserts(variables)
+                self._check_speculation(target)
+                self._check_server(version, variables)
+                warnings += self._cautions(version, variables)
+                if self.chosen == "xa":
+                    self._check_rights(link)
+            self.bulks = link.bulks
+        self.loads = variables.get("local_infile") in ("ON", "1")
+        largest = int(variables["max_allowed_packet"])
+        self.packet = max(largest - _BESIDE_ROWS, largest // 2)
+        if not self.loads and not self.bulks:
+            warnings.append("local_infile is off: rows are sent by INSERT, which is slower")
+        return warnings
+
+    def _check_table(self, target: Target) -> None:
+        if target.engine != "innodb":
+            raise UsageError(
+                f"table {self.table} is kept by {target.engine}, which has no transactions. Make it "
+                "ENGINE=InnoDB",
+                sink=self.name,
+            )
+        if not self.key:
+            return
+        missing = [name for name in self.key if target.column(name) is None]
+        if missing:
+            raise UsageError(f"the table has no column {', '.join(map(repr, missing))} for key=",
+                             sink=self.name)  # fmt: skip
+        wanted = frozenset(name.lower() for name in self.key)
+        if wanted not in target.unique:
+            there = "; ".join(", ".join(sorted(key)) for key in target.unique) or "none"
+            raise UsageError(
+                f"table {self.table} has no unique key over {', '.join(self.key)}, without which rows "
+                f"cannot be replaced. It has: {there}. Add one, or name another key=",
+                sink=self.name,
+            )
+
+    def _choose(self, target: Target) -> None:
+        """Choose the mode where the user did not: rows that could meet others are staged.
+
+        Under a unique key, or where a trigger writes a row that all share.
+        """
+        if self.mode == "xa" and self.meeting(target) and not self.key_partitioned:
+            by = ", ".join(sorted(self.meeting(target)[0]))
+            raise UsageError(
+                f"two tasks that write one key ({by}) would wait for each other's prepared branch "
+                "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
+                "key (repartition), say so with key_partitioned=True",
+                sink=self.name,
+            )
+        if self.mode is not None or self.key or self.key_partitioned:
+            return
+        meets = self.meeting(target) or "trigger" in target.strict
+        self.chosen = "staged" if meets else "xa"
+
+    def _check_upserts(self, variables: Mapping[str, str]) -> None:
+        if self.key and self.chosen == "xa" and variables.get("xa_detach_on_prepare") == "ON":
+            raise UsageError(
+                "mode='xa' with key=: rows go through a temporary table, which MySQL lets no XA branch "
+                "read while xa_detach_on_prepare is ON, its default. Use mode='staged'",
+                sink=self.name,
+            )
+
+    def _check_speculation(self, target: Target) -> None:
+        """Two attempts of one task at a time write the same keys: one would wait for the other."""
+        if self._speculates and self.chosen == "xa" and (self.key or self.meeting(target)):
+            raise UsageError(
+                "spark.speculation is true: a second attempt of a task would wait for the prepared "
+                "branch of the first, which has the same keys, or roll it back. Use mode='staged', or "
+                "set spark.speculation to false",
+                sink=self.name,
+            )
+
+    def _check_server(self, version: str, variables: Mapping[str, str]) -> None:
+        numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        maria = "mariadb" in version.lower()
+        oldest = (10, 5) if maria else (8, 0)
+        if numbers < oldest:
+            raise UsageError(
+                f"the server is {version}: exactly-once needs MariaDB 10.5 or MySQL 8.0, or later. "
+                "Before that a prepared branch is rolled back with its connection",
+                sink=self.name,
+            )
+        if variables.get("wsrep_on") in ("ON", "1"):
+            raise UsageError(
+                "the server is part of a Galera cluster, which has no XA and loses committed "
+                "transactions in a crash: use a server by itself, or one with replicas",
+                sink=self.name,
+            )
+        if "ON" in (variables.get("read_only"), variables.get("super_read_only")):
+            raise UsageError("the server is read-only: is it a replica?", sink=self.name)
+
+    def _cautions(self, version: str, variables: Mapping[str, str]) -> list[str]:
+        warnings: list[str] = []
+        if variables.get("innodb_flush_log_at_trx_commit") != "1":
+            warnings.append(
+                "innodb_flush_log_at_trx_commit is not 1: a crash of the server's machine may lose "
+                "what it has prepared or committed"
+            )
+        if variables.get("log_bin") in ("ON", "1"):
+            if variables.get("sync_binlog") != "1":
+                warnings.append("sync_binlog is not 1: after a crash replicas may lack rows")
+            if self.chosen == "xa" and "mariadb" in version.lower():
+                warnings.append(
+                    "the binary log is on: XA together with it does not survive every crash in "
+                    "MariaDB, and replicas may differ afterwards. mode='staged' does without XA"
+                )
+            elif self.chosen == "xa":
+                warnings.append(
+                    "the binary log is on: where other programs use XA on this server, with XIDs of "
+                    "another format than 1, a crash of MySQL may roll prepared branches back. They are "
+                    "then written again from the source; mode='staged' does without XA"
+                )
+        return warnings
+
+    def _check_rights(self, link: Link) -> None:
+        try:
+            every(link)
+        except Exception as error:  # whatever it is, nothing could be found and swept
+            raise NotAuthorised(
+                "the account may not list XA branches, so none could be found after a crash. MySQL "
+                "asks for: GRANT XA_RECOVER_ADMIN ON *.* TO it; or use mode='staged'",
+                sink=self.name,
+            ) from error

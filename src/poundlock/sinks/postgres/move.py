@@ -1,0 +1,322 @@
+"""Staging tables, and how their rows are moved into the target.
+
+A staging table has the columns that were written, with the target's NOT NULL and CHECK constraints,
+so that a bad row is refused before the decision. Where rows may be deletions, it has the flag too; a
+deletion needs its key alone, so there NOT NULL binds the other rows only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+from psycopg import Connection, sql
+
+from poundlock.sinks.postgres.catalog import Table, TableColumn
+from poundlock.sinks.postgres.session import told, unhurried
+from poundlock.sinks.postgres.target import Target, staging_name
+
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
+
+logger = logging.getLogger("poundlock")
+
+_DROPPED_AT_ONCE = 8
+_LONG = 2000  # bytes that any index takes
+_READ = "100ms"  # how long to wait for somebody who reads a staging table
+FLAG = (
+    "poundlock_delete"  # the staging table's name for it: the target may have a column of any name
+)
+
+
+def create_staging(
+    connection: Connection[Any], target: Target, table: Table, columns: Sequence[str], branch: str
+) -> None:
+    """Make a branch's staging table, inside the branch's transaction."""
+    lines: list[sql.Composable] = []
+    for name in columns:
+        column = table.column(name)
+        assert column is not None
+        required = name in target.key or (column.required and target.delete is None)
+        line = sql.SQL("{} {}{}").format(
+            sql.Identifier(name),
+            _raw(_staged_type(target, column) + column.collation),
+            sql.SQL(" NOT NULL" if required else ""),
+        )
+        lines.append(line)
+        if column.required and not required:
+            lines.append(
+                sql.SQL("CHECK ({} OR {} IS NOT NULL)").format(
+                    sql.Identifier(FLAG), sql.Identifier(name)
+                )
+            )
+    if target.delete is not None:
+        lines.append(sql.SQL("{} boolean NOT NULL").format(sql.Identifier(FLAG)))
+    else:
+        lines += [
+            sql.SQL("CONSTRAINT {} {}").format(sql.Identifier(check.name), _raw(check.definition))
+            for check in table.checks
+            if set(check.columns) <= set(columns)
+        ]
+    staging = target.staging(branch)
+    connection.execute(
+        sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = off)").format(
+            staging, sql.SQL(", ").join(lines)
+        )
+    )
+    connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(staging, sql.Literal(branch)))
+
+
+def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
+    """Name what may refuse a row in the target though staging has taken it."""
+    found = list(table.hurdles)
+    found += [
+        f"unique index {index.name}" for index in table.indexes if not index.serves(target.key)
+    ]
+    found += [
+        f"the default of column {column.name}"
+        for column in table.columns
+        if column.name not in columns and column.risky
+    ]
+    found += [
+        f"domain {column.declared}"
+        for column in table.columns
+        if target.delete is not None and column.name in columns and column.base != column.declared
+    ]
+    found += [
+        f"check {check.name}"
+        for check in table.checks
+        if target.delete is not None or not set(check.columns) <= set(columns)
+    ]
+    return found
+
+
+def too_long(
+    connection: Connection[Any],
+    target: Target,
+    table: Table,
+    branches: Sequence[str],
+    columns: Sequence[str],
+) -> bool:
+    """Whether a row could be too long for an index of the target: some 2700 bytes are."""
+    sizes = [
+        sql.SQL(" + ").join(
+            sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
+            for name in names
+            if name in columns
+        )
+        for names in table.long
+        if set(names) & set(columns)
+    ]
+    if not sizes:
+        return False
+    asked = sql.SQL("SELECT 1 FROM ({}) u WHERE greatest({}) > {} LIMIT 1").format(
+        _union(target, branches), sql.SQL(", ").join(sizes), sql.Literal(_LONG)
+    )
+    return connection.execute(asked).fetchone() is not None
+
+
+Columns = tuple[tuple[str, str], ...]  # the name of each, and its type as `\\d` shows it
+
+
+def staged_branches(connection: Connection[Any], target: Target) -> dict[str, Columns]:
+    """Return each staged branch by its whole name, with its columns. Reads the comments."""
+    found = connection.execute(
+        "SELECT obj_description(c.oid, 'pg_class'), c.relname, "
+        "ARRAY(SELECT ARRAY[a.attname::text, format_type(a.atttypid, a.atttypmod)] "
+        "FROM pg_attribute a WHERE a.attrelid = c.oid "
+        "AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum) "
+        "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE 'staged\\_%%'",
+        [target.witness_schema],
+    ).fetchall()
+    return {
+        branch: tuple((column, kind) for column, kind in columns)
+        for branch, name, columns in found
+        if branch is not None and staging_name(branch) == name
+    }
+
+
+def retyped(target: Target, table: Table, columns: Columns) -> list[str]:
+    """Name the columns that the target holds in another type than staging."""
+    problems: list[str] = []
+    for name, kind in columns:
+        column = table.column(name)
+        if name == FLAG:
+            continue
+        if column is None:
+            problems.append(f"{name} is {kind} in staging, and gone from the table")
+        elif _staged_type(target, column) != kind:
+            problems.append(f"{name} is {kind} in staging, and {column.declared} in the table")
+    return problems
+
+
+def _staged_type(target: Target, column: TableColumn) -> str:
+    """A deletion may have null where a domain does not."""
+    return column.declared if target.delete is None else column.base
+
+
+def has_duplicates(connection: Connection[Any], target: Target, branches: Sequence[str]) -> bool:
+    """Whether two rows with one key remain, between which `order_by` does not choose."""
+    keys = _names(target.key)
+    rows = _union(target, branches)
+    doubled = sql.SQL("SELECT {0} FROM ({1}) u GROUP BY {0} HAVING count(*) > 1").format(keys, rows)
+    if target.order_by is None:
+        asked = sql.SQL("{} LIMIT 1").format(doubled)
+    else:
+        order = sql.Identifier(target.order_by)
+        asked = sql.SQL(
+            "SELECT 1 FROM (SELECT {keys}, rank() OVER (PARTITION BY {keys} ORDER BY {order} DESC "
+            "NULLS LAST) AS place FROM ({rows}) a WHERE ({keys}) IN ({doubled})) b "
+            "WHERE place = 1 GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
+        ).format(keys=keys, order=order, rows=rows, doubled=doubled)
+    return connection.execute(asked).fetchone() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a move did."""
+
+    rows: Mapping[str, int]  # what each staging table had; of appended rows, what the target took
+    left_out: int = 0  # rows to be upserted that the target did not take
+
+
+def move(
+    connection: Connection[Any],
+    target: Target,
+    table: Table,
+    branches: Sequence[str],
+    columns: Sequence[str],
+) -> Moved:
+    """Move the rows of these staging tables into the target, in the transaction that is open."""
+    written = [name for name in columns if name != FLAG]
+    always = any(column.identity == "a" for column in table.columns if column.name in written)
+    into = sql.SQL("INSERT INTO {} AS t ({}){}").format(
+        table.identifier,
+        _names(written),
+        sql.SQL(" OVERRIDING SYSTEM VALUE" if always else ""),
+    )
+    if target.key:
+        return _upsert(connection, target, table, branches, written, into)
+    return Moved({
+        branch: connection.execute(
+            sql.SQL("{} SELECT {} FROM {}").format(into, _names(written), target.staging(branch))
+        ).rowcount
+        for branch in branches
+    })  # fmt: skip
+
+
+def _upsert(
+    connection: Connection[Any],
+    target: Target,
+    table: Table,
+    branches: Sequence[str],
+    written: Sequence[str],
+    into: sql.Composed,
+) -> Moved:
+    rows: sql.Composed = _union(target, branches)
+    if target.order_by is not None:
+        rows = sql.SQL(
+            "SELECT DISTINCT ON ({keys}) * FROM ({rows}) u ORDER BY {keys}, {order} DESC NULLS LAST"
+        ).format(keys=_names(target.key), rows=rows, order=sql.Identifier(target.order_by))
+    stays: sql.Composable = sql.SQL("true")
+    same = sql.SQL(" AND ").join(
+        sql.SQL("t.{0} = w.{0}").format(sql.Identifier(name)) for name in target.key
+    )
+    parts = {
+        "w": sql.SQL("WITH w AS MATERIALIZED ({})").format(rows),
+        "into": into,
+        "names": _names(written),
+        "keys": _names(target.key),
+        "table": table.identifier,
+        "same": same,
+        "flag": sql.Identifier(FLAG),
+    }
+    if target.delete is not None:
+        # Before the others, one of which may take what a deletion sets free: a value that is unique.
+        connection.execute(
+            sql.SQL("{w} DELETE FROM {table} t USING w WHERE w.{flag} AND {same}").format(**parts)
+        )
+        stays = sql.SQL("NOT {flag}").format(**parts)
+    parts["stays"] = stays
+    changed = [name for name in written if name not in target.key]
+    if changed:
+        parts["changes"] = sql.SQL(", ").join(
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in changed
+        )
+        found = connection.execute(
+            sql.SQL(
+                "{w}, put AS ({into} SELECT {names} FROM w WHERE {stays} ON CONFLICT ({keys}) "
+                "DO UPDATE SET {changes} RETURNING 1) "
+                "SELECT (SELECT count(*) FROM w WHERE {stays}) - (SELECT count(*) FROM put)"
+            ).format(**parts)
+        ).fetchone()
+    else:
+        connection.execute(
+            sql.SQL(
+                "{w} {into} SELECT {names} FROM w WHERE {stays} ON CONFLICT ({keys}) DO NOTHING"
+            ).format(**parts)
+        )
+        found = connection.execute(
+            sql.SQL(
+                "{w} SELECT count(*) FROM w WHERE {stays} "
+                "AND NOT EXISTS (SELECT FROM {table} t WHERE {same})"
+            ).format(**parts)
+        ).fetchone()
+    return Moved(_count(connection, target, branches), int(found[0]) if found else 0)
+
+
+def _count(connection: Connection[Any], target: Target, branches: Sequence[str]) -> dict[str, int]:
+    """Count the rows of each staging table."""
+    parts = [
+        sql.SQL("SELECT {}::text, count(*) FROM {}").format(
+            sql.Literal(branch), target.staging(branch)
+        )
+        for branch in branches
+    ]
+    found = connection.execute(sql.SQL(" UNION ALL ").join(parts)).fetchall()
+    return dict(found)
+
+
+def drop(connection: Connection[Any], target: Target, branches: Sequence[str]) -> None:
+    tables = sql.SQL(", ").join(target.staging(branch) for branch in branches)
+    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(tables))
+
+
+def clear_away(connection: Connection[Any], target: Target, branches: Sequence[str]) -> None:
+    """Drop the staging tables of branches that are over, unless somebody reads them. Never raises.
+
+    What stays is dropped when strays are looked for. A few at a time: each takes several of the
+    server's locks.
+    """
+    for start in range(0, len(branches), _DROPPED_AT_ONCE):
+        try:
+            with connection.transaction():
+                unhurried(connection, _READ)
+                drop(connection, target, branches[start : start + _DROPPED_AT_ONCE])
+        except psycopg.Error as error:
+            read = isinstance(error, psycopg.errors.LockNotAvailable)
+            logger.warning(
+                "sink %s: %d staging tables that are done with stay for now: %s",
+                *(target.sink, len(branches) - start),
+                "somebody reads them" if read else told(error).args[0],
+            )
+            return
+
+
+def _union(target: Target, branches: Sequence[str]) -> sql.Composed:
+    return sql.SQL(" UNION ALL ").join(
+        sql.SQL("SELECT * FROM {}").format(target.staging(branch)) for branch in branches
+    )
+
+
+def _names(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(name) for name in names)
+
+
+def _raw(text: str) -> sql.SQL:
+    """SQL that the server itself has spelled."""
+    return sql.SQL(cast("LiteralString", text))

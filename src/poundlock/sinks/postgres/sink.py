@@ -1,0 +1,462 @@
+"""PostgreSQL: rows into a table, exactly once, appended or upserted by key.
+
+A branch waits for the decision in one of two ways. Prepared: COPY into the target, a witness row,
+PREPARE TRANSACTION; the server holds it. Staged: COPY into a table beside the target, and after the
+decision all tables of the batch are moved in one transaction. See `poundlock.postgres`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from psycopg import Connection, sql
+
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.participant import Column, Commitment, Participant, Semantic
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
+from poundlock.core.sparksql import to_json
+from poundlock.errors import LogMismatch, NotAuthorised, Unavailable, UsageError
+from poundlock.sinks.postgres import prepared, staged, witness
+from poundlock.sinks.postgres.allowed import (
+    closed_sequences,
+    connection_limits,
+    missing_rights,
+    own_rules,
+)
+from poundlock.sinks.postgres.catalog import Index, Table, read_table
+from poundlock.sinks.postgres.move import FLAG, hurdles, staged_branches
+from poundlock.sinks.postgres.session import Driver, database_of, system_of, translated
+from poundlock.sinks.postgres.target import Target
+from poundlock.sinks.postgres.types import family, misfits
+from poundlock.sinks.postgres.writer import Mode, PostgresWriter
+from poundlock.sinks.sql import connections as bound
+
+_OLDEST = 120_000
+_ROADS: Mapping[Mode, Any] = {Mode.PREPARED: prepared, Mode.STAGED: staged}
+
+
+class Postgres(Participant):
+    """A table in PostgreSQL.
+
+    Args:
+        table: The table, as "table" or "schema.table".
+        dsn: Where, as libpq takes it, or `env:NAME` or `file:PATH` of it.
+        name: The sink's name in its pipeline; the table's by default.
+        schema: The table's schema; else the first of the search path that has it.
+        key: Columns with a unique index: rows with a key that is there replace what is there.
+        delete: A boolean column of the frame: rows in which it is true are deleted by their key. It is
+            not written.
+        order_by: The column that chooses between rows of one batch with one key: the highest wins.
+            Without it such rows are refused.
+        mode: "prepared" or "staged"; by default staged with a key, else prepared.
+        key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
+        witness_schema: Where the witness and the staging tables are; made if it is missing.
+        lock_timeout: Seconds that a statement waits for a lock.
+        connections: How many are open at once at most; by default one for each task that Spark runs
+            at once, as it counts them, and one for the driver. More than the server allows are
+            refused at the start.
+        semantic: "exactly_once", "at_least_once" or "none".
+    """
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        dsn: str,
+        name: str | None = None,
+        schema: str | None = None,
+        key: Sequence[str] | str | None = None,
+        delete: str | None = None,
+        order_by: str | None = None,
+        mode: str | None = None,
+        key_partitioned: bool = False,
+        witness_schema: str = "poundlock",
+        lock_timeout: float = 10.0,
+        connections: int | None = None,
+        semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+    ):
+        if schema is None and "." in table:
+            schema, _, table = table.partition(".")
+        self.name = checked_name("sink name", name or table)
+        self.semantic = Semantic(semantic)
+        keys = (key,) if isinstance(key, str) else tuple(key or ())
+        if mode not in (None, "prepared", "staged"):
+            raise UsageError(f"mode={mode!r}: give 'prepared' or 'staged'", sink=self.name)
+        for option, value in (("delete", delete), ("order_by", order_by)):
+            if value is not None and not keys:
+                raise UsageError(f"{option}={value!r} needs key=", sink=self.name)
+        if lock_timeout < 0.001:  # PostgreSQL counts milliseconds, and by 0 means for ever
+            raise UsageError("lock_timeout must be 0.001 seconds or more", sink=self.name)
+        if "%" in witness_schema:
+            raise UsageError("witness_schema must be a name without %", sink=self.name)
+        self.mode = Mode(mode) if mode else (Mode.STAGED if keys else Mode.PREPARED)
+        self.commitment = (
+            Commitment.STAGED if self.mode is Mode.STAGED else Commitment.TRANSACTIONAL
+        )
+        self.connections = connections
+        self.target = Target(
+            self.name, dsn, schema, table, keys, delete, order_by, witness_schema, lock_timeout,
+            key_partitioned,
+        )  # fmt: skip
+        self._types: dict[str, str] = {}  # of the frame's columns, once it is known
+        self._table: Table | None = None
+        self._tasks: int | None = None
+        self._speculates = False
+        self._driver: Driver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_driver": None}
+
+    def __repr__(self) -> str:
+        return f"Postgres({self.target.table!r}, name={self.name!r}, mode={self.mode.value!r})"
+
+    # What the frame must have.
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        target, problems = self.target, list[str]()
+        wanted: dict[str, str] = {}
+        types: dict[str, str] = {}
+        for name, column in columns.items():
+            if name == target.delete:
+                if column.type != "boolean":
+                    problems.append(
+                        f"column {name!r} has type {column.type}, but delete= needs boolean"
+                    )
+                wanted[FLAG] = f"coalesce({column.sql}, false)"
+                continue
+            kind = family(column.type)
+            if kind is None:
+                problems.append(f"column {name!r} has type {column.type}, which no table can hold")
+            wanted[name] = to_json(column.sql) if kind == "json" else column.sql
+            types[name] = column.type
+        for option, names in (
+            ("key", target.key),
+            ("delete", [target.delete] if target.delete else []),
+            ("order_by", [target.order_by] if target.order_by else []),
+        ):
+            problems += [
+                f"there is no column {name!r} for {option}="
+                for name in names
+                if name not in columns
+            ]
+        if problems:
+            raise UsageError(
+                f"the frame does not fit: {'; '.join(problems)}. It has "
+                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
+                sink=self.name,
+            )
+        self._types = types
+        return wanted
+
+    def attach(self, site: Site) -> None:
+        if site.spark is not None:
+            context = site.spark.sparkContext
+            self._tasks = int(context.defaultParallelism)
+            self._speculates = context.getConf().get("spark.speculation", "").lower() == "true"
+
+    # What the server must offer.
+
+    def preflight(self) -> list[str]:
+        with self.driver.use() as connection:
+            self._check_server(connection)
+            table = read_table(connection, self.target.schema, self.target.table)
+            self._check_columns(table)
+            self._check_rights(connection, table)
+            self._check_rules(connection, table)
+            self._check_mode(connection, table)
+            self._table = table
+            warnings = bound.check(
+                self.connections, tasks=self._tasks, driver=1,
+                limits=connection_limits(connection), sink=self.name,
+            )  # fmt: skip
+            return warnings + self._warnings(connection, table)
+
+    def _check_server(self, connection: Connection[Any]) -> None:
+        version = connection.info.server_version
+        if version < _OLDEST:
+            raise UsageError(
+                f"the server is PostgreSQL {version // 10_000}; 12 or later is needed",
+                sink=self.name,
+            )
+        found = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+        if found and found[0]:
+            raise UsageError(
+                "the server is a standby, which cannot be written to: give the primary in dsn, or "
+                "several hosts with target_session_attrs=read-write",
+                sink=self.name,
+            )
+        found = connection.execute("SELECT current_setting('transaction_read_only')").fetchone()
+        if found and found[0] == "on":
+            raise UsageError(
+                "the role may only read: default_transaction_read_only is on. Set it off for the role, "
+                "the database or in dsn",
+                sink=self.name,
+            )
+
+    def _check_columns(self, table: Table) -> None:
+        """Name every difference between the frame and the table, column by column."""
+        target, problems = self.target, misfits(self._types, table)
+        problems += [
+            f"{name}: the table has no such column, and it is in key= or order_by="
+            for name in (*target.key, *([target.order_by] if target.order_by else []))
+            if table.column(name) is None and name not in self._types
+        ]
+        problems += [
+            f"{column.name}: it is GENERATED ALWAYS, so that no row can be replaced: leave it out of "
+            "the frame, or SET GENERATED BY DEFAULT"
+            for column in table.columns
+            if target.key and column.identity == "a" and column.name in self._types
+            and column.name not in target.key
+        ]  # fmt: skip
+        if problems:
+            raise UsageError(
+                f"the frame does not fit table {table.schema}.{table.name}: " + "; ".join(problems),
+                sink=self.name,
+            )
+        if target.key and not any(
+            index.plain and set(index.columns) == set(target.key) for index in table.indexes
+        ):
+            names = ", ".join(target.key)
+            raise UsageError(
+                f"{table.schema}.{table.name} has no unique index on exactly ({names}), by which "
+                f"rows could be replaced: CREATE UNIQUE INDEX ON {table.schema}.{table.name} ({names})",
+                sink=self.name,
+            )
+
+    def _check_rights(self, connection: Connection[Any], table: Table) -> None:
+        words = ["INSERT"]
+        if self.target.key:
+            words += ["SELECT", "UPDATE", *(["DELETE"] if self.target.delete else [])]
+        # Rights to the columns will do for a move; LOCK TABLE, by a task, needs one to the table.
+        exact = self.semantic is Semantic.EXACTLY_ONCE
+        columns = list(self._types) if exact and self.mode is Mode.STAGED else []
+        lacking = ", ".join(missing_rights(connection, table, words, columns))
+        role = sql.Identifier(connection.info.user).as_string(connection)
+        if lacking:
+            name = table.identifier.as_string(connection)
+            raise NotAuthorised(
+                f"the role may not write to the table: GRANT {lacking} ON {name} TO {role}",
+                sink=self.name,
+            )
+        sequences = closed_sequences(connection, table, list(self._types))
+        if sequences:
+            raise NotAuthorised(
+                f"the role may not draw the numbers that the table fills in: GRANT USAGE ON SEQUENCE "
+                f"{', '.join(sequences)} TO {role}",
+                sink=self.name,
+            )
+        if self.semantic is Semantic.EXACTLY_ONCE or self.target.key:
+            grant = witness.missing_grant(connection, self.target, staging=not self._straight)
+            if grant is not None:
+                raise NotAuthorised(
+                    f"witness and staging tables cannot be made: {grant}", sink=self.name
+                )
+
+    @property
+    def _straight(self) -> bool:
+        """Whether rows are copied into the table itself, and not into one beside it."""
+        exact = self.semantic is Semantic.EXACTLY_ONCE
+        return not self.target.key and not (exact and self.mode is Mode.STAGED)
+
+    def _check_rules(self, connection: Connection[Any], table: Table) -> None:
+        """See that nothing of the database's own leaves rows out in silence."""
+        secured, rules = own_rules(connection, table)
+        if secured and self.target.delete is not None:
+            raise UsageError(
+                f"row level security of {table.name} hides rows from this role, and what is hidden is "
+                "not deleted: give the role BYPASSRLS, or leave out delete=",
+                sink=self.name,
+            )
+        if self._straight and (secured or rules):
+            what = f"rule {rules[0]}" if rules else "row level security"
+            raise UsageError(
+                f"{table.name} has {what}, which COPY passes by or refuses: use mode='staged'"
+                + (
+                    "" if self.semantic is Semantic.EXACTLY_ONCE else " and semantic='exactly_once'"
+                ),
+                sink=self.name,
+            )
+
+    def _check_mode(self, connection: Connection[Any], table: Table) -> None:
+        if self.mode is not Mode.PREPARED or self.semantic is not Semantic.EXACTLY_ONCE:
+            return
+        if _setting(connection, "max_prepared_transactions") == 0:
+            raise UsageError(
+                "max_prepared_transactions is 0, so the server prepares nothing. Use mode='staged', "
+                "which needs nothing; or ALTER SYSTEM SET max_prepared_transactions = 64 and restart "
+                "the server",
+                sink=self.name,
+            )
+        by = self._held_by(table)
+        if by is not None and self._speculates:
+            raise UsageError(
+                f"spark.speculation is on, and two attempts of one task write one key ({by}): the "
+                "second could only go on by rolling back what the first has prepared, which may be "
+                "decided already. Use mode='staged', or set spark.speculation to false",
+                sink=self.name,
+            )
+        if by is not None and not self.target.key_partitioned:
+            raise UsageError(
+                f"two tasks that write one key ({by}) would wait for each other's prepared branch "
+                "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
+                "key (repartition), say so with key_partitioned=True",
+                sink=self.name,
+            )
+
+    def _held_by(self, table: Table) -> str | None:
+        """Say at what a prepared branch can make another one wait; None: at nothing."""
+        meeting = [index.name for index in table.indexes if self._may_meet(table, index)]
+        if meeting:
+            return f"unique index {meeting[0]}"
+        return f"key {', '.join(self.target.key)}" if self.target.key else None
+
+    def _may_meet(self, table: Table, index: Index) -> bool:
+        """Whether two tasks can write the same entry: not where the table makes up a part of it."""
+        for name in index.columns:
+            column = table.column(name) if name else None
+            if column is not None and column.unlike_any and name not in self._types:
+                return False
+        return True
+
+    def _warnings(self, connection: Connection[Any], table: Table) -> list[str]:
+        warnings: list[str] = []
+        if self.mode is Mode.PREPARED and self.semantic is Semantic.EXACTLY_ONCE:
+            limit = _setting(connection, "max_prepared_transactions")
+            if self._tasks is not None and limit < 2 * self._tasks:
+                warnings.append(
+                    f"max_prepared_transactions is {limit}: a batch with more tasks than that will be "
+                    "refused"
+                )
+        for name in ("fsync", "full_page_writes"):
+            found = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
+            if found and found[0] == "off":
+                warnings.append(
+                    f"the server runs with {name} = off: what it acknowledges can be lost"
+                )
+        found = connection.execute(
+            "SELECT relpersistence = 'u' FROM pg_class WHERE oid = %s", [table.oid]
+        ).fetchone()
+        if found and found[0]:
+            warnings.append("the table is unlogged: a crash of the server empties it")
+        if self.mode is Mode.STAGED and self._types:
+            rehearsed = hurdles(self.target, table, tuple(self._types))
+            if rehearsed:
+                warnings.append(
+                    f"each move is rehearsed before the decision, which takes twice the time, for "
+                    f"staging cannot carry {', '.join(rehearsed[:3])}"
+                )
+        return warnings
+
+    # In a task.
+
+    def begin(self, branch: Branch) -> PostgresWriter:
+        # Only where there is no other way: what an earlier attempt left is the sweep's business.
+        held_up = self._table is None or self._held_by(self._table) is not None
+        return PostgresWriter(
+            self.target, self.mode, self.semantic, self._types, branch,
+            clears=branch.retry > 0 and held_up and not self._speculates,
+        )  # fmt: skip
+
+    # On the driver.
+
+    @property
+    def driver(self) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(self.target.dsn, self.name)
+        return self._driver
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        with self.driver.use() as connection:
+            self._same_system(connection, receipts)
+            held = witness.identity(connection, self.target)
+            if not all(witness.is_witness(self.target, held, receipt) for receipt in receipts):
+                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
+            return self._by_road(
+                receipts, lambda road, mine: road.check(connection, self.target, mine)
+            )
+
+    def commit_together(self, receipts: Sequence[Receipt]) -> bool:
+        return any(self._road_of(receipt) is Mode.STAGED for receipt in receipts)
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        with self.driver.use() as connection:
+            self._same_system(connection, receipts)
+            states = self._by_road(
+                receipts, lambda road, mine: road.commit(connection, self.target, mine)
+            )
+        if BranchState.UNREACHABLE in states:
+            self.close()
+        return states
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        with self.driver.use() as connection:
+            return [
+                stray
+                for road in _ROADS.values()
+                for stray in road.find(connection, self.target, namespace)
+            ]
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        with self.driver.use() as connection:
+            return self._by_road(
+                strays, lambda road, mine: road.abort(connection, self.target, mine)
+            )
+
+    def _by_road(
+        self, branches: Sequence[Receipt | Stray], ask: Callable[[Any, list[Any]], list[Any]]
+    ) -> list[Any]:
+        """Ask the road that each branch went: `mode` may be another than when it was written."""
+        answers: dict[int, Any] = {}
+        for mode, road in _ROADS.items():
+            places = [
+                place for place, branch in enumerate(branches) if self._road_of(branch) is mode
+            ]
+            if places:
+                said = ask(road, [branches[place] for place in places])
+                answers |= zip(places, said, strict=True)
+        return [answers[place] for place in range(len(branches))]
+
+    def _road_of(self, branch: Receipt | Stray) -> Mode:
+        known = branch.handle.get("mode") if isinstance(branch, Receipt) else branch.state
+        return Mode(known) if known in ("prepared", "staged") else self.mode
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        with self.driver.use() as connection:
+            return max(
+                road.newest_generation(connection, self.target, namespace)
+                for road in _ROADS.values()
+            )
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        with self.driver.use() as connection:
+            # A staging table that is still there could be moved again, but for its witness.
+            keep = list(staged_branches(connection, self.target))
+            witness.prune(connection, self.target, namespace, floor, keep)
+
+    def close(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+
+    def _same_system(self, connection: Connection[Any], receipts: Sequence[Receipt]) -> None:
+        """A server, or a database of it, that never had the branches cannot say that they are lost."""
+        for word, ask, else_ in (
+            ("system", system_of, "PostgreSQL cluster than the one that dsn leads to now: connect to "
+             "that one, or to a standby of it that was promoted"),
+            ("database", database_of, "database of this server: connect to that one"),
+        ):  # fmt: skip
+            there = {str(receipt.handle.get(word)) for receipt in receipts} - {"None"}
+            with translated(self.name):
+                here = ask(connection) if there else None
+            if here is not None and there != {str(here)}:
+                raise LogMismatch(
+                    f"branch {receipts[0].id} was written to another {else_}", sink=self.name
+                )
+
+
+def _setting(connection: Connection[Any], name: str) -> int:
+    found = connection.execute("SELECT current_setting(%s)::int", [name]).fetchone()
+    if found is None:
+        raise Unavailable(f"the server does not say what {name} is")
+    return int(found[0])

@@ -1,0 +1,1 @@
+"""What the SQL sinks share: written once, for every dialect."""

@@ -1,0 +1,1 @@
+"""Pipelines in Spark: one batch, one decision, every sink."""

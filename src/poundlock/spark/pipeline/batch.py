@@ -1,0 +1,156 @@
+"""What Spark calls for every batch: looks the batch up, runs it, hands the offsets back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+
+from poundlock.core.coordinator import Coordinator
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import Step
+from poundlock.errors import LogMismatch, PoundlockError
+from poundlock.sources.kafka import KafkaSource, OffsetMode
+from poundlock.spark.pipeline.job import SparkJob
+from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
+
+logger = logging.getLogger("poundlock")
+
+
+class Gate(Protocol):
+    """Who may hold a batch back: the query, when it has been asked to stop."""
+
+    def enter(self, frame: DataFrame, batch: int) -> None: ...
+
+    def leave(self, batch: int, error: BaseException | None) -> None: ...
+
+    def must_stop(self) -> bool: ...
+
+
+@dataclass
+class Batches:
+    """The function given to `foreachBatch`. Runs on the driver, one batch at a time."""
+
+    name: str
+    coordinator: Coordinator
+    checkpoint: Checkpoint
+    sinks: Sequence[Participant]
+    dead_letters: Mapping[
+        str, Participant | None
+    ]  # sinks that leave bad rows out, and who takes them
+    sources: Sequence[KafkaSource | None]  # in the plan's order; None: offsets are not ours to keep
+    stateful: bool
+    prepare_timeout_s: float | None
+    observe: Callable[[Step, Mapping[str, object]], None]
+    gate: Gate | None
+    once: bool = False  # no task may be run again
+    _bound: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def take_over(self, *, adopt: bool = False) -> None:
+        """Become the pipeline's owner and finish what is decided.
+
+        `adopt`: the checkpoint is that of a query which ran without us until now. Otherwise a
+        checkpoint without a log means that the log was deleted, and with it all that was decided.
+        """
+        known = self.coordinator.log.load().generation is not None
+        if not known and not adopt and self.checkpoint.query() is not None:
+            raise LogMismatch(
+                f"there is a checkpoint, but no log at {self.coordinator.log.uri}: the log was "
+                "deleted, and nobody can say which batch was committed. Restore it, or start with a "
+                "new checkpoint location. If the checkpoint is that of a query which never ran with "
+                "Poundlock, say so with adopt_checkpoint=True: its last batch may be written again"
+            )
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        self.coordinator.take_over(self.name, query=self.checkpoint.query, owner=owner)
+
+    def close(self, *, sweep: bool) -> None:
+        """Abort what losing attempts may have left, and let go of the driver's connections.
+
+        Kafka hides from readers what comes after an open branch, and the next start may be far.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if sweep:
+                self.coordinator.sweep()
+        except PoundlockError as error:
+            logger.warning("%s: not swept at the end: %s", self.name, error)
+        for sink in self.coordinator.sinks.values():
+            sink.close()
+        for source in self.sources:
+            if source is not None:
+                source.close()
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        error: BaseException | None = None
+        try:
+            if self.gate is not None:
+                self.gate.enter(frame, batch)
+            self._run(frame, batch)
+        except BaseException as problem:
+            error = problem
+            raise
+        finally:
+            if self.gate is not None:
+                self.gate.leave(batch, error)
+
+    def _run(self, frame: DataFrame, batch: int) -> None:
+        if not self._bound:
+            query = self.checkpoint.query()
+            assert query is not None, "Spark writes its metadata before the first batch"
+            self.coordinator.bind(query)
+            self._bound = True
+        plan = self.checkpoint.offsets(batch)
+        ends = self._ends(plan)
+        job = SparkJob(
+            frame,
+            self.sinks,
+            dead_letters=self.dead_letters,
+            stateful=self.stateful,
+            prepare_timeout_s=self.prepare_timeout_s,
+            own=[source.branch(offsets) for source, offsets in ends if source.transactional],
+            once=self.once,
+        )
+        before = self.checkpoint.planned(batch - 1)
+        self.coordinator.run(
+            batch,
+            fingerprint_of_plan(plan),
+            job,
+            before=None if before is None else fingerprint_of_plan(before),
+        )
+        if any(sink.hidden for sink in self.coordinator.sinks.values()):
+            self.coordinator.sweep()  # a losing attempt may have left a branch before ours
+        self._hand_back(batch, ends)
+        self.observe(Step.RETURNING, {"batch": batch})
+
+    def _ends(self, plan: bytes) -> Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]:
+        """Pair each group's source with the end offsets in Spark's plan."""
+        if not any(self.sources):
+            return []
+        ends = dict[object, tuple[KafkaSource, dict[tuple[str, int], int]]]()
+        for source, offsets in zip(self.sources, source_offsets(plan), strict=True):
+            if source is not None and offsets is not None:
+                _, joined = ends.setdefault(source.key, (source, {}))
+                for at, offset in source.positions(offsets).items():
+                    joined[at] = min(offset, joined.get(at, offset))  # read twice: as far as both
+        return list(ends.values())
+
+    def _hand_back(
+        self, batch: int, ends: Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]
+    ) -> None:
+        """Tell the consumer groups how far we are, now that the batch is final."""
+        for source, offsets in ends:
+            source.pend(batch, offsets)
+            self.observe(Step.HANDING_BACK, {"batch": batch, "group": source.group})
+            if source.mode is OffsetMode.ON_BATCH:
+                # A driver that slept while another went on must not set the group back.
+                self.coordinator.log.ensure_owned()
+            source.completed(batch, stopping=self.gate is not None and self.gate.must_stop())
+            self.observe(Step.HANDED_BACK, {"batch": batch, "group": source.group})

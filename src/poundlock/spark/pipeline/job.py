@@ -1,0 +1,145 @@
+"""One batch as a Spark job: the coordinator's `Job`, over `mapInArrow`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from poundlock.core.job import Votes
+from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
+from poundlock.core.participant import Participant
+from poundlock.errors import Rejected
+from poundlock.spark.failures import operator_error
+from poundlock.spark.pipeline.task import VOTE_SCHEMA, WriteTask, read_votes
+
+logger = logging.getLogger("poundlock")
+
+
+class DriverBranch(Protocol):
+    """A participant whose one branch the driver itself writes, such as the source's offsets."""
+
+    name: str
+
+    def fingerprint(self) -> Fingerprint:
+        """Return the fingerprint of what this batch writes there."""
+        ...
+
+    def prepare(self, branch: Branch) -> Receipt:
+        """Open, write and prepare the branch."""
+        ...
+
+
+class SparkJob:
+    """A batch's frame, routed, with its sinks."""
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        sinks: Sequence[Participant],
+        *,
+        dead_letters: Mapping[str, Participant | None] | None = None,
+        stateful: bool,
+        prepare_timeout_s: float | None = None,
+        own: Sequence[DriverBranch] = (),
+        once: bool = False,
+    ):
+        self._frame = frame
+        self._sinks = sinks
+        self._dead_letters = dict(dead_letters or {})
+        self._stateful = stateful
+        self._prepare_timeout_s = prepare_timeout_s
+        self._own = own
+        self._once = once
+
+    @property
+    def stateful(self) -> bool:
+        return self._stateful
+
+    def write(
+        self,
+        transaction: Transaction,
+        sinks: frozenset[str],
+        taken: Mapping[str, frozenset[str]],
+    ) -> Votes:
+        # Dead letters are known only by writing: whoever may send some writes too.
+        senders = [
+            name for name, taker in self._dead_letters.items() if taker and taker.name in sinks
+        ]
+        task = WriteTask(
+            self._sinks, self._dead_letters, transaction, sinks.union(senders), taken, self._once
+        )
+        receipts, totals = self._run(task)
+        for branch in self._own:
+            totals[branch.name] = branch.fingerprint()
+            if branch.name in sinks and totals[branch.name].rows:
+                ids = taken.get(branch.name, frozenset())
+                receipts.append(
+                    branch.prepare(
+                        Branch(transaction, branch.name, -1, transaction.attempt, 0, ids)
+                    )
+                )
+        return Votes(tuple(receipts), totals)
+
+    def drain(self) -> Mapping[str, Fingerprint]:
+        _, totals = self._run(WriteTask(self._sinks, self._dead_letters))
+        return totals | {branch.name: branch.fingerprint() for branch in self._own}
+
+    def _run(self, task: WriteTask) -> tuple[list[Receipt], dict[str, Fingerprint]]:
+        try:
+            with self._time_limit() as overran:
+                rows = self._frame.mapInArrow(task, VOTE_SCHEMA).collect()
+        except (PySparkException, Py4JError) as error:
+            if overran.is_set():
+                raise Rejected(
+                    f"not every task had voted after {self._prepare_timeout_s:g} s "
+                    "(prepare_timeout): silence is a no. Make batches smaller or the limit longer"
+                ) from error
+            if failed := operator_error(error):
+                raise failed from error
+            raise Rejected(f"the tasks failed: {_first_line(error)}") from error
+        receipts, totals, bad = read_votes([row.vote for row in rows])
+        for name, count in bad.items():
+            taker = self._dead_letters[name]
+            where = f"sent to sink {taker.name}" if taker else "left out (on_bad_row='skip')"
+            logger.warning("sink %s could not take %d rows: they are %s", name, count, where)
+        return receipts, {sink.name: Fingerprint() for sink in self._sinks} | totals
+
+    @contextmanager
+    def _time_limit(self) -> Iterator[threading.Event]:
+        """Cancel this thread's jobs when the time is over, and say so in the event."""
+        overran = threading.Event()
+        if self._prepare_timeout_s is None:
+            yield overran
+            return
+        context, tag = self._frame.sparkSession.sparkContext, f"poundlock-{uuid.uuid4().hex}"
+
+        def cancel() -> None:
+            overran.set()
+            context.cancelJobsWithTag(tag)
+
+        timer = threading.Timer(self._prepare_timeout_s, cancel)
+        timer.daemon = True
+        context.addJobTag(tag)
+        timer.start()
+        try:
+            yield overran
+        finally:
+            timer.cancel()
+            context.removeJobTag(tag)
+
+
+def _first_line(error: Exception) -> str:
+    """Say in one line what went wrong in the tasks: of Python's words, or else of Java's."""
+    lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("at ", "File "))]
+    python = [line for line in lines if "Error" in line]
+    java = [line for line in lines if "Exception: " in line]
+    return (python or java or lines or [type(error).__name__])[0][:500]

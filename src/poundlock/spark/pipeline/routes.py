@@ -1,0 +1,171 @@
+"""From a frame to columns for each sink: what makes a single pass over a batch possible.
+
+Before the query starts, each sink's `output`, `select` and `where` become one nullable struct column,
+or its fields where no row is left out, and the hash of each row one more, computed by Spark's own
+generated code. A task then needs no cache, no second scan and no loop over rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from poundlock.core.participant import Column, Participant
+from poundlock.core.sparksql import quoted
+from poundlock.errors import UsageError, error_context
+from poundlock.spark.hashing import parts
+from poundlock.spark.pipeline.task import field_column, field_of, hash_column, rows_column
+from poundlock.spark.stream.keyed import TAG, struct_column
+
+_KEPT, _TAKEN, _SELECTED = "__poundlock_kept", "__poundlock_taken", "__poundlock_selected"
+
+
+@dataclass(frozen=True)
+class Route:
+    """A sink and the rows that go to it."""
+
+    sink: Participant
+    where: str | SparkColumn | None = None
+    select: tuple[str | SparkColumn, ...] | None = None
+    on_bad_row: str | Participant = "fail"
+    output: str | None = None  # which output of a flow; None: the frame has but one
+
+    @property
+    def dead_letters(self) -> Participant | None:
+        """The sink that takes the rows which this one cannot."""
+        return self.on_bad_row if isinstance(self.on_bad_row, Participant) else None
+
+    def describe(self) -> str:
+        parts = [self.sink.name]
+        if self.output is not None:
+            parts.append(f"output {self.output}")
+        if self.select is not None:
+            parts.append("select " + ", ".join(str(item) for item in self.select))
+        if self.where is not None:
+            parts.append(f"where {self.where}")
+        if self.dead_letters is not None:
+            parts.append(f"bad rows to {self.dead_letters.name}")
+        elif self.on_bad_row == "skip":
+            parts.append("bad rows left out")
+        return "; ".join(parts)
+
+
+def dead_letter_sinks(routes: Sequence[Route]) -> list[Participant]:
+    """Return the sinks that take other sinks' bad rows, each once, and see that they can."""
+    found: dict[str, Participant] = {}
+    for route in routes:
+        if route.dead_letters is not None and route.dead_letters.name not in found:
+            route.dead_letters.check_dead_letters()
+            found[route.dead_letters.name] = route.dead_letters
+    return list(found.values())
+
+
+def dead_letter_routes(routes: Sequence[Route]) -> dict[str, Participant | None]:
+    """Return the sinks that leave bad rows out, and to each the sink that takes them, if any."""
+    return {route.sink.name: route.dead_letters for route in routes if route.on_bad_row != "fail"}
+
+
+def routed(frame: DataFrame, routes: Sequence[Route]) -> DataFrame:
+    """Return, for each route, a struct column of its rows or its fields, and a column of their hashes.
+
+    Raises `UsageError` that names the sink for a column or an expression that does not fit.
+    """
+    base = frame
+    for index, route in enumerate(routes):
+        base = _checked(route, lambda i=index, r=route, b=base: _with_rows(b, frame, i, r))
+    columns: list[SparkColumn] = []
+    for index in range(len(routes)):
+        own = [field for field in base.schema.fields if field_of(field.name, index) is not None]
+        columns += [F.col(field.name) for field in own] or [F.col(rows_column(index))]
+        columns.append(_hash(base, index, own).alias(hash_column(index)))
+    return base.select(*columns)
+
+
+def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> DataFrame:
+    """Add the columns of a route's rows. Spark folds all these projections into one."""
+    fields, conditions = frame.schema.fields, []
+    if route.output is not None:  # within this route, the columns are those of its output
+        rows = struct_column(route.output)
+        fields = frame.schema[rows].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
+        kept = F.struct("*").alias(_KEPT)
+        base = base.select(kept, (F.col(TAG) == route.output).alias(_TAKEN), quoted(rows) + ".*")
+        conditions = [F.col(_TAKEN)]
+    if route.where is not None:
+        conditions += [F.expr(route.where) if isinstance(route.where, str) else route.where]
+    prefix, names = "", [quoted(field.name) for field in fields]
+    if route.select is not None:
+        items: list[SparkColumn] = []
+        for item in route.select:
+            items += [F.col(name) for name in names] if isinstance(item, str) and item == "*" else [
+                F.expr(item) if isinstance(item, str) else item]  # fmt: skip
+        selected = F.struct(*items)
+        for condition in reversed(conditions):  # what is left out need not bear the expressions
+            selected = F.when(condition, selected)
+        base = base.withColumn(_SELECTED, selected)
+        fields = base.schema[_SELECTED].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
+        prefix = f"`{_SELECTED}`."
+    columns = {
+        field.name: Column(prefix + quoted(field.name), declared(field.dataType))
+        for field in fields
+    }
+    with error_context(sink=route.sink.name):
+        wanted = route.sink.project(columns)
+    if not conditions:
+        # A struct is only there to be null. Spark would write it twice, at the cost of half a row.
+        fields = [F.expr(sql).alias(field_column(index, name)) for name, sql in wanted.items()]
+        return base.select("*", *fields).drop(_SELECTED)
+    row = F.struct(*[F.expr(sql).alias(name) for name, sql in wanted.items()])
+    for condition in reversed(conditions):
+        row = F.when(condition, row)
+    if route.output is None:
+        return base.withColumn(rows_column(index), row).drop(_SELECTED)
+    return base.select(_KEPT + ".*", row.alias(rows_column(index)))
+
+
+def declared(kind: DataType) -> str:
+    """Return a type as `Column` has it: Spark's `simpleString`, which its parser takes back."""
+    if isinstance(kind, ArrayType):
+        return f"array<{declared(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{declared(kind.keyType)},{declared(kind.valueType)}>"
+    if isinstance(kind, StructType):
+        fields = ((field.name, declared(field.dataType)) for field in kind.fields)
+        return f"struct<{','.join(f'{_plain(name)}:{inner}' for name, inner in fields)}>"
+    return kind.simpleString()
+
+
+def _plain(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else quoted(name)
+
+
+def _hash(base: DataFrame, index: int, own: Sequence[StructField]) -> SparkColumn:
+    """Return the hash of a route's rows: of its `own` columns, or of its struct's fields."""
+    name = rows_column(index)
+    if own:
+        values = [(F.col(field.name), field) for field in own]
+    else:
+        fields = base.schema[name].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
+        values = [(F.col(name)[field.name], field) for field in fields]
+    hashed = F.xxhash64(
+        *[
+            part
+            for value, field in values
+            for part in parts(value, field.dataType, nullable=field.nullable)
+        ]
+    )
+    return hashed if own else F.when(F.col(name).isNotNull(), hashed)
+
+
+def _checked(route: Route, build):
+    try:
+        return build()
+    except AnalysisException as error:
+        problem = str(error).splitlines()[0]
+        raise UsageError(f"route {route.describe()}: {problem}", sink=route.sink.name) from error

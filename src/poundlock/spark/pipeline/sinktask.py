@@ -1,0 +1,168 @@
+"""One sink's way through a task: its branch, its fingerprint, and what becomes of its bad rows.
+
+Rules of this file: no Python call per row, but for bad rows, which are few or the query is wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from poundlock.core.model import Branch, Fingerprint, Receipt
+from poundlock.core.participant import Participant, Writer
+from poundlock.errors import BadRow, error_context
+
+_LETTER = pa.schema(
+    [
+        ("pipeline", pa.string()),
+        ("batch", pa.int64()),
+        ("sink", pa.string()),
+        ("error", pa.string()),
+        ("row", pa.string()),
+    ]
+)
+
+
+@dataclass
+class SinkTask:
+    """A sink in one task. Without a branch only the fingerprint is wanted."""
+
+    sink: Participant
+    branch: Branch | None
+    dead_letters: SinkTask | None = (
+        None  # where bad rows go; None: left out, if the branch is tolerant
+    )
+    writer: Writer | None = None
+    offered: Fingerprint = field(default_factory=Fingerprint)  # what came, bad rows included
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)  # what the branch took
+    bad: int = 0
+
+    def take(self, rows: pa.StructArray, hashes: pa.Array) -> None:
+        """Write the rows that are not null, and count them."""
+        if rows.null_count:
+            mine = rows.is_valid()
+            rows, hashes = rows.filter(mine), hashes.filter(mine)
+        if len(rows) == 0:
+            return
+        self.offered += _fingerprint(hashes)
+        if self.branch is not None:
+            self._write(pa.RecordBatch.from_struct_array(rows), hashes)
+
+    def _write(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
+        assert self.branch is not None
+        with error_context(sink=self.sink.name, transaction=self.branch.transaction):
+            # Not below: what is wrong before the first row is no row's fault, and leaves none out.
+            self.writer = self.writer or self.sink.begin(self.branch)
+        while len(rows):
+            try:
+                with error_context(sink=self.sink.name, transaction=self.branch.transaction):
+                    self.writer.write(rows)
+                self.fingerprint += _fingerprint(hashes)
+                return
+            except BadRow as error:
+                if not self.branch.tolerant:
+                    raise
+                problem = error
+            if not problem.rows:
+                self._search(rows, hashes, problem)
+                return
+            good = np.ones(len(rows), dtype=bool)
+            good[list(problem.rows)] = False
+            chosen, rest = pa.array(np.flatnonzero(~good)), pa.array(np.flatnonzero(good))
+            self._leave_out(rows.take(chosen), hashes.take(chosen), problem.rows)
+            rows, hashes = rows.take(rest), hashes.take(rest)
+
+    def _search(self, rows: pa.RecordBatch, hashes: pa.Array, error: BadRow) -> None:
+        """Write what is good among rows that were refused together, by halves."""
+        if len(rows) == 1:
+            self._leave_out(rows, hashes, {0: str(error.args[0])})
+            return
+        middle = len(rows) // 2
+        for start, length in ((0, middle), (middle, len(rows) - middle)):
+            self._write(rows.slice(start, length), hashes.slice(start, length))
+
+    def _leave_out(
+        self, rows: pa.RecordBatch, hashes: pa.Array, reasons: Mapping[int, str]
+    ) -> None:
+        assert self.branch is not None
+        self.bad += len(rows)
+        if self.dead_letters is None:
+            return
+        transaction = self.branch.transaction
+        known = (self.sink.original_row(row) for row in _readable(rows).to_pylist())
+        dead_letters = pa.RecordBatch.from_pydict(
+            {
+                "pipeline": [transaction.namespace.pipeline] * len(rows),
+                "batch": [transaction.batch] * len(rows),
+                "sink": [self.sink.name] * len(rows),
+                "error": [reasons[index] for index in sorted(reasons)],
+                "row": [json.dumps(row, default=_plain) for row in known],
+            },
+            schema=_LETTER,
+        )
+        self.dead_letters.receive(dead_letters, hashes)
+
+    def receive(self, dead_letters: pa.RecordBatch, hashes: pa.Array) -> None:
+        """Take another lane's bad rows. They are known only by writing, so they are not `offered`."""
+        if self.branch is not None:
+            self._write(self.sink.dead_letters(dead_letters), hashes)
+
+    def prepare(self) -> Receipt | None:
+        if self.writer is None or self.branch is None or self.fingerprint.rows == 0:
+            if self.writer is not None:
+                self.writer.abort()  # all its rows were bad: no system prepares an empty branch
+            return None
+        with error_context(sink=self.sink.name, transaction=self.branch.transaction):
+            prepared = self.writer.prepare()
+        if prepared is None:
+            return None
+        return Receipt(
+            sink=self.sink.name,
+            id=prepared.id,
+            task=self.branch.task,
+            fingerprint=self.fingerprint,
+            handle=prepared.handle,
+            began_at=prepared.began_at,
+            expires_at=prepared.expires_at,
+        )
+
+    def abandon(self) -> None:
+        if self.writer is not None:
+            self.writer.abort()
+
+
+def _fingerprint(hashes: pa.Array) -> Fingerprint:
+    if isinstance(hashes, pa.ChunkedArray):
+        hashes = hashes.combine_chunks()
+    digest = int(np.asarray(pc.fill_null(hashes, 0)).view(np.uint64).sum(dtype=np.uint64))
+    return Fingerprint(len(hashes), digest)
+
+
+def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Spell times as text: Python has none after the year 9999, which may be what is bad here."""
+    columns = [
+        column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
+        for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+
+
+def _plain(value: Any) -> Any:
+    """Spell what JSON has no word for."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return "base64:" + base64.b64encode(value).decode()
+    if isinstance(value, decimal.Decimal | datetime.date | datetime.time | datetime.timedelta):
+        return str(value)
+    return repr(value)

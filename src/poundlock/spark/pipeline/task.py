@@ -1,0 +1,190 @@
+"""What runs on the executors: one pass over a task's rows, routed to every sink.
+
+Rules of this file: no Python call per row; the input is always read to its end, for Spark commits a
+query's state only then; a sink's refusal is a vote and travels back as data, so that the driver sees
+the very error and Spark does not try the task again for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from poundlock import errors
+from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
+from poundlock.core.participant import Participant
+from poundlock.errors import PoundlockError, Rejected
+from poundlock.spark.pipeline.sinktask import SinkTask
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
+
+VOTE_SCHEMA = "vote string"
+_VOTE = pa.schema([("vote", pa.string())])
+_FIELD = "__poundlock_rows"
+
+
+def rows_column(index: int) -> str:
+    """Name the struct column with the rows of the sink at `index`; null where it takes none."""
+    return f"rows{index}"
+
+
+def field_column(index: int, field: str) -> str:
+    """Name the column of a field, which a sink that takes all rows has instead.
+
+    In hexadecimal: Spark reads dots and quotes in names as its own.
+    """
+    return f"{_FIELD}{index}_{field.encode().hex()}"
+
+
+def field_of(column: str, index: int) -> str | None:
+    """Return the field that `field_column` named for a sink; None if it is another column."""
+    head = f"{_FIELD}{index}_"
+    return bytes.fromhex(column.removeprefix(head)).decode() if column.startswith(head) else None
+
+
+def hash_column(index: int) -> str:
+    """Name the column with the hash of each of those rows."""
+    return f"hash{index}"
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """The function that Spark runs on each partition, as `mapInArrow` wants it."""
+
+    sinks: Sequence[Participant]  # each with a column of rows, in this order
+    dead_letters: Mapping[str, Participant | None] = field(
+        default_factory=dict
+    )  # of tolerant sinks
+    transaction: Transaction | None = None  # None: a drain, which writes nothing
+    writing: frozenset[str] = frozenset()  # the others only have their fingerprints computed
+    taken: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    once: bool = False  # never again, for rows go straight through and at most once
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        sink_tasks = self._sink_tasks(context)
+        try:
+            if self.once and context.attemptNumber() > 0:
+                raise Rejected(
+                    "the task was run before, and has perhaps written rows, which are promised at most "
+                    "once: the source cannot be replayed"
+                )
+            votes = self._write(sink_tasks, batches)
+        except PoundlockError as refusal:
+            _abandon(sink_tasks)
+            for _ in batches:
+                pass
+            votes = [no(refusal)]
+        except BaseException:
+            _abandon(sink_tasks)
+            raise
+        yield pa.RecordBatch.from_pydict({"vote": votes}, schema=_VOTE)
+
+    def _sink_tasks(self, context: TaskContext) -> list[SinkTask]:
+        """Return a lane for each sink, in their order, and behind them those for dead letters."""
+        takers = {sink.name: SinkTask(sink, self._branch(sink, context))
+                  for sink in self.dead_letters.values() if sink is not None}  # fmt: skip
+        sink_tasks: list[SinkTask] = []
+        for sink in self.sinks:
+            taker = self.dead_letters.get(sink.name)
+            dead_letters = None if taker is None else takers[taker.name]
+            sink_tasks.append(SinkTask(sink, self._branch(sink, context), dead_letters))
+        return [*sink_tasks, *takers.values()]
+
+    def _branch(self, sink: Participant, context: TaskContext) -> Branch | None:
+        if self.transaction is None or sink.name not in self.writing:
+            return None
+        return Branch(
+            transaction=self.transaction,
+            sink=sink.name,
+            task=context.partitionId(),
+            task_attempt=context.taskAttemptId(),
+            retry=context.attemptNumber(),
+            taken=self.taken.get(sink.name, frozenset()),
+            tolerant=sink.name in self.dead_letters,
+        )
+
+    def _write(
+        self, sink_tasks: Sequence[SinkTask], batches: Iterator[pa.RecordBatch]
+    ) -> list[str]:
+        routed = sink_tasks[: len(self.sinks)]
+        for batch in batches:
+            for index, sink_task in enumerate(routed):
+                sink_task.take(_rows(batch, index), batch.column(hash_column(index)))
+        # All lanes have all their rows before the first is prepared: a late refusal costs least.
+        receipts = [sink_task.prepare() for sink_task in sink_tasks]
+        return [yes(sink_task.sink.name, sink_task.offered, receipt, sink_task.bad)
+                for sink_task, receipt in zip(sink_tasks, receipts, strict=True)]  # fmt: skip
+
+
+def _rows(batch: pa.RecordBatch, index: int) -> pa.StructArray:
+    if rows_column(index) in batch.schema.names:
+        return batch.column(rows_column(index))  # pyright: ignore[reportReturnType]
+    found = [(column, field_of(column, index)) for column in batch.schema.names]
+    fields = {field: batch.column(column) for column, field in found if field is not None}
+    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
+
+
+def _abandon(sink_tasks: Sequence[SinkTask]) -> None:
+    for sink_task in sink_tasks:
+        sink_task.abandon()
+
+
+def yes(sink: str, offered: Fingerprint, receipt: Receipt | None, bad: int = 0) -> str:
+    """Spell a yes vote of one sink in one task; without a receipt there is nothing to commit."""
+    return json.dumps(
+        {
+            "sink": sink,
+            "rows": offered.rows,
+            "digest": f"{offered.digest:016x}",
+            "receipt": receipt.to_json() if receipt else None,
+            "bad": bad,
+        }
+    )
+
+
+def no(refusal: PoundlockError) -> str:
+    """Spell a no vote: the error itself, to be raised by the driver."""
+    body = {
+        "kind": type(refusal).__name__,
+        "message": str(refusal.args[0]),
+        "transaction": refusal.transaction,
+        "sink": refusal.sink,
+    }
+    return json.dumps({"no": body})
+
+
+def read_votes(
+    votes: Sequence[str],
+) -> tuple[list[Receipt], dict[str, Fingerprint], dict[str, int]]:
+    """Read the votes of all tasks: receipts, totals, and bad rows that were left out, by sink.
+
+    Raises the first refusal, as the sink raised it.
+    """
+    receipts: list[Receipt] = []
+    totals: dict[str, Fingerprint] = {}
+    bad: dict[str, int] = {}
+    for vote in map(json.loads, votes):
+        if "no" in vote:
+            raise _refusal(vote["no"])
+        sink = vote["sink"]
+        part = Fingerprint(vote["rows"], int(vote["digest"], 16))
+        totals[sink] = totals.get(sink, Fingerprint()) + part
+        if vote["receipt"] is not None:
+            receipts.append(Receipt.from_json(vote["receipt"]))
+        if vote["bad"]:
+            bad[sink] = bad.get(sink, 0) + vote["bad"]
+    return receipts, totals, bad
+
+
+def _refusal(body: Mapping[str, Any]) -> PoundlockError:
+    kind = getattr(errors, body["kind"], errors.Rejected)
+    return kind(body["message"], transaction=body["transaction"], sink=body["sink"])

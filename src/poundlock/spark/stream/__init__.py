@@ -1,0 +1,1 @@
+"""The operators of `poundlock.stream`, run inside Spark."""

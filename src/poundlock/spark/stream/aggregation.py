@@ -1,0 +1,91 @@
+"""Spark's aggregate expressions, taken apart so that a window with its own state can compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField
+
+from poundlock.errors import UsageError
+from poundlock.spark.internals import analyzed_plan
+from poundlock.spark.stream.flow import analysed
+from poundlock.stream import aggregates
+
+_COMPARES = {"min", "max", "min_by", "max_by"}
+_DISTINCT = {"count": "count_distinct", "sum": "sum_distinct", "min": "min", "max": "max"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One aggregate: a function of Spark's by its name, what it is of, in SQL, and its result."""
+
+    function: str
+    of: tuple[str, ...]
+    field: StructField
+
+
+def columns(what: Sequence[str | Column]) -> list[Column]:
+    """Return aggregates that a user gave as SQL or as Columns."""
+    return [F.expr(each) if isinstance(each, str) else each for each in what]
+
+
+def grouped(
+    frame: DataFrame, keys: Sequence[Column], what: Sequence[Column], name: str
+) -> DataFrame:
+    """Return Spark's own aggregation. Raises `UsageError` for expressions that do not fit."""
+    return analysed(name, lambda: frame.groupBy(*keys).agg(*what))
+
+
+def parts(frame: DataFrame, what: Sequence[Column], name: str) -> list[Part]:
+    """Take aggregate expressions apart, by Spark's own analysis of them."""
+    made = grouped(frame, [], what, name)
+    plan = analyzed_plan(made)
+    listed: Any = plan.aggregateExpressions()
+    return [
+        _part(listed.apply(index), field, name) for index, field in enumerate(made.schema.fields)
+    ]
+
+
+def _part(expression: Any, field: StructField, name: str) -> Part:
+    inner = expression.child() if expression.nodeName() == "Alias" else expression
+    if inner.nodeName() != "AggregateExpression":
+        raise UsageError(
+            f"operator {name!r}: {expression.sql()} is not one aggregate function. A window with state "
+            "of its own takes functions one by one: compute the rest afterwards, on the flow's .df"
+        )
+    function = inner.aggregateFunction()
+    called = str(function.prettyName())
+    of = [
+        str(function.children().apply(index).sql()) for index in range(function.children().size())
+    ]
+    if inner.isDistinct():
+        if called not in _DISTINCT:
+            raise UsageError(
+                f"operator {name!r}: {called}(DISTINCT ...) is not among what it can do"
+            )
+        called = _DISTINCT[called]
+    if called in ("first", "last", "any_value") and bool(function.ignoreNulls()):
+        called = f"{'first' if called == 'any_value' else called}_ignore_nulls"
+    compared = function.children().apply(function.children().size() - 1)
+    kind = str(compared.dataType().typeName())
+    if called in _COMPARES and kind in ("struct", "array", "map"):
+        raise UsageError(
+            f"operator {name!r}: {called} of a {kind} is not among what it can do: use plain columns"
+        )
+    takes_nulls = aggregates.function(called).nulls
+    condition = inner.filter()
+    if condition.isDefined() and takes_nulls:
+        raise UsageError(
+            f"operator {name!r}: {called} that passes over rows is not among what it can do: leave "
+            "such rows out before the flow"
+        )
+    if condition.isDefined():
+        chosen = str(condition.get().sql())
+        of = [f"CASE WHEN {chosen} THEN {each} END" for each in of]
+    if called.startswith(("first", "last", "any_value")):
+        of = of[:1]  # what follows is whether nulls are passed over
+    return Part(called, tuple(of), field)

@@ -1,0 +1,407 @@
+"""Flows: Flink's operators over a streaming DataFrame, and back to a DataFrame at any point.
+
+A flow is a frame that knows its time. What Spark can do by itself is left to Spark; the rest runs an
+operator of `poundlock.stream` on Spark's keyed state (`poundlock.spark.stream.keyed`).
+`explain()` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType, TimestampType
+
+from poundlock.core.sparksql import quoted
+from poundlock.errors import UsageError
+from poundlock.spark.internals import analyzed_plan, is_column, watermark_delay
+from poundlock.spark.plan import keeps_order, read_plan, walk
+from poundlock.spark.stream import keyed, rowwise
+from poundlock.stream.enrich import check as check_enrich
+from poundlock.stream.operator import MAIN, Operator
+from poundlock.stream.times import Domain, Duration
+from poundlock.stream.watermarks import Ingestion, Watermark, bounded
+
+if TYPE_CHECKING:
+    from poundlock.spark.stream.keyedflow import KeyedFlow
+
+WATERMARK_TAG = "spark.watermarkDelayMs"  # how Spark marks the column that a watermark follows
+_MARK, _TIME, _ARRIVED = "__poundlock_mark", "__poundlock_time", "ingestion_time"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an operator made: all its outputs, packed."""
+
+    raw: DataFrame
+    outputs: keyed.Outputs
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A streaming frame with a time. Every method returns another flow; nothing starts."""
+
+    frame: DataFrame
+    time: str | None = None  # the column of event time; None: processing time
+    watermark: Watermark | None = None
+    position: tuple[str, ...] = ()
+    shift: int = 0  # milliseconds that event time is before that column, as of a window's end
+    lost: str = ""  # the operator after which there is no event time any more
+    ordered: bool = True  # rows come as their source gave them, but for what the plan says
+    made: bool = False  # by an operator: its rows come before the batch's watermark
+    result: Result | None = None
+    steps: tuple[str, ...] = ()
+
+    @property
+    def df(self) -> DataFrame:
+        """The flow as a DataFrame: of an operator's outputs, the main one."""
+        return self.frame
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of all outputs, `main` first."""
+        return tuple(self.result.outputs.schemas) if self.result else (MAIN,)
+
+    def side_output(self, name: str) -> DataFrame:
+        """Return an output as a DataFrame. A pipeline of the flow itself can write several at once."""
+        self._check_output(name)
+        if self.result is None:
+            return self.frame
+        return keyed.output(self.result.raw, name, self.result.outputs)
+
+    @property
+    def tagged(self) -> DataFrame:
+        """All outputs in one frame, for a pipeline that routes them."""
+        assert self.result is not None, "only an operator has several outputs"
+        return keyed.tagged(self.result.raw, self.result.outputs)
+
+    def _check_output(self, name: str) -> None:
+        if name not in self.outputs:
+            raise UsageError(
+                f"there is no output {name!r}: this flow has {', '.join(self.outputs)}"
+            )
+
+    @property
+    def domain(self) -> Domain:
+        return Domain.PROCESSING if self.time is None else Domain.EVENT
+
+    def explain(self) -> str:
+        """Say step by step what does the work: Spark's own operators, or keyed state, and why."""
+        clock = "processing time" if self.time is None else f"event time `{self.time}`"
+        return "\n".join([f"flow in {clock}", *self.steps])
+
+    # Steps without state: Spark's own, or a Python function over Arrow batches.
+
+    def select(self, *columns: str | Column) -> Flow:
+        """Shape the rows by Spark's expressions."""
+        chosen = [
+            F.expr(each) if isinstance(each, str) and each != "*" else each for each in columns
+        ]
+        return self._stepped(
+            analysed("select", lambda: self.frame.select(*chosen)), "select: Spark"
+        )
+
+    def filter(self, condition: str | Column | Callable[[Any], Any]) -> Flow:
+        """Keep the rows for which a condition holds: SQL, a Column, or a function of the row."""
+        if isinstance(condition, str | Column):
+            frame = analysed("filter", lambda: self.frame.where(condition))
+            return self._stepped(frame, "filter: Spark")
+        step = rowwise.Filter("filter", rowwise.checked(condition, "filter"))
+        return self._python(step, self.frame.schema, "filter")
+
+    def map(self, function: Callable[[Any], Any], schema: str | StructType) -> Flow:
+        """Make one row of each, by a function. `schema` has the columns of what it returns."""
+        step = rowwise.Map("map", rowwise.checked(function, "map"))
+        return self._python(step, parsed(schema, "map"), "map")
+
+    def flat_map(self, function: Callable[[Any], Iterable[Any]], schema: str | StructType) -> Flow:
+        """Make any number of rows of each, by a function that returns or yields them."""
+        step = rowwise.FlatMap("flat_map", rowwise.checked(function, "flat_map"))
+        return self._python(step, parsed(schema, "flat_map"), "flat_map")
+
+    def enrich(
+        self,
+        function: Callable[[Any], Any],
+        schema: str | StructType,
+        *,
+        concurrency: int = 100,
+        timeout: Duration = "30 seconds",
+        ordered: bool = True,
+        retries: int = 0,
+        on_timeout: str = "fail",
+        name: str = "enrich",
+    ) -> Flow:
+        """Ask another system about each row, many at a time.
+
+        `function` is `async def`, or a plain one that is run in threads; it returns a row or rows. At
+        most `concurrency` calls of a task are under way at once. A batch that is replayed asks again.
+        """
+        options: dict[str, Any] = {
+            "concurrency": concurrency,
+            "timeout": timeout,
+            "on_timeout": on_timeout,
+        }
+        check_enrich(function, name, **options, retries=retries)
+        options |= {"retries": retries, "ordered": ordered}
+        made = self._python(rowwise.Enrich(name, function, options), parsed(schema, name), name)
+        return replace(made, ordered=self.ordered and ordered)
+
+    def union(self, *others: Flow) -> Flow:
+        """Put flows with the same columns and the same time together."""
+        frame = self.frame
+        for other in others:
+            if other.time != self.time:
+                raise UsageError(
+                    f"a flow in {_clock(self)} and one in {_clock(other)} cannot be united: give both "
+                    "the same time column"
+                )
+            frame = analysed("union", lambda f=frame, o=other: f.unionByName(o.frame))
+        made = self.made or any(other.made for other in others)
+        return replace(self._stepped(frame, "union: Spark"), made=made)
+
+    def key_by(self, *columns: str | Column) -> KeyedFlow:
+        """Give each row a key: what follows happens for every key by itself."""
+        from poundlock.spark.stream.keyedflow import KeyedFlow
+
+        if not columns:
+            raise UsageError("key_by() needs a column: name one, or an expression with an alias")
+        frame, names = self.frame, []
+        for column in columns:
+            expression = F.col(quoted(column)) if isinstance(column, str) else column
+            name = analysed("key_by", lambda e=expression, f=frame: f.select(e).columns[0])
+            if name not in frame.columns:
+                frame = frame.withColumn(name, expression)
+            elif not isinstance(column, str) and not is_column(column, name):
+                raise UsageError(
+                    f"key_by(): there is a column {name!r} already, which is not this expression: give "
+                    "it another alias"
+                )
+            names.append(name)
+        for name in names:
+            kind = frame.schema[name].dataType.simpleString()
+            if "map<" in kind or "variant" in kind or "collate" in kind:
+                raise UsageError(
+                    f"column {name!r} is of type {kind}, which cannot be a key: use a field or a form "
+                    "of it that can be compared"
+                )
+        return KeyedFlow(replace(self, frame=frame, result=None), tuple(names))
+
+    def with_time(self, column: str) -> Flow:
+        """Take another column of an operator's rows as their event time. The watermark stays."""
+        if self.watermark is None:
+            raise UsageError(
+                "with_time() is for a flow in event time: give flow() a time and watermark"
+            )
+        _check_time(self.frame, column)
+        return replace(self, time=column, shift=0, lost="")
+
+    def _stepped(self, frame: DataFrame, step: str) -> Flow:
+        return replace(self, frame=frame, result=None, steps=(*self.steps, step))
+
+    def _python(self, step: rowwise.Step, schema: StructType, name: str) -> Flow:
+        frame = rowwise.apply(self.frame, step, schema)
+        return self._stepped(frame, f"{name}: a Python function, over Arrow batches")
+
+    # What the keyed operators need.
+
+    def require_time(self, operator: str) -> None:
+        """Raise `UsageError` if the flow has no event time that an operator could go by."""
+        self.check_clock(operator)
+        if self.time is None:
+            raise UsageError(
+                f"operator {operator!r} needs event time and the flow has none: give flow() time= and "
+                "watermark="
+            )
+
+    def check_clock(self, operator: str) -> None:
+        """Raise `UsageError` if the flow had event time, and an earlier step has passed none on."""
+        if self.lost:
+            cure = (
+                "name it with with_time()" if self.watermark else "start from its .df with flow()"
+            )
+            raise UsageError(
+                f"operator {operator!r} comes after {self.lost!r}, which passes no event time on: "
+                f"{cure}"
+            )
+        if self.time is not None and self.time not in self.frame.columns:
+            raise UsageError(
+                f"operator {operator!r} needs the time column {self.time!r}, which an earlier step has "
+                f"left out: keep it, or name another with with_time(). There are "
+                f"{', '.join(self.frame.columns)}"
+            )
+
+    def input(
+        self, key: Sequence[str], operator: str, columns: Sequence[str] | None = None
+    ) -> keyed.Input:
+        """Return the rows as an operator takes them, with some columns or with all."""
+        self.check_clock(operator)
+        missing = [name for name in self.position if name not in self.frame.columns]
+        if missing:
+            raise UsageError(
+                f"operator {operator!r} needs the position {', '.join(missing)}, which an earlier step "
+                "has left out: keep it, or give the flow no position="
+            )
+        place = [F.col(quoted(name)) for name in self.position]
+        arrival = self.time is None and not place and self.ordered and keeps_order(self.frame)
+        micros = F.unix_micros(self._time())
+        return keyed.Input(self.frame, key, micros, place, arrival, columns)
+
+    def watermarked(self) -> tuple[DataFrame, str]:
+        """Return the frame and its time column with Spark's tag on it, for Spark's own operators."""
+        assert self.time is not None
+        assert self.watermark is not None
+        time, tag = self._time(), {WATERMARK_TAG: self.watermark.delay}
+        # Spark's own operators leave out rows without a time, and say nothing.
+        missing = F.raise_error(F.lit(f"{keyed.FAILED}{keyed.NO_TIME}")).cast("timestamp")
+        time = F.when(time.isNull(), missing).otherwise(time)
+        name = _TIME if self.shift else self.time  # in its place: Spark allows one tag in a frame
+        return self.frame.withColumn(name, time.alias(name, metadata=tag)), name
+
+    def _time(self) -> Column:
+        if self.time is None:
+            return F.current_timestamp()
+        time = F.col(quoted(self.time)).cast("timestamp")
+        return time - F.expr(f"INTERVAL {self.shift} MILLISECOND") if self.shift else time
+
+    def after(
+        self,
+        operator: Operator,
+        outputs: keyed.Outputs,
+        raw: DataFrame,
+        step: str,
+        time: str | None,
+        shift: int,
+    ) -> Flow:
+        """Return the flow of an operator's results."""
+        if time is None:
+            time, shift = self.time, self.shift
+        # Spark's operators in processing time pass no watermark on.
+        passes = Domain.PROCESSING not in operator.domains and self.watermark is not None
+        lost = "" if passes or self.time is None else operator.name
+        return Flow(
+            frame=keyed.output(raw, MAIN, outputs),
+            time=time if passes else None,
+            watermark=self.watermark if passes else None,
+            shift=shift,
+            lost=lost,
+            made=True,
+            result=Result(raw, outputs),
+            steps=(*self.steps, step),
+        )
+
+
+def flow(
+    frame: DataFrame,
+    *,
+    time: str | Ingestion | None = None,
+    watermark: Duration | Watermark | None = None,
+    position: str | Sequence[str] = (),
+) -> Flow:
+    """Begin a flow over a streaming frame.
+
+    Args:
+        time: The column of event time, or `ingestion()`. Without one the flow goes by processing time.
+        watermark: How long to wait for rows that come late: a duration, or `bounded`, `monotone`,
+            `punctuated`. May be left out if the frame has a watermark already.
+        position: Columns that say where a row stood in its source, such as Kafka's `partition` and
+            `offset`. Rows of a key with equal times are taken in this order; without it, in an order
+            that only depends on their content. Either way a replay gives the same.
+    """
+    if not isinstance(frame, DataFrame) or not frame.isStreaming:
+        raise UsageError(
+            "flow() takes a streaming DataFrame: open the source with spark.readStream, or with "
+            "poundlock.read_kafka and the like"
+        )
+    if isinstance(time, Ingestion):
+        frame = frame.withColumn(_ARRIVED, F.current_timestamp())
+        time, watermark = _ARRIVED, watermark or Watermark(0)
+    if time is None:
+        if watermark is not None:
+            raise UsageError("watermark= is for event time: give time= as well")
+        return Flow(frame, position=_positions(frame, position))
+    _check_time(frame, time)
+    existing = _existing_watermark(frame)
+    if watermark is None and existing is None:
+        raise UsageError(
+            f"flow(time={time!r}) needs a watermark: say how late rows may come, for example "
+            "watermark='10 seconds'"
+        )
+    if watermark is None:
+        # Rows that an operator with state has made come before the watermark that made it give them.
+        made = read_plan(frame).stateful
+        return Flow(frame, time, existing, _positions(frame, position), made=made)
+    if existing is not None:
+        raise UsageError("the frame has a watermark already: leave watermark= out")
+    chosen = watermark if isinstance(watermark, Watermark) else bounded(watermark)
+    followed = time
+    if chosen.mark is not None:
+        mark = F.expr(chosen.mark).cast("timestamp")
+        frame = analysed("punctuated", lambda: frame.withColumn(_MARK, mark))
+        followed = _MARK
+    tracked = frame.withWatermark(followed, f"{chosen.delay} milliseconds")
+    if followed == _MARK:
+        tracked = tracked.drop(_MARK)
+    return Flow(tracked, time, chosen, _positions(frame, position))
+
+
+def parsed(schema: str | StructType, operator: str) -> StructType:
+    """Return a schema that a user gave as text."""
+    if isinstance(schema, StructType):
+        return schema
+    try:
+        found = StructType.fromDDL(schema)
+    except Exception as error:
+        problem = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"operator {operator!r}: the schema {schema!r} cannot be read, write it as 'id string, "
+            f"total double': {problem}"
+        ) from error
+    if not isinstance(found, StructType):
+        raise UsageError(f"operator {operator!r}: the schema {schema!r} has no column names")
+    return found
+
+
+def _clock(flow: Flow) -> str:
+    return "processing time" if flow.time is None else f"event time {flow.time!r}"
+
+
+def _positions(frame: DataFrame, position: str | Sequence[str]) -> tuple[str, ...]:
+    names = (position,) if isinstance(position, str) else tuple(position)
+    for name in names:
+        if name not in frame.columns:
+            raise UsageError(
+                f"position={name!r} is no column: there are {', '.join(frame.columns)}"
+            )
+    return names
+
+
+def _check_time(frame: DataFrame, time: Any) -> None:
+    if not isinstance(time, str) or time not in frame.columns:
+        raise UsageError(f"time={time!r} is no column: there are {', '.join(frame.columns)}")
+    kind = frame.schema[time].dataType
+    if not isinstance(kind, TimestampType):
+        raise UsageError(
+            f"time={time!r} is of type {kind.simpleString()}: make it a timestamp first, for example "
+            f"with timestamp_seconds({time})"
+        )
+
+
+def _existing_watermark(frame: DataFrame) -> Watermark | None:
+    """Return the watermark that the frame's plan defines, if it does."""
+    for node in walk(analyzed_plan(frame)):
+        if node.nodeName() == "EventTimeWatermark":
+            return Watermark(watermark_delay(node))
+    return None
+
+
+def analysed(step: str, build: Callable[[], Any]) -> Any:
+    """Return what `build` makes. Spark's refusal becomes a `UsageError` that names the operator."""
+    try:
+        return build()
+    except AnalysisException as error:
+        problem = str(error).splitlines()[0]
+        raise UsageError(f"operator {step!r}: {problem}") from error

@@ -1,0 +1,326 @@
+"""Flows with a key: windows, process functions, joins, patterns and rolling aggregates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StructField, StructType, TimestampType
+
+from poundlock.errors import UsageError
+from poundlock.spark.session import keeps_keyed_state
+from poundlock.spark.stream import keyed
+from poundlock.spark.stream.flow import Flow, analysed, parsed
+from poundlock.spark.stream.joined import IntervalJoin
+from poundlock.spark.stream.windowed import WindowedFlow
+from poundlock.stream.evictors import Evictor
+from poundlock.stream.keyed import RollingOperator, rolling
+from poundlock.stream.matching import MatchOperator
+from poundlock.stream.operator import MAIN, Operator
+from poundlock.stream.pattern import Pattern
+from poundlock.stream.process import (
+    BroadcastProcessFunction,
+    BroadcastProcessOperator,
+    CoProcessFunction,
+    CoProcessOperator,
+    ProcessFunction,
+    ProcessOperator,
+    declared_outputs,
+)
+from poundlock.stream.times import Duration, milliseconds
+from poundlock.stream.triggers import Trigger
+from poundlock.stream.windows import Assigner
+
+
+@dataclass(frozen=True)
+class KeyedFlow:
+    """A flow whose rows have a key: what is done to it happens for every key by itself."""
+
+    flow: Flow
+    key: tuple[str, ...]
+    pages: int = keyed.PAGES
+
+    @property
+    def df(self) -> DataFrame:
+        return self.flow.df
+
+    def with_pages(self, pages: int) -> KeyedFlow:
+        """Spread the keys over another number of pages, which is fixed for the life of a checkpoint.
+
+        More of them for very many keys of which a batch touches few; fewer where a batch's cost matters
+        more than its size.
+        """
+        if not isinstance(pages, int) or pages < 1:
+            raise UsageError(f"pages={pages!r}: give a whole number, 1 or more")
+        return replace(self, pages=pages)
+
+    def window(
+        self,
+        windows: Assigner,
+        *,
+        trigger: Trigger | None = None,
+        evictor: Evictor | None = None,
+        allowed_lateness: Duration = "0 seconds",
+        late_output: str | None = None,
+        name: str = "window",
+    ) -> WindowedFlow:
+        """Gather rows in windows: `tumbling`, `sliding`, `sessions`, `count`, `global_windows`.
+
+        `allowed_lateness`: how long past the watermark a row still changes its window, which then gives
+        its result again. `late_output`: the name of an output for rows that come later than that.
+        """
+        if not isinstance(windows, Assigner):
+            raise UsageError(
+                f"operator {name!r}: {windows!r} are no windows, use tumbling('1 minute') and the like"
+            )
+        self.flow.check_clock(name)
+        lateness = milliseconds(allowed_lateness, "allowed_lateness")
+        if (lateness or late_output) and self.flow.time is None:
+            raise UsageError(
+                f"operator {name!r}: rows are late in event time only: give flow() time= and watermark="
+            )
+        return WindowedFlow(self, windows, trigger, evictor, lateness, late_output, name)
+
+    def process(self, function: ProcessFunction, *, name: str | None = None) -> Flow:
+        """Run a process function: state, timers and side outputs for each key."""
+        name = name or _named(function, ProcessFunction)
+        outputs = _outputs(function, name)
+        operator = ProcessOperator(name, function, _fields(outputs), self.flow.domain, self.key)
+        return self.run(operator, outputs, {0: self}, "a process function")
+
+    def connect(self, other: KeyedFlow) -> ConnectedFlow:
+        """Put a second flow with the same kind of key beside this one, for a co-process function."""
+        self._check_other(other, "connect")
+        return ConnectedFlow(self, other)
+
+    def broadcast(self, rules: Flow) -> BroadcastFlow:
+        """Give a second flow's rows to all keys, such as rules that change while running."""
+        if not isinstance(rules, Flow):
+            raise UsageError("broadcast() takes a flow without a key: leave its key_by() out")
+        if (rules.time is None) != (self.flow.time is None):
+            raise UsageError(
+                "broadcast() needs both flows in event time, or both in processing time"
+            )
+        return BroadcastFlow(self, rules)
+
+    def interval_join(
+        self,
+        other: KeyedFlow,
+        *,
+        lower: Duration,
+        upper: Duration,
+        lower_exclusive: bool = False,
+        upper_exclusive: bool = False,
+        function: Callable[[Any, Any, Any], Any] | None = None,
+        schema: str | StructType | None = None,
+        left_late_output: str | None = None,
+        right_late_output: str | None = None,
+        name: str = "interval_join",
+    ) -> Flow:
+        """Join each row with those of another flow whose time is from `lower` to `upper` after its own.
+
+        Without `function` a result has the columns of both, which Spark's own join computes unless late
+        rows are wanted too. With one, it is what `function(left, right, ctx)` returns.
+        """
+        self._check_other(other, name)
+        self.flow.require_time(name)
+        other.flow.require_time(name)
+        bounds = (
+            milliseconds(lower, "lower", least=-(2**62)),
+            milliseconds(upper, "upper", least=-(2**62)),
+        )
+        join = IntervalJoin(self, other, bounds, lower_exclusive, upper_exclusive, name)
+        if (function is None) != (schema is None):
+            raise UsageError(f"operator {name!r}: give function= and schema= together")
+        late = (left_late_output, right_late_output)
+        if function is None and late == (None, None):
+            return join.native()
+        return join.stateful(function, schema, late)
+
+    def match(
+        self,
+        pattern: Pattern,
+        select: Callable[[Any, Any], Any] | None = None,
+        schema: str | StructType | None = None,
+        *,
+        timed_out: tuple[str, Callable[[Any, Any], Any], str | StructType] | None = None,
+        late_output: str | None = None,
+        name: str = "match",
+    ) -> Flow:
+        """Find a pattern in each key's rows.
+
+        `select(match, ctx)` makes rows of a match, `{stage: [rows]}`. Without it a match becomes the
+        key, its start and end, and a list of rows for each stage. `timed_out` is a name, a function
+        and a schema for matches that `within` ended before they were complete.
+        """
+        if not isinstance(pattern, Pattern):
+            raise UsageError(f"operator {name!r}: start a pattern with begin('name')")
+        if (select is None) != (schema is None):
+            raise UsageError(f"operator {name!r}: give select and schema together")
+        conditions = {sql: f"__condition{at}" for at, sql in enumerate(pattern.expressions())}
+        row = StructType(self.flow.frame.schema.fields)
+        columns = {column: F.expr(sql).cast("boolean") for sql, column in conditions.items()}
+        frame = analysed(name, lambda: self.flow.frame.withColumns(columns))
+        stages = [StructField(stage, ArrayType(row)) for stage in pattern.names()]
+        times = [
+            StructField("match_start", TimestampType()),
+            StructField("match_end", TimestampType()),
+        ]
+        main = StructType([*self.key_fields(), *times, *stages])
+        outputs = {MAIN: main if schema is None else parsed(schema, name)}
+        if timed_out is not None:
+            outputs[timed_out[0]] = parsed(timed_out[2], name)
+        if late_output is not None:
+            outputs[late_output] = row
+        operator = MatchOperator(
+            pattern.bind(conditions),
+            columns=frame.columns,
+            key_fields=self.key,
+            select=select,
+            fields=None if schema is None else outputs[MAIN].names,
+            name=name,
+            domain=self.flow.domain,
+            timed_out=timed_out and (*timed_out[:2], outputs[timed_out[0]].names),
+            late_output=late_output,
+        )
+        mine = replace(self, flow=replace(self.flow, frame=frame))
+        return self.run(operator, outputs, {0: mine}, "a pattern", time="match_end")
+
+    # Rolling aggregates: a result for every row.
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, name: str = "reduce") -> Flow:
+        """Combine each row with the result so far, and give the new result for every row."""
+        return self._rolling(RollingOperator(name, self.flow.frame.columns, function))
+
+    def sum(self, column: str) -> Flow:
+        """Give, for every row, the key's first row with the sum of a column so far."""
+        return self._rolling(rolling("sum", self.flow.frame.columns, "sum", column))
+
+    def min(self, column: str) -> Flow:
+        """Give, for every row, the key's first row with the least of a column so far."""
+        return self._rolling(rolling("min", self.flow.frame.columns, "min", column))
+
+    def max(self, column: str) -> Flow:
+        """Give, for every row, the key's first row with the greatest of a column so far."""
+        return self._rolling(rolling("max", self.flow.frame.columns, "max", column))
+
+    def min_by(self, column: str) -> Flow:
+        """Give, for every row, the key's row with the least of a column so far."""
+        return self._rolling(rolling("min_by", self.flow.frame.columns, "min_by", column))
+
+    def max_by(self, column: str) -> Flow:
+        """Give, for every row, the key's row with the greatest of a column so far."""
+        return self._rolling(rolling("max_by", self.flow.frame.columns, "max_by", column))
+
+    def _rolling(self, operator: RollingOperator) -> Flow:
+        outputs = {MAIN: StructType(self.flow.frame.schema.fields)}
+        return self.run(operator, outputs, {0: self}, "a rolling aggregate")
+
+    # What all have in common.
+
+    def key_fields(self) -> list[StructField]:
+        """Return the columns of the key, with their types."""
+        return [self.flow.frame.schema[name] for name in self.key]
+
+    def _check_other(self, other: Any, name: str) -> None:
+        if not isinstance(other, KeyedFlow):
+            raise UsageError(f"{name}() takes another flow with a key: call key_by() on it")
+        kinds = [field.dataType.simpleString() for field in self.key_fields()]
+        others = [field.dataType.simpleString() for field in other.key_fields()]
+        if kinds != others:
+            raise UsageError(
+                f"{name}(): one key is ({', '.join(kinds)}) and the other ({', '.join(others)}): make "
+                "them alike"
+            )
+        if (self.flow.time is None) != (other.flow.time is None):
+            raise UsageError(f"{name}() needs both flows in event time, or both in processing time")
+
+    def run(
+        self,
+        operator: Operator,
+        schemas: Mapping[str, StructType],
+        inputs: Mapping[int, KeyedFlow],
+        what: str,
+        time: str | None = None,
+        shift: int = 0,
+        columns: Sequence[str] | None = None,
+    ) -> Flow:
+        """Return the flow of what an operator makes of its inputs."""
+        if not keeps_keyed_state(self.df.sparkSession):
+            raise UsageError(
+                f"operator {operator.name!r} needs the state backend 'rocksdb', for Spark keeps keyed "
+                "state in no other: open the session with poundlock.session(), or leave state_backend= "
+                "out"
+            )
+        rows = {
+            number: each.flow.input(each.key, operator.name, columns)
+            for number, each in inputs.items()
+        }
+        outputs = keyed.Outputs(schemas)
+        made = any(each.flow.made for each in inputs.values())
+        raw = keyed.run(
+            operator, outputs, rows, pages=self.pages, chained=made and bool(operator.domains)
+        )
+        step = f"{operator.name}: {what}, on keyed state"
+        return self.flow.after(operator, outputs, raw, step, time, shift)
+
+
+@dataclass(frozen=True)
+class ConnectedFlow:
+    """Two flows with the same kind of key."""
+
+    first: KeyedFlow
+    second: KeyedFlow
+
+    def process(self, function: CoProcessFunction, *, name: str | None = None) -> Flow:
+        """Run a co-process function over both, with shared state and timers."""
+        name = name or _named(function, CoProcessFunction)
+        outputs = _outputs(function, name)
+        first = self.first
+        operator = CoProcessOperator(name, function, _fields(outputs), first.flow.domain, first.key)
+        inputs = {0: first, 1: self.second}
+        return first.run(operator, outputs, inputs, "a co-process function")
+
+
+@dataclass(frozen=True)
+class BroadcastFlow:
+    """A flow with a key, beside rows that are meant for all keys."""
+
+    keyed: KeyedFlow
+    rules: Flow
+
+    def process(self, function: BroadcastProcessFunction, *, name: str | None = None) -> Flow:
+        """Run a function over both. What it keeps of the rules is kept once in every page of keys."""
+        name = name or _named(function, BroadcastProcessFunction)
+        outputs, mine = _outputs(function, name), self.keyed
+        operator = BroadcastProcessOperator(
+            name, function, _fields(outputs), mine.flow.domain, mine.key
+        )
+        rules = KeyedFlow(self.rules, ())
+        inputs = {0: mine, keyed.EVERY_PAGE: rules}
+        return mine.run(operator, outputs, inputs, "a process function with broadcast state")
+
+
+def _named(function: Any, kind: type) -> str:
+    if not isinstance(function, kind):
+        hint = " (an instance, not the class)" if isinstance(function, type) else ""
+        raise UsageError(f"process() takes an instance of a subclass of {kind.__name__}{hint}")
+    return type(function).__name__
+
+
+def _outputs(function: Any, name: str) -> dict[str, StructType]:
+    schemas: dict[str, StructType] = {}
+    for output, columns in declared_outputs(function).items():
+        if not isinstance(columns, str | StructType):
+            raise UsageError(
+                f"operator {name!r}: output {output!r} needs types, write it as 'id string, n long'"
+            )
+        schemas[output] = parsed(columns, name)
+    return schemas
+
+
+def _fields(outputs: Mapping[str, StructType]) -> dict[str, list[str]]:
+    return {name: schema.names for name, schema in outputs.items()}

@@ -1,0 +1,94 @@
+"""Steps without state that call a Python function for each row, over whole Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from poundlock.errors import UsageError
+from poundlock.spark.stream.keyed import Outputs, python_rows
+from poundlock.stream.enrich import enrich
+from poundlock.stream.operator import MAIN, blamed
+from poundlock.stream.rows import Row, shaped
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function and what becomes of its results."""
+
+    name: str
+    function: Callable[[Any], Any]
+
+    def rows(self, rows: Sequence[Row], fields: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        raise NotImplementedError
+
+
+class Filter(Step):
+    """Keeps the rows for which the function is true."""
+
+    def rows(self, rows: Sequence[Row], fields: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        return [row for row in rows if self.function(row)]
+
+
+class Map(Step):
+    """Makes one row of each."""
+
+    def rows(self, rows: Sequence[Row], fields: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        return [shaped(self.function(row), fields) for row in rows]
+
+
+class FlatMap(Step):
+    """Makes any number of rows of each."""
+
+    def rows(self, rows: Sequence[Row], fields: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        return [shaped(made, fields) for row in rows for made in self.function(row) or ()]
+
+
+@dataclass(frozen=True)
+class Enrich(Step):
+    """Makes rows of each by asking another system, many at a time."""
+
+    options: Mapping[str, Any]
+
+    def rows(self, rows: Sequence[Row], fields: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        made = enrich(rows, self.function, name=self.name, **self.options)
+        return [shaped(each, fields) for each in made]
+
+
+def checked(function: Any, name: str) -> Any:
+    """Return a function that a user gave. Raises `UsageError` for what cannot be called."""
+    if not callable(function):
+        raise UsageError(f"operator {name!r} needs a function, and was given {function!r}")
+    return function
+
+
+def apply(frame: DataFrame, step: Step, schema: StructType) -> DataFrame:
+    """Return the frame of what a step makes of a frame's rows."""
+    outputs = Outputs({MAIN: schema})
+    return frame.mapInArrow(_Apply(step, outputs, schema.names), schema)
+
+
+@dataclass(frozen=True)
+class _Apply:
+    step: Step
+    outputs: Outputs
+    fields: Sequence[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = list(python_rows(pa.Table.from_batches([batch])))
+            made = self._made(rows)
+            if made:
+                table = self.outputs.table(self.step.name, MAIN, made)
+                yield from table.combine_chunks().to_batches()
+
+    def _made(self, rows: Sequence[Row]) -> Sequence[tuple[Any, ...]]:
+        try:
+            return self.step.rows(rows, self.fields)
+        except Exception as error:
+            raise blamed(self.step.name, error) from error

@@ -1,0 +1,98 @@
+"""State from outside: what the operators of a query have kept in its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from poundlock.errors import UsageError
+from poundlock.spark.stream.keyed import STATE
+from poundlock.stream.operator import read_key, read_page
+from poundlock.stream.times import Domain
+
+_WANTED = "Give the checkpoint_location of a query with state that has finished a batch"
+
+
+@dataclass(frozen=True)
+class OperatorState:
+    """One operator of a query, as its checkpoint knows it."""
+
+    number: int
+    kind: str  # Spark's name for it
+    stores: tuple[str, ...]
+    partitions: int
+    batches: tuple[int, int]  # the first and the last whose state is there
+
+    @property
+    def ours(self) -> bool:
+        return self.kind.startswith("transformWithState")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one key has kept."""
+
+    key: tuple[Any, ...]
+    state: dict[str, Any]
+    timers: dict[str, list[int]]  # when it will be called back, by the kind of time
+    page: int
+
+
+def operators(spark: SparkSession, checkpoint: str) -> list[OperatorState]:
+    """Return the operators with state of the query that this checkpoint belongs to."""
+    found: dict[int, list[Any]] = {}
+    for row in _read(spark.read.format("state-metadata"), checkpoint).collect():
+        found.setdefault(row.operatorId, []).append(row)
+    if not found:
+        raise UsageError(f"there is no state in {checkpoint}. {_WANTED}")
+    return [
+        OperatorState(
+            number,
+            rows[0].operatorName,
+            tuple(row.stateStoreName for row in rows),
+            rows[0].numPartitions,
+            (rows[0].minBatchId, rows[0].maxBatchId),
+        )
+        for number, rows in sorted(found.items())
+    ]
+
+
+def entries(
+    spark: SparkSession, checkpoint: str, operator: int = 0, batch: int | None = None
+) -> Iterator[Entry]:
+    """Yield what each key of one of our operators has kept, after the last batch or after `batch`."""
+    reader = spark.read.format("statestore").option("operatorId", operator)
+    reader = reader.option("stateVarName", STATE)
+    if batch is not None:
+        reader = reader.option("batchId", batch)
+    frame = _read(reader, checkpoint)
+    for row in frame.select("key.page", "value.data").toLocalIterator():
+        for key, rest in read_page(None if row.data is None else bytes(row.data))[1].items():
+            value, state, timers = read_key(key, rest)
+            due = zip(Domain, timers, strict=True)
+            times = {domain.value: [timer[0] for timer in each] for domain, each in due if each}
+            yield Entry(value, state, times, row.page)
+
+
+def rows(
+    spark: SparkSession, checkpoint: str, operator: int = 0, batch: int | None = None
+) -> DataFrame:
+    """Return the state of one of Spark's own operators: a key and a value for each."""
+    reader = spark.read.format("statestore").option("operatorId", operator)
+    if batch is not None:
+        reader = reader.option("batchId", batch)
+    return _read(reader, checkpoint)
+
+
+def _read(reader: Any, checkpoint: str) -> DataFrame:
+    try:
+        return reader.load(checkpoint)
+    except PySparkException as error:
+        problem = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"the state in {checkpoint} cannot be read: {problem}. {_WANTED}"
+        ) from error

@@ -1,0 +1,1 @@
+"""The operator's tools: look at transactions in doubt and resolve them."""

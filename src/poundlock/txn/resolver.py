@@ -1,0 +1,349 @@
+"""Transactions in doubt, for a person to look at and to rule on: what the log and the systems say.
+
+Rules of this file: nothing is done that the log forbids; whatever is done leaves an audit record; a
+branch is named by its exact id, never by a pattern.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from poundlock.core.inspector import Found, Inspector
+from poundlock.core.log import FileLog, TransactionLog
+from poundlock.core.model import Generation, Json, OperatorDecided, OperatorDecision, Receipt, Stray
+from poundlock.core.naming import owner_of
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import BatchHistory, BranchState, LogState, Stage
+from poundlock.errors import PoundlockError, Unavailable, UsageError
+from poundlock.txn.systems import ASKED, by_hand, system_of
+
+T = TypeVar("T")
+
+_PATIENCE_S = 30.0  # for a commit to reach every partition
+_NOT_ASKED, _AWAY = "not asked", "cannot be asked"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One branch, as the log and its system know it."""
+
+    id: str
+    pipeline: str
+    sink: str
+    system: str  # Kafka, PostgreSQL, ...; empty where neither a system nor the receipt tells it
+    generation: int
+    batch: int | None
+    decision: str  # commit, finished, none (so it will be aborted), or unknown without a log
+    state: str  # in the system's own words, or why there are none
+    age_s: float | None
+    time_left_s: float | None
+    owner: str | None
+    rows: int | None
+    next: str  # what happens to it, or what to do
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A branch that a system holds open."""
+
+    system: Inspector
+    found: Found
+
+    @property
+    def stray(self) -> Stray:
+        return self.found.stray
+
+
+def whoami() -> str:
+    """Name the person and machine, for the audit."""
+    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+
+
+def open_log(location: str) -> TransactionLog:
+    """Open a log to look at. Only a log on a Hadoop file system needs Spark for it."""
+    from urllib.parse import urlparse
+
+    parsed = urlparse(location)
+    if parsed.scheme in ("", "file"):
+        path = parsed.path or location
+        nested = os.path.join(path, "poundlock")  # a checkpoint location is taken as well
+        if os.path.isdir(nested):
+            path = nested
+        if not os.path.isdir(path):
+            raise UsageError(
+                f"there is no log at {path}: give the log's or the checkpoint's location"
+            )
+        return FileLog(path, create=False)
+    from poundlock.spark import storage
+    from poundlock.spark.session import session
+
+    return storage.open_log(session("local[1]", conf={"spark.ui.enabled": "false"}), location)
+
+
+class Resolver:
+    """Where a person sits: a log, the systems, or both."""
+
+    def __init__(self, log: TransactionLog | None, systems: Sequence[Inspector] = ()):
+        if log is None and not systems:
+            raise UsageError(
+                "give --log, the address of a system, or both: there is nowhere to look"
+            )
+        self.log = log
+        self.systems = systems
+        self.away: dict[Inspector, str] = {}  # those that could not be asked, and why
+        self.state = log.load() if log else LogState()
+        if log is not None and self.state.generation is None:
+            raise UsageError(f"the log at {log.uri} is empty: no pipeline has used it yet")
+
+    def __enter__(self) -> Resolver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for system in self.systems:
+            system.close()
+
+    # Looking.
+
+    def lines(self) -> list[Line]:
+        """List what is in doubt: decided and unfinished, or open in a system."""
+        found = {(open_.found.stray.sink, open_.found.stray.id): open_ for open_ in self._open()}
+        lines: list[Line] = []
+        for history in self.state.unfinished:
+            for receipt in history.receipts:
+                open_ = found.pop((receipt.sink, receipt.id), None)
+                lines.append(self._decided_line(history, receipt, open_))
+        lines += [self._stray_line(open_) for open_ in found.values()]
+        return sorted(lines, key=lambda line: (line.batch is None, line.batch or 0, line.id))
+
+    def show(self, id: str) -> dict[str, Any]:
+        """Tell all that is known of one branch, over or not."""
+        records: list[dict[str, Any]] = []
+        for entry in self.log.entries() if self.log else []:
+            for receipt in getattr(entry.record, "receipts", ()):
+                if receipt.id == id:
+                    kind = type(entry.record).__name__
+                    batch = getattr(entry.record, "batch", None)
+                    history = self.state.batches.get(batch) if batch is not None else None
+                    stage = history.stage.value if history else "compacted"
+                    records.append(
+                        {"record": entry.number, "kind": kind, "at": entry.at, "batch": batch,
+                         "stage": stage, "receipt": receipt.to_json()}
+                    )  # fmt: skip
+        told = list(self._ask(lambda system: system.describe(id)))
+        known = ({"system": system.system} | facts for system, facts in told if facts is not None)
+        now = next(known, None)
+        if not records and now is None:
+            self._need_all(f"{id} is not known")
+            raise UsageError(f"neither the log nor the systems know {id!r}: give the exact id")
+        audits = [audit for audit in (self.log.audits() if self.log else []) if audit["id"] == id]
+        return {"id": id, "system": now, "log": records, "audit": audits}
+
+    # Acting.
+
+    def commit(self, id: str) -> BranchState:
+        """Commit a branch that the log has decided to commit."""
+        batch, receipt = self._decided(id)
+        participant, deadline = self._participant(receipt), time.monotonic() + _PATIENCE_S
+        state = participant.commit([receipt])[0]
+        while state in (BranchState.PREPARED, BranchState.UNREACHABLE):
+            if time.monotonic() > deadline:
+                break  # its markers are still to be written: what was asked for goes on without us
+            time.sleep(0.1)
+            state = participant.commit([receipt])[0]
+        self._audit("commit", id, batch=batch, outcome=state.value)
+        return state
+
+    def abort(self, id: str) -> BranchState:
+        """Abort an open branch that no decision names."""
+        found = self.abortable(id)
+        state = found.system.participant(found.stray).abort([found.stray])[0]
+        self._audit("abort", id, outcome=state.value)
+        return state
+
+    def abortable(self, id: str) -> Open:
+        """Return the open branch to abort. Raises `UsageError` where the log forbids it."""
+        log, generation = self._need_log(), self.state.generation
+        assert generation is not None
+        if any(id == held for _, held in self.state.held()):
+            raise UsageError(
+                f"the log has decided to commit {id}: it may not be aborted. To finish it now, run "
+                "'poundlock txn commit'"
+            )
+        for open_ in self._open():
+            if open_.stray.id == id:
+                return open_
+        self._need_all(f"{id} is not open")
+        if owner_of(id) == generation.namespace:
+            raise UsageError(f"{id} is not open: there is nothing to abort")
+        raise UsageError(
+            f"{id!r} is not a branch of the log at {log.uri}, which belongs to pipeline "
+            f"{generation.namespace.pipeline!r} with identity {generation.namespace.identity}"
+        )
+
+    def decide(self, batch: int, operator_decision: OperatorDecision) -> None:
+        """Record a person's order for a batch that cannot be repaired. Fences a running driver."""
+        log, history = self._need_log(), self.state.batches.get(batch)
+        if history is None:
+            raise UsageError(
+                f"the log has no decision for batch {batch}: there is nothing to decide"
+            )
+        log.append(OperatorDecided(batch, operator_decision, whoami()))
+        self._audit("decide", f"batch {batch}", batch=batch, outcome=operator_decision.value)
+
+    def adopt(self) -> None:
+        """Accept that the log was moved to where it is now. Fences a running driver."""
+        log, before = self._need_log(), self.state.generation
+        assert before is not None
+        if before.uri == log.uri:
+            raise UsageError(f"the log was not moved: it stands at {log.uri} as it says")
+        query = self.state.query
+        log.append(
+            Generation(
+                before.number + 1, before.namespace, log.uri, query, f"adopted by {whoami()}"
+            )
+        )
+        self._audit("adopt", log.uri, outcome=f"was {before.uri}")
+
+    def _decided(self, id: str) -> tuple[int, Receipt]:
+        self._need_log()
+        for history in self.state.unfinished:
+            for receipt in history.receipts:
+                if receipt.id == id:
+                    return history.decided.batch, receipt
+        for history in self.state.batches.values():
+            if history.stage is Stage.FINISHED and any(r.id == id for r in history.receipts):
+                raise UsageError(f"batch {history.decided.batch} with {id} is finished already")
+        raise UsageError(
+            f"the log has not decided to commit {id!r}: committing it could repeat rows. What no "
+            "decision names is aborted"
+        )
+
+    def _audit(self, action: str, id: str, **facts: Json) -> None:
+        entry: dict[str, Json] = {"action": action, "id": id, "by": whoami(), "at": time.time()}
+        self._need_log().audit(entry | facts)
+
+    def _need_log(self) -> TransactionLog:
+        if self.log is None:
+            raise UsageError("give --log: without it nobody can say what was decided")
+        return self.log
+
+    # The systems.
+
+    def _participant(self, receipt: Receipt) -> Participant:
+        start = "start the pipeline, which finishes what is decided before anything else"
+        if not by_hand(receipt):
+            raise UsageError(
+                f"{receipt.id} is committed by its pipeline alone, with all of its batch: {start}",
+                sink=receipt.sink,
+            )
+        for system in self._alike(receipt):
+            if system.holds(receipt):
+                return system.participant(receipt)
+        raise UsageError(
+            f"{receipt.id} cannot be committed from here: give the address of the "
+            f"{system_of(receipt)} that it was written to, or {start}",
+            sink=receipt.sink,
+        )
+
+    def _alike(self, receipt: Receipt) -> list[Inspector]:
+        """Return the systems of the receipt's kind."""
+        return [system for system in self.systems if system.system == system_of(receipt)]
+
+    def _ask(
+        self, question: Callable[[Inspector], T], systems: Sequence[Inspector] | None = None
+    ) -> Iterator[tuple[Inspector, T]]:
+        """Ask every system, or some. One that cannot be asked hides no other."""
+        for system in self.systems if systems is None else systems:
+            try:
+                answer = question(system)
+            except PoundlockError as error:
+                self.away[system] = str(error.args[0])
+            else:
+                yield system, answer
+
+    def _need_all(self, finding: str) -> None:
+        """Refuse to conclude from what was found where not every system could be asked."""
+        for system, why in self.away.items():
+            raise Unavailable(
+                f"{finding} as far as can be seen, but {system.system} cannot be asked: {why}"
+            )
+
+    def _open(self) -> list[Open]:
+        """List what is open: of the log's pipeline, or of all where there is no log."""
+        mine = self.state.generation.namespace if self.state.generation else None
+        told = self._ask(lambda system: system.open(mine))
+        return [Open(system, found) for system, all_found in told for found in all_found]
+
+    def _decided_line(self, history: BatchHistory, receipt: Receipt, open_: Open | None) -> Line:
+        generation = self.state.generation
+        assert generation is not None
+        state = open_.stray.state if open_ else self._not_open(receipt)
+        advice = "is committed when the pipeline starts"
+        if not by_hand(receipt):
+            advice += ", and only then"
+        elif state == _NOT_ASKED:
+            advice += f"; to see it, or to do it now, give the address of its {system_of(receipt)}"
+        elif state != _AWAY:
+            advice += "; 'poundlock txn commit' does it now"
+        return Line(
+            id=receipt.id,
+            pipeline=generation.namespace.pipeline,
+            sink=receipt.sink,
+            system=open_.system.system if open_ else system_of(receipt),
+            generation=open_.stray.generation if open_ else history.decided.generation,
+            batch=history.decided.batch,
+            decision="commit",
+            state=state,
+            age_s=time.time() - receipt.began_at,
+            time_left_s=None if receipt.expires_at is None else receipt.expires_at - time.time(),
+            owner=generation.owner,
+            rows=receipt.fingerprint.rows,
+            next=advice,
+        )
+
+    def _not_open(self, receipt: Receipt) -> str:
+        """Say of a branch that no system shows whether that means anything."""
+        alike = self._alike(receipt)
+        there = [system for system in alike if system not in self.away]
+        if any(held for _, held in self._ask(lambda system: system.holds(receipt), there)):
+            return "not open"
+        if any(system in self.away for system in alike):
+            return _AWAY
+        return _NOT_ASKED if system_of(receipt) in ASKED else "waits for the pipeline"
+
+    def _stray_line(self, open_: Open) -> Line:
+        generation, stray = self.state.generation, open_.stray
+        known = generation is not None
+        current = known and stray.generation == generation.number
+        advice = (
+            "belongs to the running batch, or is swept"
+            if current
+            else "is swept when the pipeline starts; 'poundlock txn abort' does it now"
+        )
+        return Line(
+            id=stray.id,
+            pipeline=open_.found.namespace.pipeline,
+            sink=stray.sink,
+            system=open_.system.system,
+            generation=stray.generation,
+            batch=None,
+            decision="none" if known else "unknown",
+            state=stray.state,
+            age_s=None if stray.began_at is None else time.time() - stray.began_at,
+            time_left_s=None if stray.expires_at is None else stray.expires_at - time.time(),
+            owner=generation.owner if current and generation else None,
+            rows=None,
+            next=advice if known else "give --log to know what was decided",
+        )
+
+
+__all__ = ["Line", "Resolver", "open_log", "whoami"]

@@ -1,0 +1,124 @@
+"""Rows kept beside the log: whole or found out, and nothing half-written stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from poundlock.core.model import Branch, Namespace, Receipt, Transaction
+from poundlock.core.model import Fingerprint as Print
+from poundlock.core.naming import BranchName
+from poundlock.core.participant import Column, Commitment
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import LocalSite
+from poundlock.errors import InDoubt, PermanentlyRefused, PoundlockError, Unavailable
+from poundlock.sinks.rowstore import StoredBranches, _send
+
+SPACE = Namespace("trial", "00")
+ROWS = pa.RecordBatch.from_pydict({"n": list(range(1000))})
+
+
+class Kept(StoredBranches):
+    name, commitment = "kept", Commitment.LOGGED
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.calls: list[int] = []  # tasks
+        self.errors: dict[int, PoundlockError] = {}
+
+    def project(self, columns: dict[str, Column]) -> dict[str, str]:  # type: ignore[override]
+        return {}
+
+    def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
+        self.calls.append(name.task_attempt)
+        if name.task_attempt in self.errors:
+            raise self.errors[name.task_attempt]
+        for part in rows:
+            self.sent += part.column("n").to_pylist()
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Kept:
+    made = Kept()
+    made.attach(LocalSite(str(tmp_path)))
+    return made
+
+
+def prepare(sink: Kept, task: int = 0) -> Receipt:
+    writer = sink.begin(Branch(Transaction(SPACE, 1, 0, 1), "kept", task, task))
+    for _ in range(3):
+        writer.write(ROWS)
+    prepared = writer.prepare()
+    assert prepared is not None
+    return Receipt("kept", prepared.id, task, Print(3000, 1))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
+def test_rows_that_were_cut_short_are_not_sent(sink: Kept, tmp_path: Path, share: float) -> None:
+    receipt = prepare(sink)
+    (file,) = (tmp_path / "kept").glob("*.arrow")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(InDoubt, match="are damaged"):
+        sink.commit([receipt])
+    assert sink.sent == []
+    file.unlink()  # as the error says
+    assert sink.commit([receipt]) == [BranchState.ABORTED]
+
+
+def test_rows_at_a_message_boundary_are_found_out_too(sink: Kept, tmp_path: Path) -> None:
+    receipt = prepare(sink)
+    (file,) = (tmp_path / "kept").glob("*.arrow")
+    with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, ROWS.schema) as stream:
+        stream.write_batch(ROWS)  # a stream may end after any message: no end says that it is whole
+    with pytest.raises(InDoubt, match="are damaged"):
+        sink.commit([receipt])
+    assert sink.sent == []
+
+
+def test_a_branch_that_was_sent_is_not_sent_again_for_another(sink: Kept) -> None:
+    receipts = [prepare(sink, task) for task in range(4)]
+    sink.errors = {1: PermanentlyRefused("never"), 2: Unavailable("busy")}
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="busy"):  # what may pass is waited for first
+            sink.commit(receipts)
+    del sink.errors[2]
+    for _ in range(2):
+        with pytest.raises(PermanentlyRefused) as raised:
+            sink.commit(receipts)
+        assert raised.value.branches == [receipts[1].id]
+    assert sink.calls == [0, 1, 2, 3, 1, 2, 1, 2, 1]
+    assert len(sink.sent) == 9000
+    sink.errors = {}
+    assert sink.commit(receipts) == [BranchState.COMMITTED] * 4
+
+
+def test_a_task_that_died_while_writing_leaves_a_stray(sink: Kept, tmp_path: Path) -> None:
+    writer = sink.begin(Branch(Transaction(SPACE, 1, 0, 1), "kept", 7, 7))
+    writer.write(ROWS)
+    strays = sink.find(SPACE)
+    assert [(stray.state, stray.generation) for stray in strays] == [("unfinished", 1)]
+    assert sink.abort(strays) == [BranchState.ABORTED]
+    assert sink.find(SPACE) == []
+    assert {file.suffix for file in (tmp_path / "kept").iterdir()} == {".aborted"}
+
+
+def test_what_fails_in_a_way_of_its_own_is_told_by_its_kind_alone() -> None:
+    """It is told and not raised, or the others would be sent again; what it says may hold a row."""
+    told = _fails(ZeroDivisionError("secret"))
+    assert isinstance(told, InDoubt) and "ZeroDivisionError" in str(told)
+    assert "secret" not in str(told)
+    assert isinstance(_fails(FileNotFoundError(2, "gone")), Unavailable)
+
+
+def _fails(error: Exception) -> object:
+    def send(*_: object) -> None:
+        raise error
+
+    sink: Any = SimpleNamespace(send=send, shelved=SimpleNamespace(read=lambda name: iter(())))
+    return _send(sink, "poundlock.p.00.1.out.0.1.0")

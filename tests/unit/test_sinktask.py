@@ -1,0 +1,185 @@
+"""Bad rows in a task: left out or sent elsewhere, and the good ones written once."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import Mock
+
+import pyarrow as pa
+import pytest
+
+from poundlock.core.model import Branch, Fingerprint, Namespace, Transaction
+from poundlock.core.participant import PreparedBranch, Writer
+from poundlock.errors import BadRow, Rejected
+from poundlock.sinks.memory import Memory, MemorySystem, MemoryWriter
+from poundlock.spark.pipeline.sinktask import SinkTask
+from poundlock.spark.pipeline.task import WriteTask, read_votes
+
+TRANSACTION = Transaction(Namespace("trial", "00"), 1, 7, 1)
+
+
+class Picky(Memory):
+    """Refuses odd numbers: whole batches only, naming the rows or not."""
+
+    names_rows = True
+
+    def begin(self, branch: Branch) -> Writer:  # type: ignore[override]
+        return PickyWriter(self, branch)
+
+
+class PickyWriter(MemoryWriter):
+    def write(self, rows: pa.RecordBatch) -> None:
+        odd = {i: f"{n} is odd" for i, n in enumerate(rows.column("n").to_pylist()) if n % 2}
+        if odd:
+            assert isinstance(self._sink, Picky)
+            raise BadRow("there are odd numbers", rows=odd if self._sink.names_rows else None)
+        super().write(rows)
+
+
+def branch(sink: str, *, tolerant: bool) -> Branch:
+    return Branch(TRANSACTION, sink, 0, 0, tolerant=tolerant)
+
+
+def columns(numbers: list[int | None]) -> tuple[pa.StructArray, pa.Array]:
+    rows = [None if n is None else {"n": n} for n in numbers]
+    structs = pa.array(rows, pa.struct([("n", pa.int64())]))
+    return structs, pa.array([n and n * 1000 for n in numbers], pa.int64())
+
+
+@pytest.fixture(params=[True, False], ids=["rows-named", "bisected"])
+def picky(request: pytest.FixtureRequest) -> Picky:
+    made = Picky("picky", MemorySystem())
+    made.names_rows = request.param
+    return made
+
+
+def test_one_bad_row_fails_the_branch(picky: Picky) -> None:
+    sink_task = SinkTask(picky, branch("picky", tolerant=False))
+    with pytest.raises(BadRow) as caught:
+        sink_task.take(*columns([2, 3]))
+    # Where, the sink itself did not say.
+    assert (caught.value.sink, caught.value.transaction) == ("picky", str(TRANSACTION))
+
+
+def test_no_row_is_left_out_for_what_went_wrong_before_it(picky: Picky) -> None:
+    def refuse(branch: Branch) -> Writer:
+        raise BadRow("the role is gone")  # as some drivers call it
+
+    picky.begin = refuse  # type: ignore[method-assign]
+    sink_task = SinkTask(picky, branch("picky", tolerant=True))
+    with pytest.raises(BadRow, match="the role is gone"):
+        sink_task.take(*columns([2, 4, 6]))
+    assert sink_task.bad == 0
+
+
+def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
+    sink_task = SinkTask(picky, branch("picky", tolerant=True))
+    sink_task.take(*columns([2, 3, None, 4, 5, 6, 7, 8]))
+    receipt = sink_task.prepare()
+    assert receipt is not None
+    assert picky.commit([receipt]) and sorted(r["n"] for r in picky.system.visible) == [2, 4, 6, 8]
+    assert sink_task.bad == 3
+    assert receipt.fingerprint == Fingerprint(4, 20_000)
+    assert sink_task.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
+
+
+def test_a_sink_may_name_one_bad_row_at_a_time() -> None:
+    class First(PickyWriter):
+        def write(self, rows: pa.RecordBatch) -> None:
+            try:
+                super().write(rows)
+            except BadRow as error:
+                raise BadRow("odd", rows=dict([next(iter(error.rows.items()))])) from None
+
+    picky = Picky("picky", MemorySystem())
+    picky.begin = lambda branch: First(picky, branch)  # type: ignore[method-assign]
+    sink_task = SinkTask(picky, branch("picky", tolerant=True))
+    sink_task.take(*columns([*range(1, 3001, 2), 2]))
+    assert (sink_task.bad, sink_task.fingerprint.rows) == (1500, 1)
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_task_that_may_run_once_says_no_to_a_second_time(
+    monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: attempt)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    sink = Memory("out", MemorySystem())
+    rows, hashes = columns([1])
+    task = WriteTask([sink], {}, TRANSACTION, frozenset({"out"}), once=True)
+    batch = pa.RecordBatch.from_arrays([rows, hashes], names=["rows0", "hash0"])
+    votes = [vote for answer in task(iter([batch])) for vote in answer.column(0).to_pylist()]
+    if attempt:
+        with pytest.raises(Rejected, match="at most once"):
+            read_votes(votes)
+        assert sink.system.branches == {}
+    else:
+        assert len(read_votes(votes)[0]) == 1
+
+
+def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
+    dead = Memory("dead", MemorySystem())
+    dead_letters = SinkTask(dead, branch("dead", tolerant=False))
+    sink_task = SinkTask(picky, branch("picky", tolerant=True), dead_letters)
+    sink_task.take(*columns([1, 2, 3]))
+    receipts = [sink_task.prepare(), dead_letters.prepare()]
+    assert dead.commit([receipts[1]])  # type: ignore[list-item]
+    found = sorted(dead.system.visible, key=lambda dead_letter: dead_letter["row"])
+    assert [json.loads(dead_letter["row"]) for dead_letter in found] == [{"n": 1}, {"n": 3}]
+    assert {(x["pipeline"], x["batch"], x["sink"]) for x in found} == {("trial", 7, "picky")}
+    assert all("odd" in dead_letter["error"] for dead_letter in found)
+    assert receipts[1].fingerprint == Fingerprint(2, 4000)  # type: ignore[union-attr]
+    assert dead_letters.offered == Fingerprint(), "letters are known only by writing"
+
+
+def test_a_branch_with_bad_rows_alone_is_not_prepared(picky: Picky) -> None:
+    sink_task = SinkTask(picky, branch("picky", tolerant=True))
+    sink_task.take(*columns([1, 3]))
+    assert sink_task.prepare() is None
+    assert picky.system.branches == {}
+
+
+def test_a_lane_without_a_branch_only_counts(picky: Picky) -> None:
+    sink_task = SinkTask(picky, None)
+    sink_task.take(*columns([1, 2]))
+    assert sink_task.prepare() is None
+    assert sink_task.offered.rows == 2
+
+
+FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))  # beyond Python's years
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (pa.scalar(b"abc"), "abc"),
+        (pa.scalar(b"\xff"), "base64:/w=="),
+        (pa.scalar(1.5), 1.5),
+        (FAR, "18029-12-31 00:00:00.000000"),
+    ],
+)
+def test_a_letter_spells_any_value(value: pa.Scalar, text: object) -> None:
+    dead, sink = Memory("dead", MemorySystem()), Refusing("refusing", MemorySystem())
+    dead_letters = SinkTask(dead, branch("dead", tolerant=False))
+    sink_task = SinkTask(sink, branch("refusing", tolerant=True), dead_letters)
+    rows = pa.StructArray.from_arrays([pa.array([value.cast(value.type)])], names=["v"])
+    sink_task.take(rows, pa.array([1]))
+    assert dead_letters.prepare() is not None
+    found = next(iter(dead.system.branches.values())).rows
+    assert json.loads(found[0]["row"]) == {"v": text}
+
+
+class Refusing(Memory):
+    def begin(self, branch: Branch) -> Writer:  # type: ignore[override]
+        return Refuses()
+
+
+class Refuses(Writer):
+    def write(self, rows: pa.RecordBatch) -> None:
+        raise BadRow("no")
+
+    def prepare(self) -> PreparedBranch | None:
+        raise AssertionError
+
+    def abort(self) -> None:
+        pass
