@@ -34,10 +34,10 @@ class Sink(Memory):
     """Copies share the system: it stands for a server, and a server is not copied."""
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"system": None}
+        return self.__dict__ | {"server": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__ |= state | {"system": _SYSTEMS[str(state["key"])]}
+        self.__dict__ |= state | {"server": _SYSTEMS[str(state["key"])]}
 
 
 class MemorySubject(Subject):
@@ -57,10 +57,10 @@ class MemorySubject(Subject):
         return pa.RecordBatch.from_pydict({"number": list(numbers)})
 
     def visible(self, sink: Participant) -> Counter[int]:
-        return Counter(row["number"] for row in sink.system.visible)  # type: ignore[attr-defined]
+        return Counter(row["number"] for row in sink.server.visible)  # type: ignore[attr-defined]
 
     def open(self, sink: Participant) -> set[str]:
-        branches = sink.system.branches  # type: ignore[attr-defined]
+        branches = sink.server.branches  # type: ignore[attr-defined]
         return {id_ for id_, held in branches.items() if held.state is BranchState.PREPARED}
 
     @contextmanager
@@ -68,7 +68,7 @@ class MemorySubject(Subject):
         yield
 
     def lose(self, sink: Participant, receipt: Receipt) -> None:
-        sink.system.branches[receipt.id].state = BranchState.ABORTED  # type: ignore[attr-defined]
+        sink.server.branches[receipt.id].state = BranchState.ABORTED  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -466,7 +466,7 @@ def copy_accepted(patch: Patch) -> None:
         original(log, pipeline, query)
 
     original = coordinating.check_log_matches
-    patch.setattr(coordinating, "check_belonging", check)
+    patch.setattr(coordinating, "check_log_matches", check)
 
 
 @mutant(families.races, "a driver that was replaced blames the systems for what its successor did")

@@ -34,7 +34,7 @@ def log(tmp_path: Path) -> FileLog:
     for batch in (0, 1):
         id_ = ID if batch else "poundlock.sensors.0123456789abcdef.1.out.6"
         handle = {"producer_id": batch, "epoch": 0, "written": [["readings", 0, 9]]}
-        receipt = Receipt("out", id_, 0, Fingerprint(10, 99), handle, 1000.0, None)
+        receipt = Receipt("out", id_, 0, Fingerprint(10, 99), handle, 1000.0, None, "Kafka")
         log.append(Decided(batch, 1, 1, f"hash{batch}", (receipt,), {"out": Fingerprint(10, 99)}))
         if batch == 0:
             log.append(Finished(0))

@@ -191,7 +191,7 @@ def test_a_batch_goes_through_both_gates() -> None:
     bench = Bench()
     bench.run()
     assert bench.kinds() == [Decided, Finished]
-    assert all(sink.system.visible == [1, 2] for sink in bench.sinks.values())
+    assert all(sink.server.visible == [1, 2] for sink in bench.sinks.values())
     history = [
         Step.ENTERED, Step.WRITING, Step.PREPARED, Step.CHECKED, Step.DECIDING, Step.DECIDED,
         Step.COMMITTING, Step.COMMITTED_ONE, Step.COMMITTED_ONE, Step.COMMITTED, Step.FINISHING,
@@ -213,7 +213,7 @@ def test_a_finished_batch_is_not_run_again() -> None:
     job = bench.run()
     assert not job.written and not job.drained
     assert bench.run(stateful=True).drained == 1
-    assert bench.sinks["a"].system.visible == [1, 2]
+    assert bench.sinks["a"].server.visible == [1, 2]
 
 
 def test_a_sink_that_writes_straight_through_is_written_and_never_committed() -> None:
@@ -221,7 +221,7 @@ def test_a_sink_that_writes_straight_through_is_written_and_never_committed() ->
     bench.sinks["b"].semantic = Semantic.AT_LEAST_ONCE
     bench.restart()
     bench.run()
-    assert bench.sinks["b"].system.visible == [1, 2] and not bench.sinks["b"].asked
+    assert bench.sinks["b"].server.visible == [1, 2] and not bench.sinks["b"].asked
 
 
 # The first gate: tries.
@@ -234,7 +234,7 @@ def test_a_no_is_tried_again_and_what_it_left_is_aborted() -> None:
     bench.coordinator.run(0, "hash-0", job)
     assert [transaction.attempt for transaction in job.written] == [1, 2, 3]
     assert len(bench.sinks["a"].swept) == 4
-    assert bench.sinks["a"].system.visible == [1, 2]
+    assert bench.sinks["a"].server.visible == [1, 2]
 
 
 @pytest.mark.parametrize("error", [Rejected("no"), Unavailable("silent")])
@@ -317,13 +317,13 @@ def test_the_first_error_is_remembered_and_the_others_go_on() -> None:
     bench.sinks["b"].answer = lambda receipt: InDoubt("second")
     with pytest.raises(InDoubt, match="first"):
         bench.run()
-    assert bench.sinks["c"].system.visible == [1, 2]
+    assert bench.sinks["c"].server.visible == [1, 2]
     assert bench.kinds() == [Decided]
     for sink in bench.sinks.values():
         sink.answer = lambda receipt: None
     bench.run()
     assert bench.kinds() == [Decided, Finished]
-    assert bench.sinks["c"].system.visible == [1, 2]
+    assert bench.sinks["c"].server.visible == [1, 2]
 
 
 def test_a_sink_that_fails_in_its_own_words_does_not_hold_up_the_others() -> None:
@@ -336,7 +336,7 @@ def test_a_sink_that_fails_in_its_own_words_does_not_hold_up_the_others() -> Non
     with pytest.raises(InDoubt, match="ConnectionResetError: peer went away") as caught:
         bench.run()
     assert caught.value.sink == "a"
-    assert bench.sinks["b"].system.visible == [1, 2]
+    assert bench.sinks["b"].server.visible == [1, 2]
 
 
 def test_the_soonest_to_expire_is_committed_first() -> None:
@@ -378,7 +378,7 @@ def test_an_unreachable_system_is_waited_for_and_the_others_are_not() -> None:
     bench.run()
     assert bench.clock.slept == [1.0, 2.0, 4.0, 4.0, 4.0]
     assert len(bench.sinks["b"].asked) == 2  # once each
-    assert bench.sinks["a"].system.visible == [1, 2]
+    assert bench.sinks["a"].server.visible == [1, 2]
 
 
 def test_a_stop_ends_the_waiting_and_nothing_is_lost() -> None:
@@ -391,7 +391,7 @@ def test_a_stop_ends_the_waiting_and_nothing_is_lost() -> None:
     bench.stopping = False
     bench.sinks["a"].answer = lambda receipt: None
     bench.restart()
-    assert bench.kinds()[-1] is Finished and bench.sinks["a"].system.visible == [1, 2]
+    assert bench.kinds()[-1] is Finished and bench.sinks["a"].server.visible == [1, 2]
 
 
 def test_warnings_at_one_half_and_at_four_fifths() -> None:
@@ -447,7 +447,7 @@ def test_what_cannot_be_proven_stops_and_is_not_guessed() -> None:
     bench.sinks["a"].answer = lambda receipt: BranchState.NO_WITNESS
     with pytest.raises(InDoubt, match="cannot be proven"):
         bench.run()
-    assert bench.kinds() == [Decided] and bench.sinks["b"].system.visible == [1, 2]
+    assert bench.kinds() == [Decided] and bench.sinks["b"].server.visible == [1, 2]
 
 
 def test_decided_branches_of_a_sink_that_is_gone_stop_the_start() -> None:
@@ -470,7 +470,7 @@ def lose_first(bench: Bench, name: str = "a", count: int = 1) -> None:
     def answer(receipt: Receipt) -> BranchState | None:
         if len(done) < count and receipt.id not in done:
             done.append(receipt.id)
-            sink.system.branches[receipt.id].state = BranchState.ABORTED
+            sink.server.branches[receipt.id].state = BranchState.ABORTED
         return None
 
     sink.answer = answer
@@ -481,8 +481,8 @@ def test_a_lost_branch_is_written_again_and_only_that() -> None:
     lose_first(bench)
     job = bench.run(rows=(1, 2))
     assert bench.kinds() == [Decided, Repaired, Finished]
-    assert sorted(bench.sinks["a"].system.visible) == [1, 2]
-    assert bench.sinks["b"].system.visible == [1, 2]
+    assert sorted(bench.sinks["a"].server.visible) == [1, 2]
+    assert bench.sinks["b"].server.visible == [1, 2]
     assert len(job.written) == 2 and len(bench.sinks["b"].asked) == 4
     assert len(bench.sinks["a"].swept) == 1  # the replayed branch that nobody needs
 
@@ -492,7 +492,7 @@ def test_a_branch_that_is_lost_again_is_repaired_again() -> None:
     lose_first(bench, count=3)
     bench.run(rows=(1,))
     assert bench.kinds() == [Decided, Repaired, Repaired, Repaired, Finished]
-    assert bench.sinks["a"].system.visible == [1]
+    assert bench.sinks["a"].server.visible == [1]
 
 
 class OtherRows(Job):
@@ -518,7 +518,7 @@ def broken(bench: Bench, *, count: int, stateful: bool = False) -> OtherRows:
 def test_other_rows_do_not_replace_lost_ones() -> None:
     bench = Bench()
     broken(bench, count=2)
-    assert bench.kinds() == [Decided] and bench.sinks["a"].system.visible == []
+    assert bench.kinds() == [Decided] and bench.sinks["a"].server.visible == []
     assert len(bench.sinks["a"].swept) == 2  # the replay's branches are not left behind
 
 
@@ -534,7 +534,7 @@ def test_a_person_may_accept_the_replay() -> None:
     job = broken(bench, count=2)
     ruled(bench, OperatorDecision.ACCEPT_REPLAY)
     bench.coordinator.run(0, "hash-0", job)
-    assert bench.sinks["a"].system.visible == job.rows
+    assert bench.sinks["a"].server.visible == job.rows
     assert bench.kinds()[-2:] == [Repaired, Finished]
 
 
@@ -545,14 +545,14 @@ def test_a_person_may_accept_the_loss(stateful: bool) -> None:
     ruled(bench, OperatorDecision.ACCEPT_LOSS)
     written = len(job.written)
     bench.coordinator.run(0, "hash-0", job)
-    assert bench.sinks["a"].system.visible == [12]  # of 11 and 12
+    assert bench.sinks["a"].server.visible == [12]  # of 11 and 12
     assert bench.kinds()[-2:] == [Repaired, Finished]
     assert len(job.written) == written and job.drained == stateful
 
 
 def test_accepting_the_loss_ends_what_cannot_be_proven() -> None:
     bench = Bench()
-    bench.sinks["a"].system.forgets = True
+    bench.sinks["a"].server.forgets = True
     crashed = iter([InDoubt("the driver dies after the commit")])
 
     def answer(receipt: Receipt) -> PoundlockError | None:
@@ -567,7 +567,7 @@ def test_accepting_the_loss_ends_what_cannot_be_proven() -> None:
         bench.restart()
     ruled(bench, OperatorDecision.ACCEPT_LOSS)
     bench.run(rows=(1,))
-    assert bench.sinks["a"].system.visible == [1]
+    assert bench.sinks["a"].server.visible == [1]
     assert bench.coordinator.state.batches[0].stage is Stage.FINISHED
 
 
@@ -587,7 +587,7 @@ def test_accepting_the_loss_ends_what_is_refused_for_good_and_nothing_else() -> 
         ruled(bench, OperatorDecision.ACCEPT_REPLAY)
     ruled(bench, OperatorDecision.ACCEPT_LOSS)
     bench.run(rows=(1, 2, 3))
-    assert sink.system.visible == [1, 3] and next(silent, None) is None
+    assert sink.server.visible == [1, 3] and next(silent, None) is None
     assert bench.kinds()[-2:] == [Repaired, Finished]
     assert len(sink.swept) == 1
 
@@ -626,7 +626,7 @@ def test_a_start_finishes_what_is_decided_and_sweeps_the_rest() -> None:
         sink.answer = lambda receipt: None
     bench.restart()
     assert bench.coordinator.state.batches[0].stage is Stage.FINISHED
-    assert len(bench.sinks["a"].swept) == 1 and bench.sinks["a"].system.visible == [1]
+    assert len(bench.sinks["a"].swept) == 1 and bench.sinks["a"].server.visible == [1]
 
 
 def test_a_start_leaves_lost_branches_for_the_batch() -> None:
@@ -638,7 +638,7 @@ def test_a_start_leaves_lost_branches_for_the_batch() -> None:
     bench.restart()
     assert bench.coordinator.state.batches[0].stage is Stage.DECIDED
     bench.run(rows=(1,))
-    assert bench.sinks["a"].system.visible == [1]
+    assert bench.sinks["a"].server.visible == [1]
 
 
 def test_a_driver_that_was_replaced_stops_with_the_true_reason() -> None:

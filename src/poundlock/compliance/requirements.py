@@ -75,6 +75,7 @@ def prepare(
         handle=prepared.handle,
         began_at=prepared.began_at,
         expires_at=prepared.expires_at,
+        system=sink.system,
     )
     # What the log keeps must be enough.
     return Receipt.from_json(sink.annotate([receipt])[0].to_json())  # type: ignore[arg-type]

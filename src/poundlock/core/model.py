@@ -111,6 +111,7 @@ class Receipt:
     handle: Mapping[str, Json] = field(default_factory=dict[str, Json])  # for the sink alone
     began_at: float = 0.0  # seconds since 1970
     expires_at: float | None = None  # when the system will abort it by itself; None: never
+    system: str = ""  # the kind of system that holds it: `Participant.system`
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -122,6 +123,7 @@ class Receipt:
             "handle": dict(self.handle),
             "began_at": self.began_at,
             "expires_at": self.expires_at,
+            "system": self.system,
         }
 
     @classmethod
@@ -134,6 +136,7 @@ class Receipt:
             handle=data["handle"],
             began_at=data["began_at"],
             expires_at=data["expires_at"],
+            system=data["system"],
         )
 
 

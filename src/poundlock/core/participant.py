@@ -18,8 +18,10 @@ What every sink owes:
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -27,7 +29,9 @@ from typing import Any
 from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
-from poundlock.errors import UsageError
+from poundlock.errors import PoundlockError, UsageError
+
+logger = logging.getLogger("poundlock")
 
 
 class Commitment(Enum):
@@ -120,10 +124,35 @@ DEAD_LETTER: Mapping[str, Column] = {
 }
 
 
+def frame_mismatch(
+    sink: str, problems: Sequence[str], columns: Mapping[str, Column], *, target: str = ""
+) -> UsageError:
+    """Return the error for a DataFrame whose columns a sink cannot take."""
+    has = ", ".join(f"{name} {column.type}" for name, column in columns.items())
+    fits = f"does not fit {target}" if target else "does not fit"
+    return UsageError(
+        f"the DataFrame {fits}: {'; '.join(problems)}. The DataFrame has {has}", sink=sink
+    )
+
+
+@contextmanager
+def tolerate_loss(
+    sink: str, semantic: Semantic, kind: type[PoundlockError] = PoundlockError
+) -> Generator[None]:
+    """Log an error of this kind and go on if `semantic` is NONE. Raise it otherwise."""
+    try:
+        yield
+    except kind as error:
+        if semantic is not Semantic.NONE:
+            raise
+        logger.warning("sink %s: rows were lost, which semantic NONE allows: %s", sink, error)
+
+
 class Participant(ABC):
     """A sink. Must survive pickling: a copy travels to every task."""
 
     name: str  # unique within its pipeline
+    system: str = ""  # the kind of system, for people: "Kafka", "PostgreSQL", ...
     commitment: Commitment
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # what the user asked for by name, where the kind may give less

@@ -34,6 +34,16 @@ class Site(Protocol):
         """The Spark session; None where there is none."""
         ...
 
+    @property
+    def tasks_at_once(self) -> int | None:
+        """How many tasks Spark runs at a time; None where there is no Spark."""
+        ...
+
+    @property
+    def speculation(self) -> bool:
+        """Whether Spark may run one task twice at a time (`spark.speculation`)."""
+        ...
+
     def spread(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `function(item)` for each, in order, computed by tasks. Everything is pickled.
 
@@ -50,6 +60,8 @@ class LocalSite:
     """A site without Spark: this process and a local directory."""
 
     spark = None
+    tasks_at_once = None
+    speculation = False
 
     def __init__(self, rows_uri: str):
         self.rows_uri = rows_uri

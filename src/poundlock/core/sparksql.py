@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+
+from poundlock.core.participant import Column
 
 # Options for text. Spark writes timestamps in milliseconds, unless told, and has microseconds.
 TIMES = (
@@ -19,6 +22,23 @@ def to_json(sql: str, *, nulls: bool = True) -> str:
     """
     options = TIMES + (", 'ignoreNullFields', 'false'" if nulls else "")
     return f"to_json({sql}, map({options}))"
+
+
+def literal(text: str) -> str:
+    """Return a text as a literal of SQL, whatever is in it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def row_struct(columns: Mapping[str, Column]) -> str:
+    """Return the expression of a struct that has these columns as its fields."""
+    fields = ", ".join(f"{literal(name)}, {column.sql}" for name, column in columns.items())
+    return f"named_struct({fields})"
+
+
+def row_json(columns: Mapping[str, Column]) -> str:
+    """Return the expression of a row as one JSON object. Fields that are null are left out."""
+    return to_json(row_struct(columns), nulls=False)
 
 
 def quoted(name: str) -> str:

@@ -30,6 +30,7 @@ class Console(StoredBranches):
         stream: Where to print; standard output by default.
     """
 
+    system = "Console"
     commitment = Commitment.LOGGED
 
     def __init__(

@@ -69,6 +69,7 @@ class Delta(StoredBranches):
         semantic: "exactly_once"; rows cannot be written straight through.
     """
 
+    system = "Delta"
     commitment = Commitment.STAGED
     only_appends = True
 

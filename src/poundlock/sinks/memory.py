@@ -53,6 +53,7 @@ class MemorySystem:
 class Memory(Participant):
     """Rows into a list. `system` stands for the server and outlives the sink."""
 
+    system = "Memory"
     commitment = Commitment.TRANSACTIONAL
 
     def __init__(
@@ -65,7 +66,7 @@ class Memory(Participant):
         clock: Callable[[], float] = time.time,
     ):
         self.name = checked_name("sink name", name)
-        self.system = system
+        self.server = system
         self.semantic = semantic
         self.time_out_s = time_out_s
         self.clock = clock
@@ -77,29 +78,29 @@ class Memory(Participant):
         return MemoryWriter(self, branch)
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        self.system.expire(self.clock())
+        self.server.expire(self.clock())
         return [
             None if self._state(receipt) is BranchState.PREPARED else "it is no longer open"
             for receipt in receipts
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        self.system.expire(self.clock())
+        self.server.expire(self.clock())
         return [self._commit_one(receipt) for receipt in receipts]
 
     def _commit_one(self, receipt: Receipt) -> BranchState:
-        held = self.system.branches.get(receipt.id)
-        if held is None or (self.system.forgets and held.state is not BranchState.PREPARED):
+        held = self.server.branches.get(receipt.id)
+        if held is None or (self.server.forgets and held.state is not BranchState.PREPARED):
             return BranchState.NO_WITNESS
         if held.state is BranchState.PREPARED:
             held.state = BranchState.COMMITTED
-            self.system.visible.extend(held.rows)
+            self.server.visible.extend(held.rows)
         return held.state
 
     def find(self, namespace: Namespace) -> list[Stray]:
         return [
             Stray(self.name, id_, held.generation, "prepared", expires_at=held.expires_at)
-            for id_, held in self.system.branches.items()
+            for id_, held in self.server.branches.items()
             if held.namespace == namespace
             and held.state is BranchState.PREPARED
             and id_.split("/")[1] == self.name
@@ -108,18 +109,18 @@ class Memory(Participant):
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         states: list[BranchState] = []
         for stray in strays:
-            held = self.system.branches[stray.id]
+            held = self.server.branches[stray.id]
             if held.state is BranchState.PREPARED:
                 held.state = BranchState.ABORTED
             states.append(held.state)
         return states
 
     def newest_generation(self, namespace: Namespace) -> int:
-        mine = (held for held in self.system.branches.values() if held.namespace == namespace)
+        mine = (held for held in self.server.branches.values() if held.namespace == namespace)
         return max((held.generation for held in mine), default=0)
 
     def _state(self, receipt: Receipt) -> BranchState:
-        held = self.system.branches.get(receipt.id)
+        held = self.server.branches.get(receipt.id)
         return held.state if held else BranchState.NO_WITNESS
 
 
@@ -137,14 +138,14 @@ class MemoryWriter(Writer):
     def prepare(self) -> PreparedBranch | None:
         sink, transaction = self._sink, self._branch.transaction
         if sink.semantic is not Semantic.EXACTLY_ONCE:
-            sink.system.visible.extend(self._rows)
+            sink.server.visible.extend(self._rows)
             return None
         branch_id = (
             f"{transaction.namespace.identity}/{sink.name}/{transaction.generation}."
             f"{transaction.batch}.{transaction.attempt}.{self._branch.task_attempt}"
         )
         ends = None if sink.time_out_s is None else self._began_at + sink.time_out_s
-        sink.system.branches[branch_id] = Held(
+        sink.server.branches[branch_id] = Held(
             transaction.namespace, transaction.generation, self._rows, expires_at=ends
         )
         return PreparedBranch(branch_id, {}, began_at=self._began_at, expires_at=ends)

@@ -47,6 +47,7 @@ class WriteAhead(StoredBranches):
         semantic: "at_least_once" is what it gives; asking for "exactly_once" is refused.
     """
 
+    system = "WriteAhead"
     commitment = Commitment.LOGGED
 
     def __init__(

@@ -21,7 +21,7 @@ from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchHistory, BranchState, LogState, Stage
 from poundlock.errors import PoundlockError, Unavailable, UsageError
-from poundlock.txn.systems import ASKED, by_hand, system_of
+from poundlock.txn.systems import ASKED, by_hand
 
 T = TypeVar("T")
 
@@ -250,13 +250,13 @@ class Resolver:
                 return system.participant(receipt)
         raise UsageError(
             f"{receipt.id} cannot be committed from here: give the address of the "
-            f"{system_of(receipt)} that it was written to, or {start}",
+            f"{receipt.system} that it was written to, or {start}",
             sink=receipt.sink,
         )
 
     def _alike(self, receipt: Receipt) -> list[Inspector]:
         """Return the systems of the receipt's kind."""
-        return [system for system in self.systems if system.system == system_of(receipt)]
+        return [system for system in self.systems if system.system == receipt.system]
 
     def _ask(
         self, question: Callable[[Inspector], T], systems: Sequence[Inspector] | None = None
@@ -291,14 +291,14 @@ class Resolver:
         if not by_hand(receipt):
             advice += ", and only then"
         elif state == _NOT_ASKED:
-            advice += f"; to see it, or to do it now, give the address of its {system_of(receipt)}"
+            advice += f"; to see it, or to do it now, give the address of its {receipt.system}"
         elif state != _AWAY:
             advice += "; 'poundlock txn commit' does it now"
         return Line(
             id=receipt.id,
             pipeline=generation.namespace.pipeline,
             sink=receipt.sink,
-            system=open_.system.system if open_ else system_of(receipt),
+            system=open_.system.system if open_ else receipt.system,
             generation=open_.stray.generation if open_ else history.decided.generation,
             batch=history.decided.batch,
             decision="commit",
@@ -318,7 +318,7 @@ class Resolver:
             return "not open"
         if any(system in self.away for system in alike):
             return _AWAY
-        return _NOT_ASKED if system_of(receipt) in ASKED else "waits for the pipeline"
+        return _NOT_ASKED if receipt.system in ASKED else "waits for the pipeline"
 
     def _stray_line(self, open_: Open) -> Line:
         generation, stray = self.state.generation, open_.stray

@@ -80,6 +80,7 @@ class Files(Participant):
             manifest.
     """
 
+    system = "Files"
     commitment = Commitment.STAGED
     only_appends = True
 

@@ -80,6 +80,8 @@ def parse_id(id: str) -> tuple[Namespace, int, str] | None:
 class KafkaBranches(Participant):
     """The driver's half of a participant whose branches are Kafka transactions."""
 
+    system = "Kafka"
+
     def __init__(self, name: str, settings: Mapping[str, str]):
         self.name = name
         self.settings = dict(settings)

@@ -103,4 +103,5 @@ class GroupOffsetsBranch:
             },
             began_at=began_at,
             expires_at=began_at + _TIMEOUT_MS / 1000,
+            system=participant.system,
         )

@@ -57,6 +57,8 @@ class MySQL(MySQLBranches):
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
+    system = "MySQL"
+
     def __init__(
         self,
         table: str,

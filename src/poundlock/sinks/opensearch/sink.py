@@ -72,6 +72,7 @@ class OpenSearch(StoredBranches):
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
+    system = "OpenSearch"
     commitment = Commitment.IDEMPOTENT
     product = "OpenSearch"
 

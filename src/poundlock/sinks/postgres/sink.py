@@ -60,6 +60,8 @@ class Postgres(Participant):
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
+    system = "PostgreSQL"
+
     def __init__(
         self,
         table: str,

@@ -99,6 +99,7 @@ class Redis(Participant):
     makes a bad row.
     """
 
+    system = "Redis"
     commitment = Commitment.STAGED
 
     def __init__(

@@ -55,6 +55,7 @@ class TwoPhase(Participant):
     Arrays, maps and structs are written as JSON text.
     """
 
+    system = "TwoPhase"
     commitment = Commitment.TRANSACTIONAL
 
     def __init__(

@@ -133,6 +133,7 @@ class SinkTask:
             handle=prepared.handle,
             began_at=prepared.began_at,
             expires_at=prepared.expires_at,
+            system=self.sink.system,
         )
 
     def abandon(self) -> None:

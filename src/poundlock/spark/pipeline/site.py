@@ -33,6 +33,15 @@ class SparkSite:
         self.rows_uri = f"{log_location}/rows"
         self._places: dict[str, HadoopFiles] = {}
 
+    @property
+    def tasks_at_once(self) -> int:
+        return int(self.spark.sparkContext.defaultParallelism)
+
+    @property
+    def speculation(self) -> bool:
+        setting = self.spark.sparkContext.getConf().get("spark.speculation") or "false"
+        return setting.lower() == "true"
+
     def spread(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if not items:
             return []
