@@ -45,7 +45,7 @@ flink: setup .venv-flink/.ready
 .PHONY: mysql
 mysql: setup
 	scripts/mysql
-	POUNDLOCK_TEST_MYSQLD=build/mysql/mysqld $(BIN)/python -m pytest tests/sinks/test_mysql.py tests/compliance -k mysql
+	POUNDLOCK_TEST_MYSQLD=build/mysql/mysqld $(BIN)/python -m pytest tests/sinks/test_mysql_*.py tests/compliance -k mysql
 
 .venv-flink/.ready: tests/flink/requirements.txt
 	$(PYTHON) -m venv .venv-flink

@@ -46,7 +46,7 @@ class SqliteSubject(Subject):
     """Files of SQLite, looked at by SQLite itself."""
 
     has_server = False
-    excused = {  # noqa: RUF012
+    not_applicable = {  # noqa: RUF012
         "wrong_password": _A_FILE,
         "lost_connection": _A_FILE,
         "no_room": "Branches are lines of a table, as many as there is room for on the disk.",
@@ -137,7 +137,7 @@ class SqliteSubject(Subject):
             many = [self.rows(range(start, start + 500)) for start in range(0, 5000, 500)]
             yield FaultCase(
                 "disk is full.*can be run again", Unavailable, sink=using, tasks=[many],
-                amid=lambda: fill(disk), over=lambda: empty(disk),
+                during=lambda: fill(disk), over=lambda: empty(disk),
             )  # fmt: skip
 
 

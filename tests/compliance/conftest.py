@@ -57,5 +57,5 @@ def subject(
             assert documented(label)[trouble] == word
 
     with module(name).started(tmp_path_factory.mktemp(name)) as started:
-        started.excused, started.outcome = module(name).EXCUSED, outcome
+        started.not_applicable, started.outcome = module(name).NOT_APPLICABLE, outcome
         yield started

@@ -25,7 +25,7 @@ from poundlock.sinks import Delta
 _NO_KEYS = "A Delta table has no keys."
 _FILES = "Tasks write files, as the process may."
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "duplicate_key": _NO_KEYS,
     "key_in_two_tasks": _NO_KEYS,
     "wrong_password": _FILES,
@@ -138,7 +138,7 @@ class DeltaSubject(Subject):
             many = [self.rows(range(20_000))] * 5
             yield FaultCase(
                 "disk is full|No space left", Unavailable, sink=using, tasks=[many],
-                amid=lambda: fill(disk), over=lambda: empty(disk),
+                during=lambda: fill(disk), over=lambda: empty(disk),
             )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, Unavailable, UsageError
 from poundlock.sinks import Files
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "wrong_password": "A directory has no password; one that may not be written is tried in "
     "tests/sinks/test_files.py.",
     "null": "Files require no column, and a null to partition by has a directory of its own.",
@@ -137,7 +137,7 @@ class FilesSubject(Subject):
                 f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
                 sink=self._looked_over(disk / "data", sink.name),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
-                amid=lambda: fill(disk), over=lambda: empty(disk),
+                during=lambda: fill(disk), over=lambda: empty(disk),
             )  # fmt: skip
 
 

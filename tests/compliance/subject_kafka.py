@@ -21,7 +21,7 @@ from poundlock.sinks import Kafka
 
 _NO_KEYS = "A topic takes any number of rows with one key."
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "duplicate_key": _NO_KEYS,
     "key_in_two_tasks": _NO_KEYS,
     "no_room": "Brokers set no bound to open transactions. Our own, on their ids, is tried in "
@@ -148,7 +148,7 @@ class KafkaSubject(Subject):
             rows = keyed([b"x" * 10_000] * 500, [b"x"] * 500)
             yield FaultCase(
                 "check that the brokers are up.*the batch is run again", Unavailable, sink=using,
-                tasks=[[rows] * 4], amid=lambda: fill(disk), over=make_room,
+                tasks=[[rows] * 4], during=lambda: fill(disk), over=make_room,
             )  # fmt: skip
 
     @contextmanager
@@ -157,7 +157,7 @@ class KafkaSubject(Subject):
             with self.killed():
                 pass
 
-        yield FaultCase("", amid=strike, survived=True)
+        yield FaultCase("", during=strike, survived=True)
 
 
 @contextmanager

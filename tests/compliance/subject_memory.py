@@ -19,7 +19,7 @@ from poundlock.sinks.memory import MemorySystem
 _TAKES_ALL = "It takes any value of any row, however often."
 _NO_SERVER = "There is no server, and no disk."
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     **dict.fromkeys(["wrong_columns", "wrong_type", "null", "too_long"], _TAKES_ALL),
     **dict.fromkeys(["duplicate_key", "key_in_two_tasks", "no_room"], _TAKES_ALL),
     **dict.fromkeys(["wrong_password", "lost_connection", "full_disk"], _NO_SERVER),

@@ -15,7 +15,7 @@ from poundlock.sinks import MySQL
 
 from .subject_mysql_xa import MySQLSubject
 
-EXCUSED: Mapping[str, str] = {}
+NOT_APPLICABLE: Mapping[str, str] = {}
 
 
 class MySQLStagedSubject(MySQLSubject):

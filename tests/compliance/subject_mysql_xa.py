@@ -23,7 +23,7 @@ from poundlock.servers import demote, mariadb
 from poundlock.sinks import MySQL
 from poundlock.sinks.mysql.branches import Witness
 
-EXCUSED: Mapping[str, str] = {}
+NOT_APPLICABLE: Mapping[str, str] = {}
 
 FRAME = {"number": "bigint", "text": "string"}
 
@@ -194,7 +194,7 @@ class MySQLSubject(Subject):
                         self.ask(f"KILL {number}")
                 time.sleep(0.05)
 
-        yield FaultCase("Lost connection|gone away|was killed", Unavailable, amid=cut)
+        yield FaultCase("Lost connection|gone away|was killed", Unavailable, during=cut)
 
     def _prepared(self) -> list[tuple[str, str, int]]:
         listed = self.ask("XA RECOVER")  # MySQL's as text, MariaDB's as bytes

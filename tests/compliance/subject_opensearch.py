@@ -22,7 +22,7 @@ from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.servers import opensearch
 from poundlock.sinks import OpenSearch
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "no_room": "Branches are files beside the log, of which there may be as many as the disk holds.",
     "lost_connection": "A task that writes has no connection: it keeps its rows in a file, and they "
     "are sent after the decision, as often as it takes.",
@@ -163,7 +163,7 @@ class OpenSearchSubject(Subject):
                 f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
                 sink=self._looked_over(sink.index, sink.name, rows=disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 20_000))]],
-                amid=lambda: fill(disk), over=lambda: empty(disk),
+                during=lambda: fill(disk), over=lambda: empty(disk),
             )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from poundlock.servers import demote, postgres
 from poundlock.sinks import Postgres
 from poundlock.sinks.postgres.target import staging_name
 
-EXCUSED: Mapping[str, str] = {}
+NOT_APPLICABLE: Mapping[str, str] = {}
 
 FRAME = {"number": Column("number", "int"), "word": Column("word", "string")}
 
@@ -197,7 +197,7 @@ class PostgresSubject(Subject):
                 f"WHERE datname = '{self._database}' AND pid <> pg_backend_pid()"
             )
 
-        yield FaultCase("terminat|closed|did not answer", Unavailable, amid=cut)
+        yield FaultCase("terminat|closed|did not answer", Unavailable, during=cut)
 
     def execute(self, statement: str, database: str | None = None) -> list[Any]:
         dsn = self._node.dsn(database or self._database)

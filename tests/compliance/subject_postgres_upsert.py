@@ -10,7 +10,7 @@ from poundlock.compliance import Subject
 
 from . import subject_postgres
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "no_room": "The server holds no branch: there are as many as there is room for tables.",
 }
 

@@ -19,7 +19,7 @@ from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "duplicate_key": "Of several rows for one field the greatest by order_by wins, or any one of them.",
     "key_in_two_tasks": "It does not matter in which tasks the rows for one field are.",
 }
@@ -145,7 +145,7 @@ class RedisSubject(Subject):
         eyes = self._eyes
         yield FaultCase(
             r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: make room", Unavailable,
-            amid=lambda: eyes.config_set("maxmemory", 1),
+            during=lambda: eyes.config_set("maxmemory", 1),
             over=lambda: eyes.config_set("maxmemory", 0),
         )  # fmt: skip
 
@@ -153,7 +153,7 @@ class RedisSubject(Subject):
     def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:
         """Staging, and also the move, can be asked for twice, so the driver just asks again."""
         cut = lambda: self._eyes.client_kill_filter(_type="normal")  # noqa: E731
-        yield FaultCase("", survived=True, amid=cut)
+        yield FaultCase("", survived=True, during=cut)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from poundlock.sinks import Redis
 
 from .subject_redis import RedisSubject
 
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "duplicate_key": "All rows for one field are added.",
     "key_in_two_tasks": "All rows for one field are added, in whatever tasks they are.",
 }

@@ -21,7 +21,7 @@ def example(name: str) -> Any:
     return import_module(name)
 
 
-EXCUSED = example("test_sqlite_sink").SqliteSubject.excused
+NOT_APPLICABLE = example("test_sqlite_sink").SqliteSubject.not_applicable
 
 
 @contextmanager

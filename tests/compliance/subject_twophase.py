@@ -21,7 +21,7 @@ from poundlock.sinks import TwoPhase
 
 from .subject_postgres import FRAME, PostgresSubject
 
-EXCUSED: Mapping[str, str] = {}
+NOT_APPLICABLE: Mapping[str, str] = {}
 
 
 class TwoPhaseSubject(PostgresSubject):

@@ -12,7 +12,7 @@ from poundlock.compliance import Subject
 
 from . import subject_twophase
 
-EXCUSED: Mapping[str, str] = {}
+NOT_APPLICABLE: Mapping[str, str] = {}
 
 
 @contextmanager

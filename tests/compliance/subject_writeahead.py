@@ -25,7 +25,7 @@ from poundlock.errors import Unavailable
 from poundlock.sinks import WriteAhead
 
 _TAKEN = "The function is given the rows as they are: what it does not take it must say itself."
-EXCUSED: Mapping[str, str] = {
+NOT_APPLICABLE: Mapping[str, str] = {
     "wrong_columns": _TAKEN,
     "wrong_type": _TAKEN,
     "wrong_password": "The sink logs in nowhere: where its function does is the function's own matter.",
@@ -97,7 +97,7 @@ class WriteAheadSubject(Subject):
                 f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
                 sink=self._looked_over(sink.function.path, sink.name, disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
-                amid=lambda: fill(disk), over=lambda: empty(disk),
+                during=lambda: fill(disk), over=lambda: empty(disk),
             )  # fmt: skip
 
 

@@ -233,7 +233,7 @@ class KafkaSink(Participant):
             transactional_id(transaction.namespace, transaction.generation, self.name, slot)
             for slot in range(self.bound)
         ]
-        free = [id_ for id_ in ids if id_ not in branch.taken]
+        free = [id_ for id_ in ids if id_ not in branch.held_ids]
         if not free:
             raise NoFreeId("all ids are held", sink=self.name)
         return free[branch.task_attempt % len(free)]

@@ -89,7 +89,7 @@ class SimJob:
         self,
         transaction: Transaction,
         sinks: frozenset[str],
-        taken: Mapping[str, frozenset[str]],
+        held_ids: Mapping[str, frozenset[str]],
     ) -> Votes:
         receipts: list[Receipt] = []
         parts, totals = self._run()
@@ -97,7 +97,7 @@ class SimJob:
             for name in self._sinks:
                 mine = routed(name, rows)
                 if name in sinks and mine:
-                    receipts.append(self._task(transaction, name, task, mine, taken[name]))
+                    receipts.append(self._task(transaction, name, task, mine, held_ids[name]))
         self.kept = totals
         return Votes(tuple(receipts), totals)
 
@@ -115,12 +115,17 @@ class SimJob:
         return parts, {name: fingerprint(routed(name, rows)) for name in self._sinks}
 
     def _task(
-        self, transaction: Transaction, sink: str, task: int, rows: list[Row], taken: frozenset[str]
+        self,
+        transaction: Transaction,
+        sink: str,
+        task: int,
+        rows: list[Row],
+        held_ids: frozenset[str],
     ) -> Receipt:
         """Run one task; Spark runs a failed one again, and what it left stays behind."""
         for retry in range(3):
             attempt = self._runs.next_task()
-            branch = Branch(transaction, sink, task, attempt, retry, taken)
+            branch = Branch(transaction, sink, task, attempt, retry, held_ids)
             try:
                 writer = self._sinks[sink].begin(branch)
                 writer.write(rows)

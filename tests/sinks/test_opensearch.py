@@ -438,7 +438,7 @@ class _Job:
     def __init__(self, sink: OpenSearch, batches: list[pa.RecordBatch]):
         self._sink, self.batches = sink, batches
 
-    def write(self, transaction: Transaction, sinks: Any, taken: Any) -> Votes:
+    def write(self, transaction: Transaction, sinks: Any, held_ids: Any) -> Votes:
         receipts: list[Receipt] = []
         for task, written in enumerate(self.batches):
             writer = self._sink.begin(Branch(transaction, "out", task, task))

@@ -108,7 +108,10 @@ class Job:
         return self._stateful
 
     def write(
-        self, transaction: Transaction, sinks: frozenset[str], taken: Mapping[str, frozenset[str]]
+        self,
+        transaction: Transaction,
+        sinks: frozenset[str],
+        held_ids: Mapping[str, frozenset[str]],
     ) -> Votes:
         self.written.append(transaction)
         receipts: list[Receipt] = []

@@ -11,9 +11,9 @@ from poundlock.sinks.kafka.branches import parse_id, transactional_id
 WHERE = Transaction(Namespace("p", "00ff"), 3, 7, 1)
 
 
-def ids(taken: frozenset[str] = frozenset(), tasks: int = 20, bound: int = 8) -> list[str]:
+def ids(held_ids: frozenset[str] = frozenset(), tasks: int = 20, bound: int = 8) -> list[str]:
     return [
-        transactional_id(Branch(WHERE, "out", task, task, taken=taken), bound)
+        transactional_id(Branch(WHERE, "out", task, task, held_ids=held_ids), bound)
         for task in range(tasks)
     ]
 

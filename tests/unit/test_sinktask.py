@@ -77,7 +77,7 @@ def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
     sink_task.take(*columns([2, 3, None, 4, 5, 6, 7, 8]))
     receipt = sink_task.prepare()
     assert receipt is not None
-    assert picky.commit([receipt]) and sorted(r["n"] for r in picky.system.visible) == [2, 4, 6, 8]
+    assert picky.commit([receipt]) and sorted(r["n"] for r in picky.server.visible) == [2, 4, 6, 8]
     assert sink_task.bad == 3
     assert receipt.fingerprint == Fingerprint(4, 20_000)
     assert sink_task.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
@@ -106,7 +106,7 @@ def test_a_task_that_may_run_once_says_no_to_a_second_time(
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
     sink = Memory("out", MemorySystem())
     rows, hashes = columns([1])
-    task = WriteTask([sink], {}, TRANSACTION, frozenset({"out"}), once=True)
+    task = WriteTask([sink], {}, TRANSACTION, frozenset({"out"}), at_most_once=True)
     batch = pa.RecordBatch.from_arrays([rows, hashes], names=["rows0", "hash0"])
     votes = [vote for answer in task(iter([batch])) for vote in answer.column(0).to_pylist()]
     if attempt:
@@ -124,7 +124,7 @@ def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
     sink_task.take(*columns([1, 2, 3]))
     receipts = [sink_task.prepare(), dead_letters.prepare()]
     assert dead.commit([receipts[1]])  # type: ignore[list-item]
-    found = sorted(dead.system.visible, key=lambda dead_letter: dead_letter["row"])
+    found = sorted(dead.server.visible, key=lambda dead_letter: dead_letter["row"])
     assert [json.loads(dead_letter["row"]) for dead_letter in found] == [{"n": 1}, {"n": 3}]
     assert {(x["pipeline"], x["batch"], x["sink"]) for x in found} == {("trial", 7, "picky")}
     assert all("odd" in dead_letter["error"] for dead_letter in found)

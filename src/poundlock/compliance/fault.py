@@ -1,8 +1,8 @@
 """What goes wrong in the life of a sink, and what a subject must say to have it tried.
 
-Every subject either shows each of `FAULTS`, by a method of that name, or says in `excused` why it
-cannot befall the sink. Such a method is a context manager: inside the block the trouble is there,
-until `FaultCase.over` is called, and it yields how to meet it. For example
+Every subject either causes each of `FAULTS`, by a method of that name, or says in `not_applicable` why
+the fault cannot happen to the sink. Such a method is a context manager: inside the block the fault is
+there, until `FaultCase.over` is called, and it yields how to meet it. For example
 
     @contextmanager
     def null(self, sink):
@@ -51,7 +51,7 @@ class FaultCase:
     make: Callable[[], Participant] | None = None  # to be refused before anything starts
     sink: Participant | None = None  # another one than the test's
     tasks: Sequence[Sequence[pa.RecordBatch]] = ()  # what each writes, one task after the other
-    amid: Callable[[], object] | None = None  # done when each task has written its first rows
+    during: Callable[[], object] | None = None  # done when each task has written its first rows
     over: Callable[[], object] = lambda: None  # ends the trouble; the block clears away
     survived: bool = False  # no error at all: the sink takes the trouble upon itself
     hides: str = "\0"  # a secret, or a value of a row: not to be found in the error

@@ -72,9 +72,9 @@ def test_a_trouble_is_told_and_leaves_nothing(
 
 def is_excused(subject: Subject, trouble: str) -> bool:
     """Tell whether a trouble cannot befall the sink, which must be explained."""
-    if trouble not in subject.excused:
+    if trouble not in subject.not_applicable:
         return False
-    assert subject.excused[trouble].endswith("."), "an excuse is a sentence that says why"
+    assert subject.not_applicable[trouble].endswith("."), "an excuse is a sentence that says why"
     return True
 
 
@@ -126,8 +126,8 @@ def written(
     try:
         for number, rows in enumerate(batches):
             writer.write(rows)
-            if number == 0 and tried.amid is not None:
-                tried.amid()
+            if number == 0 and tried.during is not None:
+                tried.during()
         prepared = writer.prepare()
     except BaseException:
         writer.abort()

@@ -17,10 +17,10 @@ class Subject(ABC):
     """A sink together with its real server, and eyes that are not the sink's own.
 
     It also has a method for each of `trouble.TROUBLES`, but for those that cannot befall it: these are
-    in `excused`, with a sentence that says why.
+    in `not_applicable`, with a sentence that says why.
     """
 
-    excused: Mapping[str, str] = {}
+    not_applicable: Mapping[str, str] = {}
     forgets_aborted = False  # a witness cannot tell "aborted" from "never"; say why in the subject
     prunes = True  # witnesses take space, and `prune` frees it
     can_lose = True  # an operator, or time, can undo a prepared branch behind our back

@@ -268,7 +268,7 @@ class Coordinator:
 
     def _vote(self, transaction: Transaction, job: Job) -> Votes:
         self._step(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
-        votes = job.write(transaction, self._names, self._taken())
+        votes = job.write(transaction, self._names, self._held_ids())
         self._step(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
         with error_context(transaction=transaction):
             votes = Votes(self._annotated(votes.receipts), votes.totals)
@@ -481,7 +481,7 @@ class Coordinator:
         """Run the batch again and choose what replaces the lost branches. Aborts the rest."""
         sinks = frozenset(sink for sink, _ in lost)
         try:
-            votes = job.write(transaction, sinks, self._taken())
+            votes = job.write(transaction, sinks, self._held_ids())
             chosen, problems = list[Receipt](), list[Mismatch]()
             for sink in sorted(sinks):
                 result = match_lost(
@@ -565,7 +565,7 @@ class Coordinator:
         except _NOT_NOW as error:
             logger.warning("%s: its branches wait for the next sweep: %s", transaction, error)
 
-    def _taken(self) -> dict[str, frozenset[str]]:
+    def _held_ids(self) -> dict[str, frozenset[str]]:
         held = self.state.held()
         return {name: frozenset(id_ for sink, id_ in held if sink == name) for name in self.sinks}
 

@@ -78,7 +78,7 @@ def table() -> dict[str, dict[str, str]]:
     }
 
 
-def only_once(sinks: Sequence[Participant], *, replayable: bool) -> bool:
+def at_most_once(sinks: Sequence[Participant], *, replayable: bool) -> bool:
     """Say whether a batch must not be run again: rows go straight through, and at most once.
 
     What an attempt has written before it failed would be written again by the next.

@@ -11,7 +11,7 @@ from poundlock.core.participant import Participant
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OpenBranch:
     """An open branch and whose it is."""
 
     namespace: Namespace
@@ -24,7 +24,7 @@ class Inspector(ABC):
     system: str  # for people: "Kafka", "PostgreSQL", ...
 
     @abstractmethod
-    def open(self, namespace: Namespace | None = None) -> list[Found]:
+    def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
         """List every open branch of ours, or those of one namespace. Raises `Unavailable`.
 
         Without a namespace the pipeline's name is given as far as the system knows it.

@@ -29,11 +29,12 @@ class Job(Protocol):
         self,
         transaction: Transaction,
         sinks: frozenset[str],
-        taken: Mapping[str, frozenset[str]],
+        held_ids: Mapping[str, frozenset[str]],
     ) -> Votes:
         """Run the batch once: open, write and prepare a branch of each of `sinks` in each task.
 
-        Totals are computed for all sinks. `taken` are the ids that may not be used. Raises `Rejected`.
+        Totals are computed for all sinks. `held_ids` are the ids that must not be used again. Raises
+        `Rejected`.
         """
         ...
 

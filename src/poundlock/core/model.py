@@ -96,7 +96,7 @@ class Branch:
     task: int  # Spark's partition number: not stable across replays, so never a key
     task_attempt: int  # unique within one driver
     retry: int = 0  # how many attempts of this task came before
-    taken: frozenset[str] = frozenset()  # ids that decided but unfinished branches still hold
+    held_ids: frozenset[str] = frozenset()  # ids that decided but unfinished branches still hold
     tolerant: bool = False  # bad rows are to be left out, not to end the batch
 
 

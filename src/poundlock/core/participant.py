@@ -179,7 +179,7 @@ class Participant(ABC):
         """
         return []
 
-    def beside(self, other: Participant) -> None:  # noqa: B027 (most sinks bear any other)
+    def check_conflict(self, other: Participant) -> None:  # noqa: B027 (most sinks bear any other)
         """See that another sink of the same pipeline is not in this one's way. Raises `UsageError`."""
 
     def attach(self, site: Site) -> None:  # noqa: B027 (most systems hold their branches themselves)

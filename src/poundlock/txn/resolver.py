@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from poundlock.core.inspector import Found, Inspector
+from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.log import FileLog, TransactionLog
 from poundlock.core.model import Generation, Json, OperatorDecided, OperatorDecision, Receipt, Stray
 from poundlock.core.naming import owner_of
@@ -56,7 +56,7 @@ class Open:
     """A branch that a system holds open."""
 
     system: Inspector
-    found: Found
+    found: OpenBranch
 
     @property
     def stray(self) -> Stray:

@@ -234,7 +234,7 @@ class Files(Participant):
         names = [str(name) for name, marks in self._marks().items() if STAGED in marks]
         return [files[0] for files in self._staged(names).values() if files]
 
-    def beside(self, other: Participant) -> None:
+    def check_conflict(self, other: Participant) -> None:
         if isinstance(other, Files) and other.place == self.place and other._layout != self._layout:
             raise UsageError(
                 f"sink {other.name!r} writes to {self.place} too, but not the same columns in the same "

@@ -53,7 +53,9 @@ def transactional_id(branch: Branch, bound: int) -> str:
     """
     transaction = branch.transaction
     stem = _stem(transaction.namespace, transaction.generation, branch.sink)
-    free = [id_ for id_ in (f"{stem}.{slot}" for slot in range(bound)) if id_ not in branch.taken]
+    free = [
+        id_ for id_ in (f"{stem}.{slot}" for slot in range(bound)) if id_ not in branch.held_ids
+    ]
     if free:  # spread over all that are free, so that tasks do not meet behind a held block
         return free[branch.task_attempt % len(free)]
     raise NoFreeId(

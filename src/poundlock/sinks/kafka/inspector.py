@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from poundlock.core.inspector import Found, Inspector
+from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.model import Json, Namespace, Receipt, Stray
 from poundlock.sinks.kafka.branches import PREFIX, KafkaBranches, parse_id, stray_of
 from poundlock.sinks.kafka.offsets import GroupOffsetsParticipant
@@ -22,16 +22,16 @@ class KafkaInspector(Inspector):
         self._made: list[Kafka] = []
         self._client = self._sink("any").client
 
-    def open(self, namespace: Namespace | None = None) -> list[Found]:
+    def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
         ids = [found.transactional_id for found in self._client.list_open(f"{PREFIX}.")]
         described = self._client.describe(ids)
-        found: list[Found] = []
+        found: list[OpenBranch] = []
         for id_ in ids:
             parsed, now = parse_id(id_), described[id_]
             if parsed is None or now is None:
                 continue
             if namespace in (None, parsed[0]):
-                found.append(Found(parsed[0], stray_of(parsed[2], id_, parsed[1], now)))
+                found.append(OpenBranch(parsed[0], stray_of(parsed[2], id_, parsed[1], now)))
         return found
 
     def participant(self, branch: Receipt | Stray) -> KafkaBranches:

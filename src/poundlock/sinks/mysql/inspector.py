@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import cast
 
-from poundlock.core.inspector import Found, Inspector
+from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.model import Json, Namespace, Receipt, Stray
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.sinks.mysql.branches import Witness, every
@@ -24,7 +24,7 @@ class MySQLInspector(Inspector):
         self._url = url
         self._made: list[MySQL] = []
 
-    def open(self, namespace: Namespace | None = None) -> list[Found]:
+    def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
         with self._link() as link:
             listed = [
                 (name, "prepared", {"mode": "xa", "task": branch.task})
@@ -34,7 +34,7 @@ class MySQLInspector(Inspector):
                 for name, database in _staged(link)
             ]
         return [
-            Found(name.namespace, Stray(name.sink, str(name), name.generation, state, handle))
+            OpenBranch(name.namespace, Stray(name.sink, str(name), name.generation, state, handle))
             for name, state, handle in listed
             if namespace in (None, name.namespace)
         ]

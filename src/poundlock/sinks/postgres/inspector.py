@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from poundlock.core.inspector import Found, Inspector
+from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.sinks.postgres import witness
 from poundlock.sinks.postgres.prepared import OPEN
@@ -38,15 +38,15 @@ class PostgresInspector(Inspector):
         self._driver = Driver(dsn, "")
         self._made: list[Postgres] = []
 
-    def open(self, namespace: Namespace | None = None) -> list[Found]:
+    def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
         with self._driver.use() as connection:
             strays = [*_prepared(connection), *_staged(connection, self._dsn)]
-        found: list[Found] = []
+        found: list[OpenBranch] = []
         for stray in strays:
             parsed = read_id(stray.id)
             assert parsed is not None, "no other is listed"
             if namespace in (None, parsed[0].namespace):
-                found.append(Found(parsed[0].namespace, stray))
+                found.append(OpenBranch(parsed[0].namespace, stray))
         return found
 
     def holds(self, receipt: Receipt) -> bool:

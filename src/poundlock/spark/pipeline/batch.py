@@ -48,7 +48,7 @@ class Batches:
     prepare_timeout_s: float | None
     observe: Callable[[Step, Mapping[str, object]], None]
     gate: Gate | None
-    once: bool = False  # no task may be run again
+    at_most_once: bool = False  # no task may be run again
     _bound: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
 
@@ -116,7 +116,7 @@ class Batches:
             stateful=self.stateful,
             prepare_timeout_s=self.prepare_timeout_s,
             own=[source.branch(offsets) for source, offsets in ends if source.transactional],
-            once=self.once,
+            at_most_once=self.at_most_once,
         )
         before = self.checkpoint.planned(batch - 1)
         self.coordinator.run(

@@ -49,7 +49,7 @@ class SparkJob:
         stateful: bool,
         prepare_timeout_s: float | None = None,
         own: Sequence[DriverBranch] = (),
-        once: bool = False,
+        at_most_once: bool = False,
     ):
         self._frame = frame
         self._sinks = sinks
@@ -57,7 +57,7 @@ class SparkJob:
         self._stateful = stateful
         self._prepare_timeout_s = prepare_timeout_s
         self._own = own
-        self._once = once
+        self._at_most_once = at_most_once
 
     @property
     def stateful(self) -> bool:
@@ -67,20 +67,25 @@ class SparkJob:
         self,
         transaction: Transaction,
         sinks: frozenset[str],
-        taken: Mapping[str, frozenset[str]],
+        held_ids: Mapping[str, frozenset[str]],
     ) -> Votes:
         # Dead letters are known only by writing: whoever may send some writes too.
         senders = [
             name for name, taker in self._dead_letters.items() if taker and taker.name in sinks
         ]
         task = WriteTask(
-            self._sinks, self._dead_letters, transaction, sinks.union(senders), taken, self._once
+            self._sinks,
+            self._dead_letters,
+            transaction,
+            sinks.union(senders),
+            held_ids,
+            self._at_most_once,
         )
         receipts, totals = self._run(task)
         for branch in self._own:
             totals[branch.name] = branch.fingerprint()
             if branch.name in sinks and totals[branch.name].rows:
-                ids = taken.get(branch.name, frozenset())
+                ids = held_ids.get(branch.name, frozenset())
                 receipts.append(
                     branch.prepare(
                         Branch(transaction, branch.name, -1, transaction.attempt, 0, ids)

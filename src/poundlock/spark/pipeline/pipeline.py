@@ -210,7 +210,7 @@ class Pipeline:
                 )
             sinks[source.name] = source.participant()
 
-        once = guarantee.only_once(list(sinks.values()), replayable=plan.replayable)
+        at_most_once = guarantee.at_most_once(list(sinks.values()), replayable=plan.replayable)
 
         def observe(step: Step, facts: Mapping[str, object]) -> None:
             for observer in self.observers:
@@ -219,7 +219,7 @@ class Pipeline:
         coordinator = Coordinator(
             open_log(spark, self.log_location),
             sinks,
-            settings=replace(self.settings, tries=1) if once else self.settings,
+            settings=replace(self.settings, tries=1) if at_most_once else self.settings,
             observe=observe,
             stopping=query.must_stop,
         )
@@ -234,7 +234,7 @@ class Pipeline:
             prepare_timeout_s=self.prepare_timeout_s,
             observe=observe,
             gate=query,
-            once=once,
+            at_most_once=at_most_once,
         )
 
 
@@ -334,8 +334,8 @@ def _adopted(
     _preflight(spark, sinks, location)
     by_name = {sink.name: sink for sink in sinks}
     log = open_log(spark, location)
-    once = guarantee.only_once(sinks, replayable=plan.replayable)
-    if once:
+    at_most_once = guarantee.at_most_once(sinks, replayable=plan.replayable)
+    if at_most_once:
         settings = replace(settings, tries=1)
     return Batches(
         name=name,
@@ -348,7 +348,7 @@ def _adopted(
         prepare_timeout_s=None,
         observe=lambda step, facts: None,
         gate=None,
-        once=once,
+        at_most_once=at_most_once,
     )
 
 
@@ -400,7 +400,7 @@ def _preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: 
     site = SparkSite(spark, log_location)
     sinks = list(sinks)
     for one, other in itertools.combinations(sinks, 2):
-        one.beside(other)
+        one.check_conflict(other)
     for sink in sinks:
         sink.attach(site)
         with error_context(sink=sink.name):

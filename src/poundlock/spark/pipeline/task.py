@@ -62,8 +62,8 @@ class WriteTask:
     )  # of tolerant sinks
     transaction: Transaction | None = None  # None: a drain, which writes nothing
     writing: frozenset[str] = frozenset()  # the others only have their fingerprints computed
-    taken: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    once: bool = False  # never again, for rows go straight through and at most once
+    held_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    at_most_once: bool = False  # never again, for rows go straight through and at most once
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -72,7 +72,7 @@ class WriteTask:
         assert context is not None
         sink_tasks = self._sink_tasks(context)
         try:
-            if self.once and context.attemptNumber() > 0:
+            if self.at_most_once and context.attemptNumber() > 0:
                 raise Rejected(
                     "the task was run before, and has perhaps written rows, which are promised at most "
                     "once: the source cannot be replayed"
@@ -108,7 +108,7 @@ class WriteTask:
             task=context.partitionId(),
             task_attempt=context.taskAttemptId(),
             retry=context.attemptNumber(),
-            taken=self.taken.get(sink.name, frozenset()),
+            held_ids=self.held_ids.get(sink.name, frozenset()),
             tolerant=sink.name in self.dead_letters,
         )
 

@@ -1,0 +1,347 @@
+"""MySQL and MariaDB: how branches end, in both modes, and what proves it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from fix_mysql import (
+    BOTH,
+    DONE,
+    LOST,
+    OPEN,
+    OURS,
+    Place,
+    batch_of,
+    begin,
+    prepare,
+    send_by,
+    stage_of,
+)
+
+from mysqld import IS_MARIADB
+from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
+from poundlock.core.naming import name_of
+from poundlock.core.protocol import BranchState
+from poundlock.errors import BadRow, InDoubt, LogMismatch, Rejected
+from poundlock.servers import mariadb
+from poundlock.sinks import MySQL
+from poundlock.sinks.mysql.branches import Witness, xid
+from poundlock.sinks.mysql.link import run
+
+
+class TestEndings:
+    @pytest.fixture
+    def plain(self, place: Place) -> Place:
+        place.ask("CREATE TABLE t (x INT)")
+        return place
+
+    def test_a_branch_whose_connection_still_lives_is_open(self, plain: Place) -> None:
+        """MariaDB denies it to others then, with the error of a branch that is over."""
+        sink = plain.sink(mode="xa")
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        close, writer._close = writer._close, lambda: None
+        made = writer.prepare()
+        receipt = Receipt(sink.name, made.id, 0, Fingerprint(1, 0), made.handle)
+        if IS_MARIADB:
+            assert sink.commit([receipt]) == [OPEN]
+            assert sink.abort(sink.find(OURS)) == [OPEN]
+            close()
+        assert sink.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
+
+    def test_a_task_that_vanished_does_not_keep_its_branch(
+        self, plain: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A machine that goes away does not close its connections: the server does, soon."""
+        from poundlock.sinks.mysql import writer as module
+
+        monkeypatch.setattr(module, "_DETACH_S", 1)
+        sink = plain.sink(mode="xa")
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        writer._close = lambda: None
+        made = writer.prepare()
+        receipt = Receipt(sink.name, made.id, 0, Fingerprint(1, 0), made.handle)
+        states = [sink.commit([receipt]) for _ in range(3)]
+        assert states[-1] == [DONE] and plain.rows() == [(1,)]
+
+    def test_a_crash_leaves_the_witness_locked(
+        self, plain: Place, mysql_server: mariadb.MariaDB
+    ) -> None:
+        """Or a tombstone would prove a prepared branch aborted."""
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        sink.close()
+        mysql_server.kill()
+        mysql_server.start()
+        with sink._borrowed() as link:
+            assert sink._proven(link, receipt) is OPEN
+        assert sink.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
+
+    def test_a_crash_after_other_tasks_loses_nothing(
+        self, plain: Place, mysql_server: mariadb.MariaDB
+    ) -> None:
+        """With XIDs of several formats MySQL rolls prepared branches back when it starts again."""
+        sink = plain.sink(mode="xa")
+        for batch, tasks in enumerate((1, 1, 3)):
+            done = [prepare(sink, {"x": [batch]}, task, batch=batch) for task in range(tasks)]
+            assert sink.commit(done) == [DONE] * tasks
+        last = [prepare(sink, {"x": [9]}, task, batch=9) for task in range(4)]
+        assert [row[0] for row in plain.ask("XA RECOVER")] == [1] * 4
+        sink.close()
+        mysql_server.kill()
+        mysql_server.start()
+        assert sink.check(last) == [None] * 4
+        assert sink.commit(last) == [DONE] * 4 and len(plain.rows()) == 9
+
+    def test_a_branch_that_was_never_prepared_is_open_until_it_is_gone(self, plain: Place) -> None:
+        """A tombstone must not be mistaken for proof while the witness is only locked."""
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.abort(sink.find(OURS)) == [LOST]
+        writer: Any = begin(sink, 1)
+        writer.write(batch_of({"x": [1]}))
+        writer._sender.arrive()
+        sink.witness.testify(writer._link, [writer._name])
+        handle = {**receipt.handle, "task": 1}
+        other = Receipt(sink.name, str(writer._name), 1, Fingerprint(1, 0), handle)
+        assert sink.commit([other]) == [OPEN]
+        writer.abort()
+        assert sink.commit([other]) == [LOST]
+
+    def test_a_task_that_was_given_up_meanwhile(self, plain: Place) -> None:
+        """Its rows are not to blame."""
+        sink = plain.sink(mode="xa")
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        with sink._borrowed() as link:
+            assert sink._settled(link, writer._name) is LOST
+        with pytest.raises(Rejected, match="has a tombstone") as caught:
+            writer.prepare()
+        assert not isinstance(caught.value, BadRow)
+        writer.abort()
+
+    def test_a_rollback_that_the_server_forgets_is_not_believed(
+        self, plain: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It says OK, and InnoDB holds the branch: so it is here, by a statement that does nothing."""
+        from poundlock.sinks.mysql import driver
+
+        sink = plain.sink(mode="xa")
+        prepare(sink, {"x": [1]})
+        strays = sink.find(OURS)
+
+        def ask(link: Any, statement: str, arguments: Sequence[Any] = ()) -> Any:
+            return run(link, "DO 0" if "ROLLBACK" in statement else statement, arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(driver, "run", ask)
+            assert sink.abort(strays) == [OPEN]
+        assert sink.abort(strays) == [LOST]
+
+    def test_a_commit_that_the_server_forgets_is_not_believed(
+        self, place: Place, mysql_server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """MariaDB says OK and commits nothing while the branch's connection is being closed."""
+        place.ask("CREATE TABLE t (b LONGBLOB)")
+        sink = place.sink(mode="xa")
+        send_by(sink, "load")
+        monkeypatch.setattr(MySQL, "_let_go", lambda sink, receipts: None)
+        for batch in range(8):  # large rows take a while to be freed
+            receipt = prepare(sink, {"b": [b"x" * (30 << 20)]}, batch=batch)
+            try:
+                state = sink.commit([receipt])
+            except InDoubt:
+                mysql_server.kill()
+                mysql_server.start()
+                state = sink.commit([receipt])
+            assert state == [DONE]
+            assert place.ask("SELECT COUNT(*) FROM t") == [(batch + 1,)]
+
+    def test_an_ok_without_a_witness_is_no_proof(
+        self, plain: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        monkeypatch.setattr(Witness, "states", lambda *_: {})
+        with pytest.raises(InDoubt, match="restart the server"):
+            sink.commit([receipt])
+
+    @BOTH
+    def test_without_its_witness_nothing_is_known(self, plain: Place, mode: str) -> None:
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        plain.ask("DROP TABLE poundlock_witness")
+        assert plain.sink(mode=mode).commit([receipt]) == [BranchState.NO_WITNESS]
+
+    @BOTH
+    @pytest.mark.parametrize(
+        "emptied",
+        [
+            ["DELETE FROM poundlock_witness"],
+            ["TRUNCATE poundlock_witness"],
+            [
+                "CREATE TABLE w LIKE poundlock_witness",
+                "DROP TABLE poundlock_witness",
+                "RENAME TABLE w TO poundlock_witness",
+            ],
+        ],
+        ids=["delete", "truncate", "like"],
+    )
+    def test_an_emptied_witness_proves_nothing(
+        self, plain: Place, mode: str, emptied: list[str]
+    ) -> None:
+        """A tombstone enters there, for a batch that was committed."""
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        for statement in emptied:
+            plain.ask(statement)
+        assert sink.commit([receipt]) == sink.commit([receipt]) == [BranchState.NO_WITNESS]
+        assert plain.ask("SELECT * FROM poundlock_witness") == []
+        after = prepare(sink, {"x": [2]}, task=1)  # and so does the row that it gets now
+        with pytest.raises(LogMismatch, match="emptied"):
+            sink.commit([receipt])
+        assert sink.check([after]) == [None] and sink.commit([after]) == [DONE]
+        assert plain.rows() == [(1,), (2,)]
+
+    @BOTH
+    def test_a_witness_emptied_before_the_decision_is_told_by_the_check(
+        self, plain: Place, mode: str
+    ) -> None:
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        plain.ask("DELETE FROM poundlock_witness WHERE branch = 'witness'")
+        assert sink.check([receipt]) == [
+            "its witness table was emptied or made anew since it was written"
+        ]
+        assert sink.abort(sink.find(OURS)) == [LOST]
+
+    @BOTH
+    def test_pruning_keeps_what_the_witness_is(self, plain: Place, mode: str) -> None:
+        sink = plain.sink(mode=mode)
+        for batch in range(3):
+            assert sink.commit([prepare(sink, {"x": [batch]}, batch=batch)]) == [DONE]
+        before = plain.ask("SELECT identity FROM poundlock_witness WHERE branch = 'witness'")
+        sink.prune(OURS, 9)
+        assert plain.ask("SELECT COUNT(*) FROM poundlock_witness") == [(2,)]
+        receipt = prepare(sink, {"x": [9]}, batch=9)
+        assert receipt.handle["witness"] == [plain.database, before[0][0]]
+        assert sink.commit([receipt]) == [DONE]
+
+    def test_a_server_without_the_witness_table_is_not_believed(self, plain: Place) -> None:
+        """Its OK to a commit is no proof, and there is no other."""
+        sink = plain.sink(mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        plain.ask(f"CREATE DATABASE {plain.database}_empty")
+        _, known = receipt.handle["witness"]  # type: ignore[misc]
+        handle = {**receipt.handle, "witness": [f"{plain.database}_empty", known]}
+        elsewhere = Receipt(sink.name, receipt.id, 0, receipt.fingerprint, handle)
+        assert sink.commit([elsewhere]) == [BranchState.NO_WITNESS]
+        assert sink.commit([receipt]) == [DONE]
+
+    @BOTH
+    def test_another_witness_proves_nothing(self, plain: Place, mode: str) -> None:
+        """A server that never had the branch must not say that it is lost."""
+        sink = plain.sink(mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        plain.ask("DROP TABLE poundlock_witness")
+        other = prepare(sink, {"x": [2]}, task=1)
+        with pytest.raises(LogMismatch, match="another server"):
+            sink.commit([receipt])
+        assert sink.commit([other]) == [DONE] and plain.rows() == [(1,), (2,)]
+
+    def test_a_branch_is_ended_where_it_was_staged(self, plain: Place) -> None:
+        """Its witness and its rows are where its receipt says, wherever new ones go now."""
+        other = f"{plain.database}_aside"
+        plain.ask(f"CREATE DATABASE {other}")
+        before = plain.sink(mode="staged", witness_database=other)
+        receipts = [prepare(before, {"x": [task]}, task=task) for task in range(2)]
+        now = plain.sink(mode="staged")
+        assert now.check(receipts) == [None, None]
+        mixed = [*receipts, prepare(now, {"x": [2]}, task=2)]
+        assert now.commit(mixed) == [DONE] * 3
+        assert before.commit(mixed) == [DONE] * 3
+        assert plain.rows() == [(0,), (1,), (2,)]
+        assert plain.ask(f"SHOW TABLES IN {other}") == [("poundlock_witness",)]
+        assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(3,)]
+
+    def test_a_stage_left_behind_is_not_open_and_is_pruned(self, plain: Place) -> None:
+        """A crash between the move and the end of its staging tables."""
+        sink = plain.sink(mode="staged")
+        receipt = prepare(sink, {"x": [1]})
+        sink._drop_stage = lambda link, database, name: None  # type: ignore[method-assign]
+        assert sink.commit([receipt]) == [DONE]
+        assert plain.leftovers()
+        later = plain.sink(mode="staged")
+        assert later.find(OURS) == []
+        later.prune(OURS, 0)
+        assert plain.leftovers() == []
+        assert later.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
+
+    def test_two_drivers_move_once(self, plain: Place) -> None:
+        one, two = plain.sink(mode="staged"), plain.sink(mode="staged")
+        receipts = [prepare(one, {"x": list(range(500))}, task=task) for task in range(4)]
+        ends: list[list[BranchState]] = []
+
+        def commit(sink: MySQL) -> None:
+            states = sink.commit(receipts)
+            while OPEN in states:
+                states = sink.commit(receipts)
+            ends.append(states)
+
+        threads = [threading.Thread(target=commit, args=(sink,)) for sink in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ends == [[DONE] * 4] * 2
+        assert plain.ask("SELECT COUNT(*) FROM t") == [(2000,)]
+
+    def test_a_batch_that_lost_a_stage_is_lost_whole(self, plain: Place) -> None:
+        sink = plain.sink(mode="staged")
+        receipts = [prepare(sink, {"x": [task]}, task=task) for task in range(2)]
+        plain.ask(f"DROP TABLE {stage_of(receipts[0])}")
+        assert sink.check(receipts) == ["its staging table is gone", None]
+        assert sink.commit(receipts) == [LOST, LOST]
+        assert plain.rows() == []
+        again = [prepare(sink, {"x": [task]}, task=task, attempt=2) for task in range(2)]
+        assert sink.commit(again) == [DONE, DONE]
+        assert plain.rows() == [(0,), (1,)]
+
+    @pytest.mark.parametrize("key", [None, "x"])
+    def test_a_stage_that_others_have_changed_is_lost(self, place: Place, key: str | None) -> None:
+        place.ask("CREATE TABLE t (x INT PRIMARY KEY)")
+        sink = place.sink(mode="staged", key=key)
+        receipt = prepare(sink, {"x": [1, 2, 3]})
+        assert sink.check([receipt]) == [None]
+        place.ask(f"DELETE FROM {stage_of(receipt)} WHERE x = 2")
+        assert sink.commit([receipt]) == sink.commit([receipt]) == [LOST]
+        assert place.rows() == [] and place.leftovers() == []
+        again = prepare(sink, {"x": [1, 2, 3]}, attempt=2)
+        assert sink.commit([again]) == [DONE] and place.rows() == [(1,), (2,), (3,)]
+
+    def test_both_modes_are_finished_whatever_the_mode_is_now(self, plain: Place) -> None:
+        xa, staged = plain.sink(mode="xa"), plain.sink(mode="staged")
+        receipts = [prepare(xa, {"x": [1]}, task=0), prepare(staged, {"x": [2]}, task=1)]
+        assert len(xa.find(OURS)) == len(staged.find(OURS)) == 2
+        assert xa.check(receipts) == [None, None]
+        assert staged.commit(receipts) == [DONE, DONE]
+        assert plain.rows() == [(1,), (2,)]
+
+    def test_the_generation_outlives_pruning(self, plain: Place) -> None:
+        sink = plain.sink()
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.commit([receipt]) == [DONE]
+        sink.prune(OURS, 100)
+        assert sink.newest_generation(OURS) == 1
+
+    def test_an_xid_has_room(self) -> None:
+        branch = Branch(Transaction(OURS, 9999, 10**8, 99), "s" * 63, 10**5, 10**8)
+        name = xid(name_of(branch), 10**5)
+        assert len(name.gtrid) <= 64 and len(name.bqual) <= 64

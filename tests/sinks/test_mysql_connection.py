@@ -1,0 +1,265 @@
+"""MySQL and MariaDB: connections, the settings of the server, and the server itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from fix_mysql import (
+    BOTH,
+    DONE,
+    LOST,
+    OURS,
+    PARTITIONED,
+    UPSERTS,
+    Place,
+    account,
+    batch_of,
+    begin,
+    prepare,
+    refused,
+    settings,
+)
+
+from mysqld import IS_MARIADB
+from poundlock.core.protocol import BranchState
+from poundlock.errors import NotAuthorised, Rejected, Unavailable, UsageError
+from poundlock.servers import mariadb
+from poundlock.sinks import MySQL
+from poundlock.sinks.mysql import link as links
+from poundlock.sinks.mysql.link import run
+from poundlock.sinks.mysql.move import DELETE
+
+
+class TestWhateverTheServerHasSet:
+    def test_unique_keys_are_kept(self, place: Place) -> None:
+        """MariaDB would lose the whole batch, and say that it is committed."""
+        place.ask("CREATE TABLE t (u INT UNIQUE)")
+        place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
+        place.ask("CREATE TABLE child (p INT, FOREIGN KEY (p) REFERENCES parent (id))")
+        with settings(place, unique_checks=0, foreign_key_checks=0):
+            sink = place.sink(mode="staged")
+            receipt = prepare(sink, {"u": [7, 7]})
+            assert "unique key" in str(sink.check([receipt])[0])
+            assert sink.abort(sink.find(OURS)) == [LOST]
+            child = place.sink("child", mode="staged")
+            receipt = prepare(child, {"p": [7]}, batch=1)
+            assert "foreign key" in str(child.check([receipt])[0])
+            assert child.abort(child.find(OURS)) == [LOST]
+
+    def test_checks_are_kept(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT CHECK (x > 0))")
+        with settings(place, **({"check_constraint_checks": 0} if IS_MARIADB else {})):
+            assert "CHECK" in str(refused(place.sink(mode="xa"), {"x": [-1]}))
+
+    @UPSERTS
+    def test_nothing_of_it_shows(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, u INT UNIQUE)")
+        place.ask("INSERT INTO t VALUES (9, 9)")
+        odd: dict[str, Any] = {"sql_safe_updates": 1, "sql_auto_is_null": 1, "sql_select_limit": 1,
+                               "completion_type": 1}  # fmt: skip
+        if IS_MARIADB:
+            odd |= {"idle_write_transaction_timeout": 1, "max_statement_time": 0.001}
+        with settings(place, **odd):
+            sink = place.sink(key="id", delete="gone", **PARTITIONED[mode == "xa"])
+            rows = {"id": [1, 2, 9], "u": [1, 2, None], DELETE: [False, False, True]}
+            receipt = prepare(sink, rows)
+            assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+            again = prepare(sink, rows | {"id": [1, 3, 2]}, batch=1)
+            assert sink.check([again]) == [None] and sink.commit([again]) == [DONE]
+        assert place.rows() == [(1, 1), (3, 2)]
+
+    def test_a_task_may_take_its_time(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        with settings(place, wait_timeout=2), closing(place.sink(mode="xa").connect()) as link:
+            assert run(link, "SELECT @@wait_timeout")[0][0] > 3600
+
+
+class TestTheConnection:
+    @BOTH
+    def test_lost_while_writing(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        sink = place.sink(mode=mode)
+        writer: Any = begin(sink)
+        writer.write(batch_of({"x": [1]}))
+        place.ask(f"KILL {writer._link.thread_id()}")
+        writer.write(batch_of({"x": [2]}))  # which is on its way, and not yet heard of
+        with pytest.raises(Unavailable):
+            writer.prepare()
+        writer.abort()
+        strays = sink.find(OURS)
+        assert sink.abort(strays) == [LOST] * len(strays)
+        assert place.rows() == []
+
+    def test_a_wrong_password_is_told_without_it(self, place: Place) -> None:
+        url = place.server.url.replace("@", ":Geheim-123@", 1)
+        with pytest.raises(NotAuthorised) as caught:
+            place.sink(url=url)
+        assert "Geheim" not in str(caught.value) and "Geheim" not in repr(place.sink(look=False))
+
+    @pytest.mark.parametrize(
+        ("number", "text", "says"),
+        [
+            (
+                1005,
+                'Can\'t create table `a`.`b` (errno: 28 "No space left on device")',
+                "disk is full",
+            ),
+            (1030, 'Got error 28 "No space left on device" from storage engine', "disk is full"),
+            (
+                1226,
+                "User 'u' has exceeded the 'max_user_connections' resource",
+                "no connection left",
+            ),
+        ],
+    )
+    def test_what_there_is_no_room_for(self, number: int, text: str, says: str) -> None:
+        with pytest.raises(Unavailable, match=says), links.said("out"):
+            raise pymysql.err.OperationalError(number, text)
+
+    @pytest.mark.parametrize(
+        "url", ["postgres://x", "mysql://", "mysql://h:port/db", "mysql://h/db?ssl=on", "nonsense"]
+    )
+    def test_an_address_that_cannot_be_read(self, url: str) -> None:
+        with pytest.raises(UsageError):
+            MySQL("t", url=url)
+
+    def test_addresses_come_from_the_environment(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        monkeypatch.setenv("PLACE_URL", place.server.address)
+        sink = place.sink(url="env:PLACE_URL")
+        password = place.server.connect_arguments()["password"]
+        assert password.encode() not in pickle.dumps(sink)
+        assert MySQL("t", url="env:PLACE_URL").database == "poundlock"
+
+    def test_an_account_without_rights(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        url = account(place, "SELECT")
+        with pytest.raises(NotAuthorised, match="CREATE TABLE IF NOT EXISTS"):
+            begin(place.sink(url=url, mode="staged"))
+        if not IS_MARIADB:
+            with pytest.raises(NotAuthorised, match="GRANT XA_RECOVER_ADMIN"):
+                place.sink(url=url)
+
+    def test_branches_of_others_that_are_no_text(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        with place.client() as cursor:
+            for statement in ("XA START X'ff',X'fe',7", "INSERT INTO t VALUES (1)",
+                              "XA END X'ff',X'fe',7", "XA PREPARE X'ff',X'fe',7"):  # fmt: skip
+                cursor.execute(statement)
+        sink = place.sink(mode="xa")
+        try:
+            assert sink.find(OURS) == []
+        finally:
+            place.ask("XA ROLLBACK X'ff',X'fe',7")
+
+    @BOTH
+    def test_an_account_with_the_rights_it_needs(self, place: Place, mode: str) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        url = account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
+        if not IS_MARIADB and mode == "xa":
+            place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
+        sink = place.sink(url=url, mode=mode)
+        receipt = prepare(sink, {"x": [1]})
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        prepare(sink, {"x": [2]}, batch=1)
+        assert sink.abort(sink.find(OURS)) == [LOST]
+        assert place.rows() == [(1,)]
+
+    def test_a_witness_that_somebody_made_for_us_is_begun(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        place.ask(place.sink(look=False, mode="xa").witness.statement)
+        url = account(place, "SELECT, INSERT, DELETE")
+        if not IS_MARIADB:
+            place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
+        sink = place.sink(url=url, mode="xa")
+        receipt = prepare(sink, {"x": [1]})
+        assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
+
+    def test_a_staging_table_that_cannot_be_dropped_holds_up_nothing(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (x INT)")
+        sink = place.sink(url=account(place, "SELECT, INSERT, DELETE, CREATE"), mode="staged")
+        receipt = prepare(sink, {"x": [1]})
+        assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
+        assert place.rows() == [(1,)]
+        assert sink.find(OURS) == []
+        place.sink(mode="staged").prune(OURS, 0)  # which may; and the fixture sees that all is gone
+
+    def test_a_connection_is_asked_with_the_patience_of_who_takes_it(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sink = place.sink(look=False)
+        with sink._borrowed(3600):
+            pass
+        waits: list[float] = []
+        monkeypatch.setattr(
+            links.Link, "ping", lambda link, reconnect: waits.append(link._read_timeout)
+        )
+        with sink._borrowed(7):
+            assert waits == [7]
+
+    def test_no_file_is_sent_to_a_server_that_asks(self, place: Place, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("1\n")
+        place.ask("CREATE TABLE t (x INT)")
+        link = place.sink().connect()
+        with closing(link), pytest.raises(Rejected, match="asked for a file"):
+            run(link, f"LOAD DATA LOCAL INFILE '{secret}' INTO TABLE {place.database}.t")
+        assert place.rows() == []
+
+    def test_a_silent_server_is_unreachable(
+        self, place: Place, mysql_server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from poundlock.sinks.mysql import connected
+
+        place.ask("CREATE TABLE t (x INT)")
+        sink = place.sink()
+        receipt = prepare(sink, {"x": [1]})
+        sink.close()
+        sink.url += "?connect_timeout=1"
+        monkeypatch.setattr(connected, "_ANSWER_S", 1)
+        mysql_server.pause()
+        try:
+            assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
+        finally:
+            mysql_server.resume()
+        assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,)]
+
+
+class TestLessThanExactlyOnce:
+    @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
+    def test_written_straight_through(self, place: Place, semantic: str) -> None:
+        place.ask("CREATE TABLE t (id INT PRIMARY KEY, x INT)")
+        for options in ({}, {"key": "id"}):
+            sink = place.sink(semantic=semantic, **options)
+            writer = begin(sink)
+            writer.write(batch_of({"id": [1, 2], "x": [1, len(options)]}))
+            assert place.rows() == ([(1, 1), (2, 0)] if options else [])
+            assert writer.prepare() is None
+        assert place.rows() == [(1, 1), (2, 1)]
+        assert not place.ask("SHOW TABLES LIKE 'poundlock%'")
+
+
+class TestTheServer:
+    def test_its_secret_is_for_its_owner_alone(self, mysql_server: mariadb.MariaDB) -> None:
+        file = mysql_server.directory / "password"
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert file.read_text() not in mysql_server.url and file.read_text() in mysql_server.address
+        for entry in ("data", "private"):
+            assert (mysql_server.directory / entry).stat().st_mode & 0o077 == 0
+
+    def test_it_is_not_root(self, mysql_server: mariadb.MariaDB) -> None:
+        owner = (mysql_server.directory / "data" / "ibdata1").stat().st_uid
+        assert owner != 0 and (os.geteuid() == 0 or owner == os.geteuid())
+
+    def test_it_listens_here_only_and_knows_one_account(self, place: Place) -> None:
+        assert place.ask("SELECT @@bind_address") == [("127.0.0.1",)]
+        users = {row[0] for row in place.ask("SELECT User FROM mysql.user")}
+        assert not users & {"", "root"} or not IS_MARIADB
