@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from poundlock.errors import UsageError
@@ -18,6 +19,8 @@ from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
 from poundlock.stream.pattern import Pattern
 from poundlock.stream.rows import Row, row_type
 from poundlock.stream.times import END, Domain, to_datetime
+
+_time_of = itemgetter(0)
 
 Match = dict[str, list[Row]]
 Select = Callable[[Match, "MatchContext"], Any]
@@ -136,12 +139,12 @@ class MatchOperator(Operator):
 
     def _hold(self, key: Key, events: Sequence[Event]) -> None:
         """Keep rows, by column, until the watermark passes them."""
-        late = bisect_right([event.time for event in events], key.watermark)
-        for event in events[:late]:
-            self._handle_late(key, event.row)
-        events = events[late:]
-        if not events:
-            return
+        if late := bisect_right(events, key.watermark, key=_time_of):
+            for event in events[:late]:
+                self._handle_late(key, event.row)
+            events = events[late:]
+            if not events:
+                return
         new = [
             [event.time for event in events],
             *map(list, zip(*(e.row for e in events), strict=True)),

@@ -415,8 +415,10 @@ class Matcher:
         ):
             number, time, row = events[event]
             before = None if parent < 0 else nodes[parent]
-            start, began = (number, time) if before is None else (before[START], before[BEGAN])
-            nodes.append((start, began, number, time, stage, row, before))
+            if before is None:
+                nodes.append((number, time, number, time, stage, row, None))
+            else:
+                nodes.append((before[START], before[BEGAN], number, time, stage, row, before))
         self._next_id = state["next"]
         self._complete = [nodes[at] for at in state["complete"]]
         for at, *waiting in state["waiting"]:
