@@ -65,9 +65,18 @@ def test_windows_as_text(text: str, windows: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "tumbling", "hopping 1 minute", "sliding 1 minute", "tumbling 1 minute by 5 seconds",
-     "count five", "count 10 by x", "tumbling 1 parsec", "sliding 1 minute by "],
-)  # fmt: skip
+    [
+        "",
+        "tumbling",
+        "hopping 1 minute",
+        "sliding 1 minute",
+        "tumbling 1 minute by 5 seconds",
+        "count five",
+        "count 10 by x",
+        "tumbling 1 parsec",
+        "sliding 1 minute by ",
+    ],
+)
 def test_windows_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         operators.windows(text)
@@ -79,25 +88,34 @@ def test_patterns_as_text() -> None:
         "warm{3} followed_by hot+ next end", define, within="1 minute", skip="skip_to_last hot"
     )
     assert made == (
-        begin("warm", skip_to_last("hot")).where("t > 30").times(3)
-        .followed_by("hot").where("t > 40").one_or_more()
+        begin("warm", skip_to_last("hot"))
+        .where("t > 30")
+        .times(3)
+        .followed_by("hot")
+        .where("t > 40")
+        .one_or_more()
         .next("end")
         .within("1 minute")
-    )  # fmt: skip
+    )
     made = operators.pattern(
         "a? followed_by_any b{2,} next c{2,4} followed_by d* next e not_next f followed_by g",
         {},
         skip="skip_past_last_event",
     )
     assert made == (
-        begin("a", skip_past_last_event()).optional()
-        .followed_by_any("b").times_or_more(2)
-        .next("c").times(2, 4)
-        .followed_by("d").one_or_more().optional()
+        begin("a", skip_past_last_event())
+        .optional()
+        .followed_by_any("b")
+        .times_or_more(2)
+        .next("c")
+        .times(2, 4)
+        .followed_by("d")
+        .one_or_more()
+        .optional()
         .next("e")
         .not_next("f")
         .followed_by("g")
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

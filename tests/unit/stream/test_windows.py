@@ -356,9 +356,12 @@ def test_a_function_has_state_for_the_window_and_for_the_key_and_side_outputs():
         return [(context.state["firings"], context.key_state["all"])]
 
     flow = Flow(
-        tumbling("10 ms"), function=function, fields=["here", "all"], allowed_lateness=5,
+        tumbling("10 ms"),
+        function=function,
+        fields=["here", "all"],
+        allowed_lateness=5,
         sides={"times": ["watermark", "now"]},
-    )  # fmt: skip
+    )
     flow.batch(-1, (1, "x"), (11, "y"))
     assert flow.batch(9, (2, "z"), now=77) == [(1, 1), (2, 2)]
     assert flow.outputs["times"] == [(9, 77), (9, 77)]
@@ -370,8 +373,12 @@ def test_a_state_that_was_only_looked_at_is_not_kept():
     def function(key, window, rows, context):
         return [(len(context.state) + len(context.key_state),)]
 
-    flow = Flow(global_windows(), trigger=triggers.purging(triggers.on_count(1)),
-                function=function, fields=["n"])  # fmt: skip
+    flow = Flow(
+        global_windows(),
+        trigger=triggers.purging(triggers.on_count(1)),
+        function=function,
+        fields=["n"],
+    )
     assert flow.batch(0, (1, "x")) == [(0,)] and flow.data is None
 
 
@@ -459,5 +466,12 @@ def test_what_cannot_be_is_refused_at_once(assigner, given, message):
 
 def test_a_key_is_made_of_columns():
     with pytest.raises(UsageError, match="key column 'k' does not exist: there are id, v"):
-        WindowOperator("w", tumbling(1), domain=Domain.EVENT, columns=COLUMNS, keys=["k"],
-                       function=listed, fields=["x"])  # fmt: skip
+        WindowOperator(
+            "w",
+            tumbling(1),
+            domain=Domain.EVENT,
+            columns=COLUMNS,
+            keys=["k"],
+            function=listed,
+            fields=["x"],
+        )
