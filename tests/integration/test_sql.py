@@ -187,7 +187,10 @@ def test_statements_that_are_wrong(
             '[window.w]\nfrom="readings"\nkey="no"\nwindows="count 1"\naggregate="count(*)"',
             r"\[window.w\]: .*`no`",
         ),
-        ('[match.m]\nfrom="readings"\nkey="id"\npattern="a"\ndefine=3', "define must give a condition"),
+        (
+            '[match.m]\nfrom="readings"\nkey="id"\npattern="a"\ndefine=3',
+            "define must give a condition",
+        ),
         (
             '[match.m]\nfrom="readings"\nkey="id"\npattern="a"\ndefine={a="no > 3"}',
             r"\[match.m\]: .*`no`",
