@@ -8,10 +8,16 @@ import poundlock as lock
 from poundlock.sinks import Files
 
 PAYMENTS = [
-    ("x", 0, 0.5), ("y", 3, 20.0), ("x", 10, 900.0), ("y", 20, 0.9),
-    ("z", 30, 0.1), ("y", 95, 950.0), ("z", 50, 30.0), ("z", 70, 700.0),
+    ("x", 0, 0.5),
+    ("y", 3, 20.0),
+    ("x", 10, 900.0),
+    ("y", 20, 0.9),
+    ("z", 30, 0.1),
+    ("y", 95, 950.0),
+    ("z", 50, 30.0),
+    ("z", 70, 700.0),
     ("x", 200, 10.0),
-]  # fmt: skip
+]
 
 PATTERN = (
     lock.begin("tried", skip=lock.skip_past_last_event())
@@ -30,17 +36,22 @@ def alert(match, ctx):
 def pipeline(spark, args):
     [directory] = args
     payments = lock.from_collection(
-        spark, PAYMENTS, "card string, second long, amount double",
-        batch_rows=4, directory=f"{directory}/rows",
-    ).selectExpr("card", "amount", "timestamp_seconds(second) AS ts")  # fmt: skip
+        spark,
+        PAYMENTS,
+        "card string, second long, amount double",
+        batch_rows=4,
+        directory=f"{directory}/rows",
+    ).selectExpr("card", "amount", "timestamp_seconds(second) AS ts")
     alerts = (
         lock.flow(payments, time="ts", watermark="30 seconds")
         .key_by("card")
         .match(
-            PATTERN, alert, "card string, tried double, used double",
+            PATTERN,
+            alert,
+            "card string, tried double, used double",
             timed_out=("unused", lambda match, ctx: (ctx.key.card,), "card string"),
         )
-    )  # fmt: skip
+    )
     return (
         lock.pipeline(alerts, name="fraud", checkpoint_location=f"{directory}/checkpoint")
         .to(Files(f"{directory}/alerts", format="json"))

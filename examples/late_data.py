@@ -15,12 +15,17 @@ import poundlock as lock
 from poundlock.sinks import Files
 
 ROWS = [
-    ("a", 1, 35.0), ("a", 8, 34.0),
-    ("a", 16, 33.0), ("a", 29, 32.0),  # the window to 15 fires when the watermark has passed it
-    ("a", 9, 20.0), ("a", 30, 31.0),  # 9 is late, but allowed: the window fires again
-    ("a", 60, 30.0), ("a", 61, 30.0),
-    ("a", 3, 10.0), ("a", 62, 30.0),  # 3 is too late: its window is gone
-]  # fmt: skip
+    ("a", 1, 35.0),
+    ("a", 8, 34.0),
+    ("a", 16, 33.0),
+    ("a", 29, 32.0),  # the window to 15 fires when the watermark has passed it
+    ("a", 9, 20.0),
+    ("a", 30, 31.0),  # 9 is late, but allowed: the window fires again
+    ("a", 60, 30.0),
+    ("a", 61, 30.0),
+    ("a", 3, 10.0),
+    ("a", 62, 30.0),  # 3 is too late: its window is gone
+]
 
 
 def pipeline(spark, args):

@@ -8,9 +8,15 @@ import poundlock as lock
 from poundlock.sinks import Files
 
 CLICKS = [
-    ("ann", 0, "/"), ("bob", 5, "/"), ("ann", 10, "/shoes"), ("ann", 35, "/cart"),
-    ("bob", 50, "/help"), ("ann", 120, "/"), ("ann", 125, "/shoes"), ("bob", 300, "/"),
-]  # fmt: skip
+    ("ann", 0, "/"),
+    ("bob", 5, "/"),
+    ("ann", 10, "/shoes"),
+    ("ann", 35, "/cart"),
+    ("bob", 50, "/help"),
+    ("ann", 120, "/"),
+    ("ann", 125, "/shoes"),
+    ("bob", 300, "/"),
+]
 
 
 def visit(key, window, clicks, ctx):
@@ -22,9 +28,12 @@ def visit(key, window, clicks, ctx):
 def pipeline(spark, args):
     [directory] = args
     clicks = lock.from_collection(
-        spark, CLICKS, "who string, second long, page string",
-        batch_rows=3, directory=f"{directory}/rows",
-    ).selectExpr("who", "page", "timestamp_seconds(second) AS ts")  # fmt: skip
+        spark,
+        CLICKS,
+        "who string, second long, page string",
+        batch_rows=3,
+        directory=f"{directory}/rows",
+    ).selectExpr("who", "page", "timestamp_seconds(second) AS ts")
     visits = (
         lock.flow(clicks, time="ts", watermark="20 seconds")
         .key_by("who")

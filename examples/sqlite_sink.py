@@ -28,8 +28,12 @@ from poundlock.core.participant import Column, Commitment, PreparedBranch, Write
 from poundlock.core.protocol import BranchState
 from poundlock.errors import BadRow, InDoubt, Rejected, Unavailable, UsageError
 
-_STATES = {"prepared": BranchState.PREPARED, "committed": BranchState.COMMITTED,
-           "open": BranchState.PREPARED, "aborted": BranchState.ABORTED}  # fmt: skip
+_STATES = {
+    "prepared": BranchState.PREPARED,
+    "committed": BranchState.COMMITTED,
+    "open": BranchState.PREPARED,
+    "aborted": BranchState.ABORTED,
+}
 
 
 class SqliteTable(Participant):

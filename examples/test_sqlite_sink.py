@@ -80,8 +80,12 @@ class SqliteSubject(Subject):
 
     def open(self, sink: Any) -> set[str]:
         with sqlite3.connect(sink.path) as db:
-            return {line[0] for line in db.execute(
-                "SELECT DISTINCT poundlock_branch FROM poundlock_rows_numbers")}  # fmt: skip
+            return {
+                line[0]
+                for line in db.execute(
+                    "SELECT DISTINCT poundlock_branch FROM poundlock_rows_numbers"
+                )
+            }
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -136,9 +140,13 @@ class SqliteSubject(Subject):
             using = self._looked_over(disk / "small.db", sink.name)
             many = [self.rows(range(start, start + 500)) for start in range(0, 5000, 500)]
             yield FaultCase(
-                "disk is full.*can be run again", Unavailable, sink=using, tasks=[many],
-                during=lambda: fill(disk), over=lambda: empty(disk),
-            )  # fmt: skip
+                "disk is full.*can be run again",
+                Unavailable,
+                sink=using,
+                tasks=[many],
+                during=lambda: fill(disk),
+                over=lambda: empty(disk),
+            )
 
 
 @pytest.fixture(scope="session")

@@ -152,7 +152,7 @@ def test_a_file_may_be_opened_again(spark: Any, job: Callable[..., Path]) -> Non
         ("INSERT INTO out1 SELECT id,\n nope FROM readings", "line 5: .*`nope` cannot be.*line 6"),
         ("INSERT INTO out1 SELECT 1", "reads no stream"),
         ("INSERT INTO out1 (a) SELECT id FROM readings", "with AS"),
-        ("INSERT OVERWRITE out1 SELECT id FROM readings", "only INSERT INTO"),
+        ("INSERT OVERWRITE out1 SELECT id FROM readings", "support only INSERT INTO"),
         (
             "INSERT INTO out1 TABLE readings;\nINSERT INTO OUT1 TABLE means",
             "line 6: .*line 5 inserts into out1 already",
@@ -182,12 +182,15 @@ def test_statements_that_are_wrong(
             "there are read",
         ),
         ('[window.w]\nfrom="w"\nkey="id"\nwindows="count 1"\naggregate="count(*)"', "from itself"),
-        ('[window.w]\nfrom="readings"\nkey="id"\nwindows="count 1"', "does not say aggregate"),
+        ('[window.w]\nfrom="readings"\nkey="id"\nwindows="count 1"', "lacks aggregate"),
         (
             '[window.w]\nfrom="readings"\nkey="no"\nwindows="count 1"\naggregate="count(*)"',
             r"\[window.w\]: .*`no`",
         ),
-        ('[match.m]\nfrom="readings"\nkey="id"\npattern="a"\ndefine=3', "define is to name"),
+        (
+            '[match.m]\nfrom="readings"\nkey="id"\npattern="a"\ndefine=3',
+            "define must give a condition",
+        ),
         (
             '[match.m]\nfrom="readings"\nkey="id"\npattern="a"\ndefine={a="no > 3"}',
             r"\[match.m\]: .*`no`",
@@ -201,7 +204,7 @@ def test_statements_that_are_wrong(
             '[source.s]\nkind="collection"\nrows=[[1]]\nschema="n INT"\ntime="n"',
             "make it a timestamp",
         ),
-        ('[source.s]\nkind="socket"\nhost="h"', "does not say port"),
+        ('[source.s]\nkind="socket"\nhost="h"', "lacks port"),
         ('[sink.s]\nkind="pigeon"', "'pigeon' is not one of"),
     ],
 )
@@ -351,8 +354,8 @@ def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> N
     for wrong, words in {
         "SELECT nope FROM readings;": "`nope` cannot be resolved",
         "SELEC;": "Syntax error",
-        "DROP TABLE readings;": "nothing for this shell",
-        "WITH x AS (SELECT 1) INSERT INTO out1 SELECT * FROM x;": "nothing for this shell",
+        "DROP TABLE readings;": "this shell cannot run that",
+        "WITH x AS (SELECT 1) INSERT INTO out1 SELECT * FROM x;": "this shell cannot run that",
         "STOP it;": "none is running",
         "EXPLAIN DROP TABLE x;": "EXPLAIN takes",
         "INSERT INTO out1 SELECT id FROM nothing;": "cannot be found",
@@ -384,9 +387,9 @@ def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_pa
     typed.shell.run(lines())
     said = typed.out.getvalue()
     assert "sink out1 (staged): exactly once" in said
-    assert "job-out1 is running and fills the sink: STOP job-out1; first" in said
-    assert "job-readings is running and fills the sink" in said
-    assert "STOP them before another file is opened" in said
+    assert "job-out1 is running and writes to the sink: STOP job-out1; first" in said
+    assert "job-readings is running and writes to the sink" in said
+    assert "STOP them before you open another file" in said
     assert re.search(r"job-out1 +│ running", said) and "stopped job-out1" in said
     assert "started job-readings" in said
     assert rows(spark, tmp_path / "out1") == [("a", 20.0), ("a", 42.0)]

@@ -65,9 +65,11 @@ def test_rows_in_time_join_with_all_that_they_should(bounds, batches):
     rows = [row for _, rows in plan for row in rows]
     expected = Counter(
         (one[3], other[3])
-        for one in rows if one[1] == 0
-        for other in rows if other[1] == 1 and fits(one, other, lower, upper)
-    )  # fmt: skip
+        for one in rows
+        if one[1] == 0
+        for other in rows
+        if other[1] == 1 and fits(one, other, lower, upper)
+    )
     pairs, late, data = joined(lower, upper, [*plan, (1000, [])])
     assert pairs == expected and not late
     assert data is None  # nothing is kept for ever
@@ -82,9 +84,10 @@ def test_rows_out_of_time_fare_as_in_flink(bounds, batches):
     for watermark, rows in plan:
         # A row goes when the watermark moves to the last time that could join it, or past that.
         here = [
-            (row, seen) for row, seen in here
+            (row, seen)
+            for row, seen in here
             if watermark == seen or watermark < row[2] + max(-lower if row[1] else upper, 0)
-        ]  # fmt: skip
+        ]
         for row in sorted(rows, key=lambda row: row[2]):
             if row[2] < watermark:
                 late[row[3]] += 1

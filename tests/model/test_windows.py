@@ -207,20 +207,32 @@ def test_what_was_purged_fires_no_more(batches, assigner, lateness):
 
 
 ANY = st.recursive(
-    st.sampled_from([
-        triggers.event_time(), triggers.processing_time(), triggers.on_count(2),
-        triggers.count_or_timeout(3, "7 ms"), triggers.count_or_timeout(3, "7 ms", Domain.EVENT),
-        triggers.continuous("6 ms"), triggers.continuous("6 ms", Domain.PROCESSING),
-    ]),
-    lambda inner: st.builds(triggers.purging, inner)
-    | st.builds(triggers.early_and_late, st.none() | inner, st.none() | inner),
+    st.sampled_from(
+        [
+            triggers.event_time(),
+            triggers.processing_time(),
+            triggers.on_count(2),
+            triggers.count_or_timeout(3, "7 ms"),
+            triggers.count_or_timeout(3, "7 ms", Domain.EVENT),
+            triggers.continuous("6 ms"),
+            triggers.continuous("6 ms", Domain.PROCESSING),
+        ]
+    ),
+    lambda inner: (
+        st.builds(triggers.purging, inner)
+        | st.builds(triggers.early_and_late, st.none() | inner, st.none() | inner)
+    ),
     max_leaves=3,
-)  # fmt: skip
+)
 
 
 @quick
-@given(histories(), st.sampled_from([TimeWindows(7, 7), TimeWindows(9, 4), SessionWindows(5)]),
-       st.integers(0, 20), ANY)  # fmt: skip
+@given(
+    histories(),
+    st.sampled_from([TimeWindows(7, 7), TimeWindows(9, 4), SessionWindows(5)]),
+    st.integers(0, 20),
+    ANY,
+)
 def test_no_trigger_leaves_anything_or_loses_track(batches, assigner, lateness, trigger):
     """A firing's rows came, belong to its window and are there once; at the end nothing is left."""
     batches = [*batches, Batch(FOREVER, [])]
@@ -260,8 +272,12 @@ def test_windows_by_count(batches, size, slide, function):
 
 
 @quick
-@given(histories(), st.sampled_from([TimeWindows(7, 7), TimeWindows(10, 4, 1), SessionWindows(5)]),
-       st.integers(0, 10), WAYS)  # fmt: skip
+@given(
+    histories(),
+    st.sampled_from([TimeWindows(7, 7), TimeWindows(10, 4, 1), SessionWindows(5)]),
+    st.integers(0, 10),
+    WAYS,
+)
 def test_rows_one_at_a_time_give_the_same(batches, assigner, lateness, how):
     """A batch may be cut anywhere, if the watermark is the same: rows are taken in runs otherwise."""
     whole, left = run(operator(assigner, lateness=lateness, how=how), batches)
@@ -282,8 +298,11 @@ def test_rows_one_at_a_time_give_the_same(batches, assigner, lateness, how):
 
 
 @quick
-@given(histories(), st.sampled_from([TimeWindows(7, 7), SessionWindows(5), CountWindows(3, 3)]),
-       st.randoms(use_true_random=False))  # fmt: skip
+@given(
+    histories(),
+    st.sampled_from([TimeWindows(7, 7), SessionWindows(5), CountWindows(3, 3)]),
+    st.randoms(use_true_random=False),
+)
 def test_the_order_of_arrival_within_a_batch_does_not_matter(batches, assigner, chance):
     def turned(rows):
         return sorted(chance.sample(rows, len(rows)), key=lambda row: (row.time, row.n))

@@ -106,16 +106,23 @@ def main(directory: Path, step: str | None = None, number: int = 0) -> None:
         "sessions": keyed.window(lock.sessions("2 seconds")).process(visit, VISIT),
         "count": keyed.window(lock.count(4)).reduce(lambda a, b: a if a.v > b.v else b),
         "timers": keyed.process(Timers(str(directory / "kill-worker"))),
-        "pattern": keyed.match(pattern, lambda m, ctx: (ctx.key.id, m["low"][0].v, m["high"][0].v),
-                               "id string, low long, high long"),
+        "pattern": keyed.match(
+            pattern,
+            lambda m, ctx: (ctx.key.id, m["low"][0].v, m["high"][0].v),
+            "id string, low long, high long",
+        ),
         "both": keyed.connect(keyed).process(Both()),
         "rules": keyed.broadcast(rules).process(Rules()),
-        "join": keyed.interval_join(right, lower="0 seconds", upper="1 second",
-                                    function=lambda a, b, ctx: (a.id, a.v, b.w),
-                                    schema="id string, v long, w long"),
+        "join": keyed.interval_join(
+            right,
+            lower="0 seconds",
+            upper="1 second",
+            function=lambda a, b, ctx: (a.id, a.v, b.w),
+            schema="id string, v long, w long",
+        ),
         "rolling": keyed.max_by("v"),
         "native": keyed.window(lock.tumbling("20 seconds")).aggregate("sum(v) AS total"),
-    }  # fmt: skip
+    }
     united = None
     for name, made in others.items():
         each = made.df.select(F.lit(name).alias("operator"), F.to_json(F.struct("*")).alias("row"))

@@ -20,19 +20,43 @@ EXPECTED = {
     },
     ("minimum", "sliding"): {
         "sliding": [
-            ("a", 34.1), ("a", 34.1), ("a", 33.3), ("a", 33.3), ("a", 30.7), ("a", 30.7), ("a", 30.7),
-            ("a", 31.0), ("a", 31.0), ("a", 31.0), ("b", 15.4), ("b", 15.4), ("b", 15.4), ("b", 14.2),
-            ("b", 14.2), ("b", 14.2), ("b", 15.0), ("b", 15.0), ("b", 15.0),
+            ("a", 34.1),
+            ("a", 34.1),
+            ("a", 33.3),
+            ("a", 33.3),
+            ("a", 30.7),
+            ("a", 30.7),
+            ("a", 30.7),
+            ("a", 31.0),
+            ("a", 31.0),
+            ("a", 31.0),
+            ("b", 15.4),
+            ("b", 15.4),
+            ("b", 15.4),
+            ("b", 14.2),
+            ("b", 14.2),
+            ("b", 14.2),
+            ("b", 15.0),
+            ("b", 15.0),
+            ("b", 15.0),
         ]
     },
     ("minimum", "count"): {"count": [("a", 33.3)]},
     ("temperature_rise",): {
-        "warnings": [("a", "the temperature has been rising for 10 seconds"),
-                     ("b", "the temperature has been rising for 10 seconds")],
+        "warnings": [
+            ("a", "the temperature has been rising for 10 seconds"),
+            ("b", "the temperature has been rising for 10 seconds"),
+        ],
         "cold": [("c", -1.0)],
     },
-    ("sessions",): {"visits": [("ann", 35.0, 3, "/cart"), ("ann", 5.0, 2, "/shoes"),
-                               ("bob", 0.0, 1, "/"), ("bob", 0.0, 1, "/help")]},
+    ("sessions",): {
+        "visits": [
+            ("ann", 35.0, 3, "/cart"),
+            ("ann", 5.0, 2, "/shoes"),
+            ("bob", 0.0, 1, "/"),
+            ("bob", 0.0, 1, "/help"),
+        ]
+    },
     ("fraud",): {"alerts": [("x", 0.5, 900.0), ("z", 0.1, 700.0)], "unused": [("y",)]},
     ("rules",): {
         "hot": [("a1", 35.0, 30.0), ("b2", 50.0, 40.0), ("a1", 35.0, 15.0), ("a2", 20.0, 15.0)]
@@ -41,7 +65,7 @@ EXPECTED = {
         "lowest": [("a", 34.0, 2), ("a", 20.0, 3), ("a", 32.0, 2), ("a", 31.0, 1)],
         "late": [("a", 10.0)],
     },
-}  # fmt: skip
+}
 
 
 def columns(row: dict) -> tuple:

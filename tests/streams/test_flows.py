@@ -48,9 +48,12 @@ def keyed(readings):
 
 
 WINDOWS = [
-    ("a", 0.0, 15.0, 5, 2), ("a", 15.0, 30.0, 1, 1), ("a", 30.0, 45.0, 3, 1),
-    ("b", 0.0, 15.0, 1, 2), ("b", 15.0, 30.0, 2, 1),
-]  # fmt: skip
+    ("a", 0.0, 15.0, 5, 2),
+    ("a", 15.0, 30.0, 1, 1),
+    ("a", 30.0, 45.0, 3, 1),
+    ("b", 0.0, 15.0, 1, 2),
+    ("b", 15.0, 30.0, 2, 1),
+]
 
 
 def plan(flow: lock.Flow) -> str:
@@ -91,8 +94,13 @@ def test_windows_of_windows(keyed, tmp_path):
     small = keyed.window(lock.tumbling("5 seconds"), late_output="late").aggregate("sum(v) as v")
     whole = small.key_by("id").window(lock.tumbling("15 seconds"), late_output="late")
     native = small.key_by("id").window(lock.tumbling("15 seconds"))
-    expected = [("a", 0.0, 15.0, 15), ("a", 15.0, 30.0, 1), ("a", 30.0, 45.0, 3), ("b", 0.0, 15.0, 8),
-                ("b", 15.0, 30.0, 2)]  # fmt: skip
+    expected = [
+        ("a", 0.0, 15.0, 15),
+        ("a", 15.0, 30.0, 1),
+        ("a", 30.0, 45.0, 3),
+        ("b", 0.0, 15.0, 8),
+        ("b", 15.0, 30.0, 2),
+    ]
     assert together(play(whole.aggregate("sum(v) as v"), tmp_path / "c")) == expected
     assert together(play(native.aggregate("sum(v) as v"), tmp_path / "d")) == expected
 
@@ -119,10 +127,19 @@ def test_process_functions_with_state_timers_and_outputs(keyed, tmp_path):
     assert flow.outputs == ("main", "high")
     told = [(row[0], row[1]) for row in together(play(flow, tmp_path / "c"))]
     assert told == [
-        ("a", "row 1"), ("a", "row 2"), ("a", "row 3"), ("a", "row 4"), ("a", "row 5"),
-        ("a", "timer after 3"), ("a", "timer after 5"),
-        ("b", "row 1"), ("b", "row 2"), ("b", "row 3"), ("b", "row 4"), ("c", "row 1"),
-    ]  # fmt: skip
+        ("a", "row 1"),
+        ("a", "row 2"),
+        ("a", "row 3"),
+        ("a", "row 4"),
+        ("a", "row 5"),
+        ("a", "timer after 3"),
+        ("a", "timer after 5"),
+        ("b", "row 1"),
+        ("b", "row 2"),
+        ("b", "row 3"),
+        ("b", "row 4"),
+        ("c", "row 1"),
+    ]
     assert together(play(flow, tmp_path / "d", "high")) == [("a", 10), ("a", 99)]
 
 
@@ -135,10 +152,12 @@ def test_count_windows_in_the_order_of_arrival(spark, tmp_path):
 
 def test_patterns_with_conditions_in_sql_and_python(keyed, tmp_path):
     pattern = (
-        lock.begin("low").where("v < 6")
-        .followed_by("high").where(lambda row, earlier: row.v > earlier["low"][0].v)
+        lock.begin("low")
+        .where("v < 6")
+        .followed_by("high")
+        .where(lambda row, earlier: row.v > earlier["low"][0].v)
         .within("25 seconds")
-    )  # fmt: skip
+    )
     flow = keyed.match(
         pattern, lambda match, ctx: (match["low"][0].v, match["high"][0].v), "low long, high long"
     )
@@ -164,13 +183,23 @@ class Switch(lock.CoProcessFunction):
 
 
 def test_two_inputs_share_a_keys_state(keyed, spark, tmp_path):
-    switches = source(spark, tmp_path / "on", [[("a", 2, True)], [("b", 20, True)]],
-                      "id string, at double, on boolean")  # fmt: skip
+    switches = source(
+        spark,
+        tmp_path / "on",
+        [[("a", 2, True)], [("b", 20, True)]],
+        "id string, at double, on boolean",
+    )
     other = lock.flow(switches, time="ts", watermark="10 seconds").key_by("id")
     flow = keyed.connect(other).process(Switch())
     assert together(play(flow, tmp_path / "c")) == [
-        ("a", 1), ("a", 3), ("a", 5), ("a", 99), ("b", 1), ("b", 2), ("b", 4)
-    ]  # fmt: skip
+        ("a", 1),
+        ("a", 3),
+        ("a", 5),
+        ("a", 99),
+        ("b", 1),
+        ("b", 2),
+        ("b", 4),
+    ]
 
 
 class Limits(lock.BroadcastProcessFunction):
@@ -191,8 +220,14 @@ def test_rules_reach_every_key(keyed, spark, tmp_path):
     rules = source(spark, tmp_path / "rules", [[("x", 0, 4)], [("x", 30, 1)]])
     flow = keyed.with_pages(8).broadcast(lock.flow(rules, time="ts", watermark="1 second"))
     assert together(play(flow.process(Limits()), tmp_path / "c")) == [
-        ("a", 10, 4), ("a", 3, 1), ("a", 5, 4), ("a", 99, 1), ("b", 2, 1), ("b", 4, 1), ("b", 7, 4),
-    ]  # fmt: skip
+        ("a", 10, 4),
+        ("a", 3, 1),
+        ("a", 5, 4),
+        ("a", 99, 1),
+        ("b", 2, 1),
+        ("b", 4, 1),
+        ("b", 7, 4),
+    ]
 
 
 def test_interval_joins_by_both_roads(keyed, spark, tmp_path):
@@ -283,8 +318,13 @@ def test_results_of_sparks_own_operators_are_not_late(readings, tmp_path):
     native = native.select("id", "v", F.window_time("window").alias("t"))
     flow = lock.flow(native, time="t").key_by("id")
     windows = flow.window(lock.tumbling("15 seconds"), late_output="late").aggregate("sum(v) AS v")
-    expected = [("a", 0.0, 15.0, 15), ("a", 15.0, 30.0, 1), ("a", 30.0, 45.0, 3), ("b", 0.0, 15.0, 8),
-                ("b", 15.0, 30.0, 2)]  # fmt: skip
+    expected = [
+        ("a", 0.0, 15.0, 15),
+        ("a", 15.0, 30.0, 1),
+        ("a", 30.0, 45.0, 3),
+        ("b", 0.0, 15.0, 8),
+        ("b", 15.0, 30.0, 2),
+    ]
     assert together(play(windows, tmp_path / "c")) == expected
 
 

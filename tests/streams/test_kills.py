@@ -34,14 +34,24 @@ def test_every_operator_through_kills(spark: SparkSession, tmp_path: Path) -> No
     assert not (killed / "kill-worker").exists()
     assert run(killed) == 0, (killed / "log").read_text()[-3000:]
 
-    rows = {each: [seen(spark, place / each) for place in (quiet, killed)]
-            for each in ("results", "late", "united")}  # fmt: skip
+    rows = {
+        each: [seen(spark, place / each) for place in (quiet, killed)]
+        for each in ("results", "late", "united")
+    }
     for each, (expected, found) in rows.items():
         assert expected and found == expected, each
     operators = Counter(row.split('"operator":"')[1].split('"')[0] for row in rows["united"][0])
     assert set(operators) == {
-        "sessions", "count", "timers", "pattern", "both", "rules", "join", "rolling", "native"
-    }  # fmt: skip
+        "sessions",
+        "count",
+        "timers",
+        "pattern",
+        "both",
+        "rules",
+        "join",
+        "rolling",
+        "native",
+    }
     assert any("timer [" in row for row in rows["united"][0])
     assert rows["late"][0].total() < kill_job.BATCHES * 60
 

@@ -60,7 +60,7 @@ def test_another_number_of_pages_is_refused(spark: SparkSession, tmp_path: Path)
         keyed = lock.flow(source(spark, tmp_path / "in", batches)).key_by("id").with_pages(pages)
         query = run(keyed.sum("v"), tmp_path)
         if pages == 1:
-            with pytest.raises(UsageError, match=r"state in 2 pages and is now to have 1"):
+            with pytest.raises(UsageError, match=r"state in 2 pages, but the flow sets 1"):
                 query.awaitTermination()
         else:
             query.awaitTermination()

@@ -69,9 +69,11 @@ REFUSED = {
     "no such key": (lambda frame, flow: flow.key_by("who"), "operator 'key_by'.*`who`"),
     "windows without a key": (lambda frame, flow: flow.window, "no attribute 'window'"),
     "lateness in processing time": (
-        lambda frame, flow: lock.flow(frame)
-        .key_by("id")
-        .window(lock.tumbling("1 minute"), allowed_lateness="1 s", name="minutes"),
+        lambda frame, flow: (
+            lock.flow(frame)
+            .key_by("id")
+            .window(lock.tumbling("1 minute"), allowed_lateness="1 s", name="minutes")
+        ),
         "operator 'minutes': rows are late in event time only",
     ),
     "no windows": (
@@ -79,21 +81,27 @@ REFUSED = {
         "'1 minute' are no windows",
     ),
     "no such column": (
-        lambda frame, flow: flow.key_by("id")
-        .window(lock.tumbling("1 minute"), late_output="late", name="minutes")
-        .aggregate("sum(w)"),
+        lambda frame, flow: (
+            flow.key_by("id")
+            .window(lock.tumbling("1 minute"), late_output="late", name="minutes")
+            .aggregate("sum(w)")
+        ),
         "operator 'minutes'.*`w`",
     ),
     "no aggregate": (
-        lambda frame, flow: flow.key_by("id")
-        .window(lock.tumbling("1 minute"), late_output="late")
-        .aggregate("sum(v) / count(*) AS mean"),
+        lambda frame, flow: (
+            flow.key_by("id")
+            .window(lock.tumbling("1 minute"), late_output="late")
+            .aggregate("sum(v) / count(*) AS mean")
+        ),
         "is not one aggregate function",
     ),
     "unknown aggregate": (
-        lambda frame, flow: flow.key_by("id")
-        .window(lock.tumbling("1 minute"), late_output="late")
-        .aggregate("kurtosis(v)"),
+        lambda frame, flow: (
+            flow.key_by("id")
+            .window(lock.tumbling("1 minute"), late_output="late")
+            .aggregate("kurtosis(v)")
+        ),
         "no aggregate function 'kurtosis'",
     ),
     "time left out": (
@@ -108,7 +116,10 @@ REFUSED = {
         lambda frame, flow: flow.map(lambda row: row, "id strong"),
         "operator 'map': the schema 'id strong' cannot be read",
     ),
-    "no function": (lambda frame, flow: flow.map(3, "id string"), "operator 'map' needs a function"),
+    "no function": (
+        lambda frame, flow: flow.map(3, "id string"),
+        "operator 'map' needs a function",
+    ),
     "unknown output": (
         lambda frame, flow: flow.key_by("id").process(Silent()).side_output("late"),
         "there is no output 'late': this flow has main",
@@ -122,20 +133,21 @@ REFUSED = {
         "there is a column 'id' already",
     ),
     "windows after a function in processing time": (
-        lambda frame, flow: flow.key_by("id")
-        .process(Waits())
-        .key_by("id")
-        .window(lock.tumbling("1 minute")),
+        lambda frame, flow: (
+            flow.key_by("id").process(Waits()).key_by("id").window(lock.tumbling("1 minute"))
+        ),
         "operator 'window' comes after 'Waits', which passes no event time on",
     ),
     "the greatest of structs": (
-        lambda frame, flow: flow.key_by("id")
-        .window(lock.tumbling("1 minute"), late_output="late")
-        .aggregate("max(struct(v, at)) AS m"),
-        "max of a struct is not among what it can do",
+        lambda frame, flow: (
+            flow.key_by("id")
+            .window(lock.tumbling("1 minute"), late_output="late")
+            .aggregate("max(struct(v, at)) AS m")
+        ),
+        "max of a struct is not supported on keyed state",
     ),
     "no pages": (lambda frame, flow: flow.key_by("id").with_pages(0), "pages=0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -195,18 +207,41 @@ class Mistypes(lock.ProcessFunction):
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
-        (lambda flow: flow.key_by("id").process(Divides()), OperatorFailed,
-         r"operator 'Divides'.*ZeroDivisionError"),
-        (lambda flow: flow.map(lambda row: (1 // row.v,), "v long"), OperatorFailed,
-         r"operator 'map' failed: ZeroDivisionError"),
-        (lambda flow: flow.key_by("id").process(Mistypes()), OperatorFailed,
-         "operator 'Mistypes' emitted a value for column 'v' of output 'main' that is no int64"),
-        (lambda flow: flow.select("'k' AS id", "ts", "v").filter("true").flat_map(
-            lambda row: [row, row.replace(ts=row.ts + __import__("datetime").timedelta(seconds=9))],
-            "id string, ts timestamp, v long").key_by("id").process(Forgets()), StateExpired, "last"),
+        (
+            lambda flow: flow.key_by("id").process(Divides()),
+            OperatorFailed,
+            r"operator 'Divides'.*ZeroDivisionError",
+        ),
+        (
+            lambda flow: flow.map(lambda row: (1 // row.v,), "v long"),
+            OperatorFailed,
+            r"operator 'map' failed: ZeroDivisionError",
+        ),
+        (
+            lambda flow: flow.key_by("id").process(Mistypes()),
+            OperatorFailed,
+            "operator 'Mistypes' emitted a value for column 'v' of output 'main' that is no int64",
+        ),
+        (
+            lambda flow: (
+                flow.select("'k' AS id", "ts", "v")
+                .filter("true")
+                .flat_map(
+                    lambda row: [
+                        row,
+                        row.replace(ts=row.ts + __import__("datetime").timedelta(seconds=9)),
+                    ],
+                    "id string, ts timestamp, v long",
+                )
+                .key_by("id")
+                .process(Forgets())
+            ),
+            StateExpired,
+            "last",
+        ),
     ],
     ids=["a function that throws", "a lambda that throws", "another type", "state over its TTL"],
-)  # fmt: skip
+)
 def test_what_only_the_rows_show(flow, tmp_path: Path, build, error, message) -> None:
     """The batch is given up, nothing is written, and the error names the operator."""
     query = (

@@ -65,9 +65,18 @@ def test_windows_as_text(text: str, windows: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "tumbling", "hopping 1 minute", "sliding 1 minute", "tumbling 1 minute by 5 seconds",
-     "count five", "count 10 by x", "tumbling 1 parsec", "sliding 1 minute by "],
-)  # fmt: skip
+    [
+        "",
+        "tumbling",
+        "hopping 1 minute",
+        "sliding 1 minute",
+        "tumbling 1 minute by 5 seconds",
+        "count five",
+        "count 10 by x",
+        "tumbling 1 parsec",
+        "sliding 1 minute by ",
+    ],
+)
 def test_windows_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         operators.windows(text)
@@ -79,25 +88,34 @@ def test_patterns_as_text() -> None:
         "warm{3} followed_by hot+ next end", define, within="1 minute", skip="skip_to_last hot"
     )
     assert made == (
-        begin("warm", skip_to_last("hot")).where("t > 30").times(3)
-        .followed_by("hot").where("t > 40").one_or_more()
+        begin("warm", skip_to_last("hot"))
+        .where("t > 30")
+        .times(3)
+        .followed_by("hot")
+        .where("t > 40")
+        .one_or_more()
         .next("end")
         .within("1 minute")
-    )  # fmt: skip
+    )
     made = operators.pattern(
         "a? followed_by_any b{2,} next c{2,4} followed_by d* next e not_next f followed_by g",
         {},
         skip="skip_past_last_event",
     )
     assert made == (
-        begin("a", skip_past_last_event()).optional()
-        .followed_by_any("b").times_or_more(2)
-        .next("c").times(2, 4)
-        .followed_by("d").one_or_more().optional()
+        begin("a", skip_past_last_event())
+        .optional()
+        .followed_by_any("b")
+        .times_or_more(2)
+        .next("c")
+        .times(2, 4)
+        .followed_by("d")
+        .one_or_more()
+        .optional()
         .next("e")
         .not_next("f")
         .followed_by("g")
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,9 +124,9 @@ def test_patterns_as_text() -> None:
         ("", {}, "write stages"),
         ("a followed_by", {}, "write stages"),
         ("a then b", {}, "'then' is not one of next"),
-        ("next next b", {}, "'next' is no stage"),
-        ("a{x} next b", {}, "is no stage"),
-        ("a next b", {"define": {"c": "true"}}, "no stage of that name: it has a, b"),
+        ("next next b", {}, "'next' is not a stage"),
+        ("a{x} next b", {}, "is not a stage"),
+        ("a next b", {"define": {"c": "true"}}, "has no stage of that name: it has a, b"),
         ("a next b", {"skip": "skip_to_first"}, "skip='skip_to_first' is not known"),
         ("a next b", {"skip": "skip_to_last c"}, "no stage of this name has rows"),
         ("a not_followed_by b", {}, "with within"),
@@ -157,15 +175,15 @@ def test_sql_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("name = \n", "is not valid TOML: .*line 1"),
-        ('name = "job"', "does not say checkpoint_location"),
+        ('name = "job"', "lacks checkpoint_location"),
         ('name = "a b"\ncheckpoint_location = "c"', "cannot be used"),
         (TOP + 'colour = "red"', "has 'colour', which is not one of name"),
-        (TOP + "[sink.out]", r"\[sink.out\] does not say its kind"),
+        (TOP + "[sink.out]", r"\[sink.out\] lacks its kind"),
         (TOP + "source = 3", r"write \[source.NAME\]"),
         (TOP + '[source."a b"]\nkind = "files"', "cannot be used"),
         (TOP + 'sql = "x"\nsql_file = "y"', "give one of them"),
         (TOP + 'sql_file = "y"', "sql_file of .* cannot be read"),
-        (TOP + "sql = 3", "is to be a text"),
+        (TOP + "sql = 3", "is not text"),
         (TOP + "trigger = 3", "as '2 seconds'"),
         (TOP + '[source.a]\nkind="files"\n[sink.A]\nkind="files"', "have the same name"),
         (TOP + '[source.a]\nkind="files"\n[window.w]\nlate_output="a"', "late_output of .window.w"),
@@ -199,8 +217,8 @@ def test_secrets_do_not_stand_in_the_file(tmp_path: Path, option: str) -> None:
         ({"kind": "carrier pigeon"}, "is not one of console, delta"),
         ({"kind": "memory"}, "is not one of console, delta"),
         ({"kind": "files", "pth": "x"}, "has 'pth', which is not one of path, format"),
-        ({"kind": "files"}, "does not say path"),
-        ({"kind": "files", "path": "x", "name": "y"}, "by its table already"),
+        ({"kind": "files"}, "lacks path"),
+        ({"kind": "files", "path": "x", "name": "y"}, "but its table names it 'out' already"),
         ({"kind": "files", "path": "/x", "format": "tar"}, r"\[sink.out\]: .*tar"),
         ({"kind": "files", "path": "/x", "semantic": "often"}, r"\[sink.out\]: .*often"),
     ],

@@ -1,4 +1,4 @@
-"""`poundlock sql`: the pipelines of a TOML file with SQL, or a shell."""
+"""`poundlock sql`: runs the pipelines of a TOML file with SQL, or a shell."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("path", metavar="[FILE]", required=False,
-                type=click.Path(path_type=Path, dir_okay=False))  # fmt: skip
-@click.option("--once", is_flag=True, help="Take what there is now, and end.")
+@click.argument(
+    "path", metavar="[FILE]", required=False, type=click.Path(path_type=Path, dir_okay=False)
+)
+@click.option("--once", is_flag=True, help="Process the available data, then exit.")
 @click.option(
-    "--explain", is_flag=True, help="Say what would run and what is promised; start nothing."
+    "--explain", is_flag=True, help="Show the pipelines and their guarantees; start nothing."
 )
 @click.option("--shell", is_flag=True, help="Open the file's tables and sinks in a shell.")
 @click.option("--master", default=None, help="Spark's master; this machine by default.")
@@ -31,50 +32,62 @@ def sql(
 ) -> None:
     """Run the pipelines of a FILE: named sources and sinks in TOML, and INSERT INTO sink SELECT ...
 
-    Runs until it is stopped: Ctrl-C lets the batches in hand finish. Without FILE: a shell.
+    Runs until it is stopped. Ctrl-C lets the current batches finish. Without FILE: opens a shell.
     """
-    chosen = [
-        name for name, on in (("--once", once), ("--explain", explain), ("--shell", shell)) if on
-    ]
-    if len(chosen) > 1:
-        raise click.UsageError(f"{' and '.join(chosen)} do not go together")
-    if path is None and (once or explain):
-        raise click.UsageError(f"{chosen[0]} needs a FILE")
-    shell = shell or path is None
-    if shell and as_json:
-        raise click.UsageError("--json is not for the shell")
+    _check_options(path, once, explain, shell, as_json)
     from poundlock.sqljob import file
 
     job = file.JobFile() if path is None else file.read(path)
-    spark = _session(job, master)
-    if shell:
-        _shell(spark, job)
+    spark = _open_session(job, master)
+    if shell or path is None:
+        _run_shell(spark, job)
         return
-    from poundlock.sqljob import run
     from poundlock.sqljob.build import Catalog
 
     catalog = Catalog(spark, job)
-    made = catalog.pipelines()
+    pipelines = catalog.pipelines()
     if explain:
         texts = {name: str(insert.statement) for name, insert in catalog.inserts.items()}
-        _explain(made, texts, as_json)
-        return
-    for each in made:
+        _explain(pipelines, texts, as_json)
+    else:
+        _run_pipelines(pipelines, job.trigger, once, as_json)
+
+
+def _check_options(
+    path: Path | None, once: bool, explain: bool, shell: bool, as_json: bool
+) -> None:
+    modes = {"--once": once, "--explain": explain, "--shell": shell}
+    chosen = [name for name, on in modes.items() if on]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} do not go together: choose one")
+    if path is None and (once or explain):
+        raise click.UsageError(f"{chosen[0]} needs a FILE")
+    if as_json and (shell or path is None):
+        raise click.UsageError("the shell prints no JSON: leave --json out, or give a FILE")
+
+
+def _run_pipelines(
+    pipelines: list[Pipeline], trigger: str | None, once: bool, as_json: bool
+) -> None:
+    from poundlock.sqljob import run
+
+    for each in pipelines:
         click.echo(f"pipeline {each.name}\n{each.guarantee()}", err=as_json)
     with run.stopped_by_signals() as stopping:
         if once:
-            run.once(made, stopping)
+            run.once(pipelines, stopping)
         else:
-            run.wait(run.start(made, job.trigger, stopping), stopping)
+            run.wait(run.start(pipelines, trigger, stopping), stopping)
     word = "stopped" if stopping.is_set() else "done"
-    told = [{"pipeline": each.name, "state": word} for each in made]
-    click.echo(json.dumps(told, indent=2) if as_json else word)
+    states = [{"pipeline": each.name, "state": word} for each in pipelines]
+    click.echo(json.dumps(states, indent=2) if as_json else word)
 
 
-def _session(job: JobFile, master: str | None) -> Any:
+def _open_session(job: JobFile, master: str | None) -> Any:
     from poundlock.spark.session import session
 
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # each error is told once
+    # Spark would log each error that is printed here.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark = session(
         master,
         kafka="source.kafka" in job.kinds,
@@ -85,21 +98,21 @@ def _session(job: JobFile, master: str | None) -> Any:
     return spark
 
 
-def _shell(spark: Any, job: JobFile) -> None:
-    from poundlock.sqljob.shell import Shell, typed_lines
+def _run_shell(spark: Any, job: JobFile) -> None:
+    from poundlock.sqljob.shell import Shell, read_lines
 
-    # Spark's own handler would cancel the jobs of every pipeline that runs.
+    # Spark's own handler would cancel the jobs of all running pipelines.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    click.echo("Statements end with a semicolon. HELP; says what there is, EXIT; leaves.")
-    Shell(spark, job).run(typed_lines(Path(state) / "poundlock" / "sql_history"))
+    click.echo("Statements end with a semicolon. HELP; lists the statements, EXIT; quits.")
+    Shell(spark, job).run(read_lines(Path(state) / "poundlock" / "sql_history"))
 
 
-def _explain(made: list[Pipeline], texts: dict[str, str], as_json: bool) -> None:
+def _explain(pipelines: list[Pipeline], texts: dict[str, str], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([_to_json(each, texts) for each in made], indent=2))
+        click.echo(json.dumps([_to_json(each, texts) for each in pipelines], indent=2))
         return
-    for each in made:
+    for each in pipelines:
         click.echo(f"pipeline {each.name}, checkpoint {each.checkpoint_location}")
         for route in each.routes:
             click.echo(f"  {texts[route.sink.name]}")
@@ -117,7 +130,7 @@ def _to_json(pipeline: Pipeline, texts: dict[str, str]) -> dict[str, object]:
         "sinks": [
             {
                 "sink": route.sink,
-                "statement": texts.get(route.sink),  # none, if it only takes bad rows
+                "statement": texts.get(route.sink),  # None for a dead-letter sink
                 "kind": route.kind,
                 "guarantee": route.cell.guarantee.value,
                 "reason": route.cell.reason,

@@ -1,4 +1,4 @@
-"""From the tables of a file to sources and sinks: each is made by its own function, checked by name."""
+"""Makes sources and sinks from the tables of a file, and checks their arguments by name."""
 
 from __future__ import annotations
 
@@ -34,41 +34,44 @@ def open_source(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
     title = f"[source.{name}]"
     module, function = _SOURCES[_kind(title, options, _SOURCES)]
     read = getattr(import_module(f"poundlock.sources.{module}"), function)
-    given = {key: value for key, value in options.items() if key != "kind"}
-    if "rows" in given:
-        given["rows"] = [_row(row) for row in given["rows"]]
-    return _called(title, read, given, spark)
+    arguments = {key: value for key, value in options.items() if key != "kind"}
+    if "rows" in arguments:
+        rows = arguments["rows"]
+        arguments["rows"] = [tuple(row) if isinstance(row, list) else row for row in rows]
+    return _call(title, read, arguments, spark)
 
 
 def make_sink(name: str, options: Mapping[str, Any]) -> Participant:
-    """Return the sink of a `[sink.NAME]`, whose name in its pipeline is this one."""
+    """Return the sink of a `[sink.NAME]`, named NAME."""
     title = f"[sink.{name}]"
     kind = _SINKS[_kind(title, options, _SINKS)]
     sink = getattr(import_module("poundlock.sinks"), kind)
-    given = {key: value for key, value in options.items() if key != "kind"}
-    if "name" in given:
-        raise UsageError(f"{title} gives a name=: it is called {name!r} by its table already")
-    return _called(title, sink, {**given, "name": name})
+    arguments = {key: value for key, value in options.items() if key != "kind"}
+    if "name" in arguments:
+        raise UsageError(
+            f"{title} has name=, but its table names it {name!r} already: leave it out"
+        )
+    return _call(title, sink, {**arguments, "name": name})
 
 
 def check_sink(name: str, options: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a kind of sink that there is not."""
+    """Raise `UsageError` for an unknown kind of sink."""
     _kind(f"[sink.{name}]", options, _SINKS)
 
 
-def take(
+def check_names(
     title: str, options: Mapping[str, Any], names: Sequence[str], needed: Sequence[str]
 ) -> None:
-    """Raise `UsageError` for options that there are not, or that are missing."""
+    """Raise `UsageError` for options that are unknown or missing."""
     for key in options:
         if key not in names:
             raise UsageError(f"{title} has {key!r}, which is not one of {', '.join(names)}")
     for key in needed:
         if key not in options:
-            raise UsageError(f"{title} does not say {key}: it needs {', '.join(needed)}")
+            raise UsageError(f"{title} lacks {key}: it needs {', '.join(needed)}")
 
 
-def texts(title: str, key: str, value: Any) -> list[str]:
+def text_list(title: str, key: str, value: Any) -> list[str]:
     """Return a text or a list of texts as a list."""
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not listed or not all(isinstance(t, str) for t in listed):
@@ -83,23 +86,16 @@ def _kind(title: str, options: Mapping[str, Any], kinds: Mapping[str, Any]) -> s
     return kind
 
 
-def _called(title: str, function: Callable[..., Any], given: Mapping[str, Any], *first: Any) -> Any:
+def _call(
+    title: str, function: Callable[..., Any], arguments: Mapping[str, Any], *first: Any
+) -> Any:
     parameters = list(inspect.signature(function).parameters.values())[len(first) :]
-    named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    free = len(named) < len(parameters)  # further options go to Spark, which knows them
-    needed = [
-        each.name
-        for each in parameters
-        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
-    ]
-    take(title, given, [*named, *(given if free else ())], needed)
+    named = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
+    names = [each.name for each in named]
+    if len(named) < len(parameters):  # **options go to Spark, which checks them
+        names += arguments
+    check_names(title, arguments, names, [e.name for e in named if e.default is e.empty])
     try:
-        return function(*first, **given)
-    except UsageError as error:
+        return function(*first, **arguments)
+    except (UsageError, TypeError, ValueError) as error:
         raise UsageError(f"{title}: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{title}: {error}") from error
-
-
-def _row(row: Any) -> Any:
-    return tuple(row) if isinstance(row, list) else row

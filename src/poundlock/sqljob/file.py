@@ -12,22 +12,23 @@ from urllib.parse import urlsplit
 from poundlock.core.model import checked_name
 from poundlock.errors import UsageError
 from poundlock.sinks.kafka.producer_settings import SECRET
+from poundlock.sqljob.arguments import check_names
 from poundlock.sqljob.statements import Statement, split_all
 
 _TABLES = ("source", "window", "match", "sink")
 _TOP = ("name", "checkpoint_location", "trigger", "sql", "sql_file", *_TABLES)
-_PLACES = ("path", "directory")  # what may be relative to the file
+_PATHS = ("path", "directory")  # options that may be relative to the file
 
 Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class JobFile:
-    """What a file says. Nothing is opened yet."""
+    """The contents of a file. Nothing is opened yet."""
 
     name: str = "sql"
     checkpoint_location: str | None = None
-    trigger: str | None = None  # Spark's processingTime; None: as fast as it goes
+    trigger: str | None = None  # Spark's processingTime; None: without a pause between batches
     statements: tuple[Statement, ...] = ()
     source: Mapping[str, Options] = field(default_factory=dict)
     window: Mapping[str, Options] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class JobFile:
 
     @property
     def kinds(self) -> set[str]:
-        """Return the kinds of source and sink that are named, as `source.kafka`."""
+        """Return the kinds of the sources and sinks, such as `source.kafka`."""
         return {
             f"{where}.{options['kind']}"
             for where, tables in (("source", self.source), ("sink", self.sink))
@@ -45,34 +46,34 @@ class JobFile:
 
 
 def read(path: str | Path) -> JobFile:
-    """Read a file. Raises `UsageError` for whatever can be known to be wrong without Spark."""
+    """Read a file. Raises `UsageError` for every mistake that can be found without Spark."""
     path = Path(path)
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the file {path} cannot be read: {error}") from error
-    said = _parsed(path, text)
-    _known(said, _TOP, f"{path}")
+    job = _parse(path, text)
+    check_names(f"{path}", job, _TOP, ())
     here = path.absolute().parent
     for key in ("name", "checkpoint_location"):
-        if not isinstance(said.get(key), str) or not said[key]:
-            raise UsageError(f'{path} does not say {key}: write {key} = "..." at its top')
-    tables = {where: _tables(said, where, here) for where in _TABLES}
-    _distinct(tables)
-    trigger = said.get("trigger")
+        if not isinstance(job.get(key), str) or not job[key]:
+            raise UsageError(f'{path} lacks {key}: write {key} = "..." at the top of the file')
+    tables = {section: _tables(job, section, here) for section in _TABLES}
+    _check_distinct(tables)
+    trigger = job.get("trigger")
     if trigger is not None and not isinstance(trigger, str):
         raise UsageError(f"trigger={trigger!r}: give the time between batches, as '2 seconds'")
     return JobFile(
-        name=checked_name("pipeline name", said["name"]),
-        checkpoint_location=_placed(said["checkpoint_location"], here),
+        name=checked_name("pipeline name", job["name"]),
+        checkpoint_location=_resolve(job["checkpoint_location"], here),
         trigger=trigger,
-        statements=tuple(_statements(path, text, said)),
+        statements=tuple(_statements(path, text, job)),
         **tables,
     )
 
 
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    for name in ("tomllib", "tomli"):  # the standard library has one since Python 3.11
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    for name in ("tomllib", "tomli"):  # tomllib is part of Python since 3.11
         try:
             toml: Any = import_module(name)
         except ModuleNotFoundError:
@@ -84,39 +85,39 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     raise UsageError("TOML needs Python 3.11 or later, or the package tomli: pip install tomli")
 
 
-def _known(said: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
-    unknown = [name for name in said if name not in names]
-    if unknown:
-        raise UsageError(f"{where} has {unknown[0]!r}, which is not one of {', '.join(names)}")
-
-
-def _tables(said: Mapping[str, Any], where: str, here: Path) -> dict[str, dict[str, Any]]:
-    found = said.get(where, {})
-    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-        raise UsageError(f"{where} is to be tables with names: write [{where}.NAME]")
-    for name, options in found.items():
-        checked_name(f"[{where}.{name}]: the name", name)
-        if where in ("source", "sink") and not isinstance(options.get("kind"), str):
-            raise UsageError(f'[{where}.{name}] does not say its kind: write kind = "..."')
-        for key, value in _values(options):
-            if where in ("source", "sink") and _is_secret(key, value):
-                raise UsageError(
-                    f"[{where}.{name}] holds a secret in {key!r}: put it into the environment and "
-                    'write "env:NAME"'
-                )
+def _tables(job: Mapping[str, Any], section: str, here: Path) -> dict[str, dict[str, Any]]:
+    tables = job.get(section, {})
+    if not isinstance(tables, dict) or not all(isinstance(each, dict) for each in tables.values()):
+        raise UsageError(f"{section} needs tables with names: write [{section}.NAME]")
+    for name, options in tables.items():
+        checked_name(f"[{section}.{name}]: the name", name)
+        if section in ("source", "sink"):
+            _check_system(f"[{section}.{name}]", options)
     return {
         name: {
-            key: _placed(value, here) if key in _PLACES and isinstance(value, str) else value
+            key: _resolve(value, here) if key in _PATHS and isinstance(value, str) else value
             for key, value in options.items()
         }
-        for name, options in found.items()
+        for name, options in tables.items()
     }
 
 
-def _values(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _check_system(title: str, options: Options) -> None:
+    if not isinstance(options.get("kind"), str):
+        raise UsageError(f'{title} lacks its kind: write kind = "..."')
+    for key, value in _flatten(options):
+        if _is_secret(key, value):
+            raise UsageError(
+                f"{title} holds a secret in {key!r}: put it into an environment variable, and write "
+                '"env:NAME" here'
+            )
+
+
+def _flatten(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield all options, including those of nested tables."""
     for key, value in options.items():
         if isinstance(value, dict):
-            yield from _values(value)
+            yield from _flatten(value)
         else:
             yield key, value
 
@@ -128,47 +129,44 @@ def _is_secret(key: str, value: Any) -> bool:
         return True
     try:
         return "password=" in value.replace(" ", "").lower() or bool(urlsplit(value).password)
-    except ValueError:  # no URL at all
+    except ValueError:  # not a URL
         return False
 
 
-def _placed(place: str, here: Path) -> str:
-    """Return a place; one without a scheme is relative to the file, from wherever that is run."""
+def _resolve(place: str, here: Path) -> str:
+    """Return a path relative to the file as an absolute one. A URL stays as it is."""
     return place if "://" in place else str(here / place)
 
 
-def _distinct(tables: Mapping[str, Mapping[str, Options]]) -> None:
-    """See that a name means one thing: pipelines are named by tables and by sinks."""
+def _check_distinct(tables: Mapping[str, Mapping[str, Options]]) -> None:
+    """Raise `UsageError` if two tables or sinks have one name, since both name pipelines."""
     seen: dict[str, str] = {}
-    for where, each in tables.items():
-        for name, options in each.items():
-            late = options.get("late_output")
-            for one, title in (
-                (name, f"[{where}.{name}]"),
-                (late, f"late_output of [{where}.{name}]"),
-            ):
-                if not isinstance(one, str):
+    for section, each in tables.items():
+        for table, options in each.items():
+            title = f"[{section}.{table}]"
+            names = {title: table, f"late_output of {title}": options.get("late_output")}
+            for owner, name in names.items():
+                if not isinstance(name, str):
                     continue
-                if one.lower() in seen:
+                if name.lower() in seen:
                     raise UsageError(
-                        f"{seen[one.lower()]} and {title} have the same name: give one another"
+                        f"{seen[name.lower()]} and {owner} have the same name: rename one of them"
                     )
-                seen[one.lower()] = title
+                seen[name.lower()] = owner
 
 
-def _statements(path: Path, text: str, said: Mapping[str, Any]) -> list[Statement]:
-    sql, file = said.get("sql"), said.get("sql_file")
-    if sql is not None and file is not None:
+def _statements(path: Path, text: str, job: Mapping[str, Any]) -> list[Statement]:
+    sql, sql_file = job.get("sql"), job.get("sql_file")
+    if sql is not None and sql_file is not None:
         raise UsageError(f"{path} has sql and sql_file: give one of them")
-    if file is not None:
-        place = path.absolute().parent / str(file)
+    if sql_file is not None:
         try:
-            return split_all(place.read_text())
+            return split_all((path.absolute().parent / str(sql_file)).read_text())
         except OSError as error:
             raise UsageError(f"sql_file of {path} cannot be read: {error}") from error
     if sql is None:
         return []
     if not isinstance(sql, str):
-        raise UsageError(f'sql of {path} is to be a text: write sql = """..."""')
-    at = text.find(sql)  # not there if it is written with escapes: then lines are those of the text
+        raise UsageError(f'sql of {path} is not text: write sql = """..."""')
+    at = text.find(sql)  # not found if it has escapes: then lines are counted within the text
     return split_all(sql, text.count("\n", 0, at) + 1 if at >= 0 else 1)

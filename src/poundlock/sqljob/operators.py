@@ -22,7 +22,7 @@ _SKIPS = ("no_skip", "skip_to_next", "skip_past_last_event", "skip_to_first", "s
 
 
 def windows(text: str) -> Assigner:
-    """Return the windows that a text names."""
+    """Return the windows that a text describes."""
     kind, _, rest = " ".join(text.lower().split()).partition(" ")
     size, by, slide = rest.partition(" by ")
     if not size or (by and not slide) or (by and kind not in ("sliding", "count")):
@@ -45,7 +45,7 @@ def pattern(
     within: Duration | None = None,
     skip: str = "no_skip",
 ) -> Pattern:
-    """Return the pattern that a text names. A stage that is not defined takes any row."""
+    """Return the pattern that a text describes. A stage without a condition takes any row."""
     words = text.split()
     if len(words) % 2 == 0:
         raise UsageError(
@@ -57,10 +57,10 @@ def pattern(
         stage = _STAGE.fullmatch(words[at])
         if stage is None or words[at] in _LINKS:
             raise UsageError(
-                f"pattern={text!r}: {words[at]!r} is no stage: write a name, and after it ?, +, *, "
-                "{3}, {2,} or {2,4} if it occurs otherwise than once"
+                f"pattern={text!r}: {words[at]!r} is not a stage: write a name, followed by ?, +, *, "
+                "{3}, {2,} or {2,4} if it does not occur exactly once"
             )
-        name, often = stage.groups()
+        name, quantifier = stage.groups()
         if made is None:
             made = patterns.begin(name, _skip(skip))
         elif words[at - 1] in _LINKS:
@@ -71,13 +71,13 @@ def pattern(
             )
         if name in define:
             made = made.where(define[name])
-        made = _repeated(made, often)
+        made = _repeat(made, quantifier)
         names.append(name)
     assert made is not None
     unknown = [name for name in define if name not in names]
     if unknown:
         raise UsageError(
-            f"define has {unknown[0]!r}, and pattern={text!r} no stage of that name: it has "
+            f"define has {unknown[0]!r}, but pattern={text!r} has no stage of that name: it has "
             f"{', '.join(names)}"
         )
     made = made if within is None else made.within(within)
@@ -85,15 +85,15 @@ def pattern(
     return made
 
 
-def _repeated(made: Pattern, often: str | None) -> Pattern:
-    if often is None:
+def _repeat(made: Pattern, quantifier: str | None) -> Pattern:
+    if quantifier is None:
         return made
-    if often == "?":
+    if quantifier == "?":
         return made.optional()
-    if often in "+*":
+    if quantifier in "+*":
         made = made.one_or_more()
-        return made.optional() if often == "*" else made
-    low, comma, high = often[1:-1].partition(",")
+        return made.optional() if quantifier == "*" else made
+    low, comma, high = quantifier[1:-1].partition(",")
     if comma and not high:
         return made.times_or_more(int(low))
     return made.times(int(low), int(high) if high else None)

@@ -1,4 +1,4 @@
-"""The first rows of a query, for looking at: nothing of it is kept, and nobody is promised anything."""
+"""Shows the first rows of a query. It commits nothing, and gives no guarantee."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _POLL_S = 0.05
 
 
 def first_rows(frame: Any, limit: int, patience: float, quiet: float) -> list[Any]:
-    """Return rows of a query: of a stream, `limit` or those until nothing came for `quiet` seconds.
+    """Return at most `limit` rows of a query.
 
-    Whatever happens, it ends after `patience` seconds with the rows that there are.
+    A stream is read until no row has come for `quiet` seconds, and for `patience` seconds at most.
     """
     if not frame.isStreaming:
         return frame.limit(limit).collect()
@@ -23,10 +23,10 @@ def first_rows(frame: Any, limit: int, patience: float, quiet: float) -> list[An
             rows.extend(batch.limit(limit - len(rows)).collect())
 
     with tempfile.TemporaryDirectory(prefix="poundlock-preview-") as place:
-        query = _started(frame, take, place)
+        query = _start(frame, take, place)
         try:
-            end = time.monotonic() + patience
             busy = time.monotonic()
+            end = busy + patience
             while query.isActive and len(rows) < limit and time.monotonic() < end:
                 status = query.status
                 if status["isTriggerActive"] or status["isDataAvailable"] or not query.lastProgress:
@@ -41,14 +41,14 @@ def first_rows(frame: Any, limit: int, patience: float, quiet: float) -> list[An
     return rows
 
 
-def _started(frame: Any, take: Any, place: str) -> Any:
-    """Start the query, in the first of Spark's modes that can show it."""
+def _start(frame: Any, take: Any, place: str) -> Any:
+    """Start the query in append mode, or in update mode if Spark refuses append."""
     for mode in ("append", "update"):
         writer = frame.writeStream.foreachBatch(take).outputMode(mode)
         try:
             return writer.option("checkpointLocation", f"{place}/{mode}").start()
         except Exception as error:
-            # An aggregate without a watermark has no final rows, only ones that change.
+            # Append needs final rows, and an aggregate without a watermark has none.
             if type(error).__name__ != "AnalysisException" or mode == "update":
                 raise
     raise AssertionError("unreachable")

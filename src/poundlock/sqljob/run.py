@@ -1,4 +1,4 @@
-"""Pipelines started together and watched: if one ends with an error, the others are stopped too."""
+"""Starts pipelines together and waits for them. If one fails, the others are stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST_BATCH_S = 60.0
 def start(
     pipelines: Sequence[Pipeline], trigger: str | None, stopping: threading.Event
 ) -> list[Query]:
-    """Start pipelines, one after the other. Nothing runs on if one of them cannot start."""
+    """Start pipelines, one after the other. If one cannot start, stop those that have."""
     for each in pipelines:
         require(each.guarantee())
     chosen: dict[str, Any] = {} if trigger is None else {"processingTime": trigger}
@@ -40,10 +40,10 @@ def start(
 
 
 def _await_first_batch(query: Query, stopping: threading.Event) -> None:
-    """Wait until a query has had a batch, or long enough.
+    """Wait for a query's first batch, for a minute at most.
 
-    Spark gives a Python worker ten seconds to start. The first batches of many queries at once need
-    many, on a machine that may be small.
+    Spark gives a Python worker ten seconds to start. On a small machine, the first batches of many
+    queries at once would start too many workers for that.
     """
     end = time.monotonic() + _FIRST_BATCH_S
     while query.isActive and not query.lastProgress and time.monotonic() < end:
@@ -52,7 +52,7 @@ def _await_first_batch(query: Query, stopping: threading.Event) -> None:
 
 
 def once(pipelines: Sequence[Pipeline], stopping: threading.Event) -> None:
-    """Take what there is now, one pipeline after the other: each sees what those before wrote."""
+    """Process the available data, one pipeline after the other. Each sees what earlier ones wrote."""
     for each in pipelines:
         require(each.guarantee())
     for each in pipelines:
@@ -62,7 +62,7 @@ def once(pipelines: Sequence[Pipeline], stopping: threading.Event) -> None:
 
 
 def wait(running: Sequence[Query], stopping: threading.Event) -> None:
-    """Wait until all have ended. Once `stopping` is set, each finishes the batch in hand and ends."""
+    """Wait until all queries end. Once `stopping` is set, stop each after its current batch."""
     waiting = list(running)
     try:
         while waiting and not stopping.is_set():
@@ -72,17 +72,17 @@ def wait(running: Sequence[Query], stopping: threading.Event) -> None:
 
 
 def stop(running: Sequence[Query]) -> None:
-    """Stop all, each after its batch in hand."""
+    """Stop all queries, each after its current batch."""
     for query in running:
         query.stop()
 
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """Give an event that Ctrl-C or SIGTERM sets. A second one interrupts.
+    """Yield an event that Ctrl-C or SIGTERM sets. A second signal interrupts.
 
-    Spark's own handler would cancel the jobs of the batch in hand: this is to be entered after the
-    session is open.
+    Enter this after the session is open: it replaces Spark's own handler, which would cancel the jobs
+    of the current batch.
     """
     stopping = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The shell of `poundlock sql`: statements that end with a semicolon, one after the other."""
+"""The shell of `poundlock sql`: runs statements that end with a semicolon."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from poundlock.sqljob.preview import first_rows
 from poundlock.sqljob.statements import Statement, split, split_all
 
 PROMPT, MORE = "sql> ", "...> "
-_KEPT = 1000
+_HISTORY_LINES = 1000
 
 HELP = """\
-SHOW TABLES;                    what can be selected from, and inserted into
-DESCRIBE table;                 its columns
-SELECT ...;                     the first rows of a query
-INSERT INTO sink SELECT ...;    start a pipeline
-EXPLAIN INSERT ... | SELECT ... what it would do
-CREATE TEMPORARY VIEW v AS ...; a name for a query
-START;                          start the pipelines of the file
-SHOW PIPELINES;                 what is running
-STOP name;                      stop a pipeline, after its batch in hand
-LOAD file.toml;                 open another file
+SHOW TABLES;                      list the tables and sinks
+DESCRIBE table;                   show the columns of a table
+SELECT ...;                       show the first rows of a query
+INSERT INTO sink SELECT ...;      start a pipeline
+EXPLAIN INSERT ... | SELECT ...;  show what a statement would do
+CREATE TEMPORARY VIEW v AS ...;   name a query
+START;                            start the pipelines of the file
+SHOW PIPELINES;                   list the pipelines and their state
+STOP name;                        stop a pipeline after its current batch
+LOAD file.toml;                   open another file
 HELP;  EXIT;"""
 
 
 class Shell:
-    """Runs statements against the tables and sinks of a file. What it starts, it stops at its end."""
+    """Runs statements against the tables and sinks of a file. At its end it stops what it started."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Shell:
         self.console = console or Console(highlight=False)
         self.catalog = Catalog(spark, job or JobFile())
         self.running: dict[str, Query] = {}
-        self._filled: dict[str, str] = {}  # sinks, and by which pipeline
-        self._shown = (rows, patience, quiet)
+        self._writers: dict[str, str] = {}  # {sink: pipeline}
+        self._limits = (rows, patience, quiet)
 
     def run(self, lines: Iterable[str]) -> None:
-        """Run statements from lines, until these end or one of them says EXIT."""
+        """Run statements from lines, until the lines end or a statement is EXIT."""
         pending, reader = "", iter(lines)
         try:
             while True:
@@ -84,7 +84,7 @@ class Shell:
             run.stop(list(self.running.values()))
 
     def execute(self, statement: Statement) -> None:
-        """Run one statement. What is wrong with it is printed."""
+        """Run one statement. Print its error, if there is one."""
         try:
             words = statement.text.split()
             command = _COMMANDS.get(" ".join(words[:2]).lower()) or _COMMANDS.get(words[0].lower())
@@ -94,12 +94,12 @@ class Shell:
                 self._sql(statement)
         except PoundlockError as error:
             self.console.print(Text(str(error), style="red"))
-        except Exception as error:  # noqa: BLE001 (a shell goes on, whatever Spark says)
+        except Exception as error:  # noqa: BLE001 (a shell goes on after any error)
             problem = next((line for line in str(error).splitlines() if line.strip()), "")
             self.console.print(Text(problem or type(error).__name__, style="red"))
 
     def _sql(self, statement: Statement) -> None:
-        plan = self.catalog.parsed(statement)
+        plan = self.catalog.parse(statement)
         if plan.nodeName() == "InsertIntoStatement":
             insert = self.catalog.insert(statement)
             self._start(self.catalog.pipeline([insert], insert.sink))
@@ -107,21 +107,21 @@ class Shell:
             self.console.print(f"view {self.catalog.create_view(statement)}")
         elif internals.only_reads(self.spark, plan):
             frame = self.catalog.frame(statement)
-            self._print(frame.columns, first_rows(frame, *self._shown))
+            self._print(frame.columns, first_rows(frame, *self._limits))
         else:
-            raise UsageError("that is nothing for this shell: HELP; says what is")
+            raise UsageError("this shell cannot run that: HELP; lists the statements")
 
     def _start(self, *pipelines: Pipeline) -> None:
-        filled = {route.sink.name: each.name for each in pipelines for route in each.routes}
-        names = [*filled.values(), *(self._filled.get(sink, "") for sink in filled)]
+        writers = {route.sink.name: each.name for each in pipelines for route in each.routes}
+        names = [*writers.values(), *(self._writers.get(sink, "") for sink in writers)]
         for name in names:
             if name in self.running and self.running[name].isActive:
-                raise UsageError(f"{name} is running and fills the sink: STOP {name}; first")
+                raise UsageError(f"{name} is running and writes to the sink: STOP {name}; first")
         started = run.start(pipelines, self.catalog.job.trigger, threading.Event())
         for pipeline, query in zip(pipelines, started, strict=True):
             self.running[pipeline.name] = query
             self.console.print(Text(f"started {pipeline.name}\n{pipeline.guarantee()}"))
-        self._filled |= filled
+        self._writers |= writers
 
     def _print(self, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
         grid = Grid(*[escape(str(name)) for name in columns])
@@ -130,7 +130,7 @@ class Shell:
         self.console.print(grid)
         self.console.print(f"{grid.row_count} rows")
 
-    # Commands that are not SQL.
+    # The shell's own commands.
 
     def _tables(self, statement: Statement, words: list[str]) -> None:
         catalog = self.catalog
@@ -144,7 +144,7 @@ class Shell:
     def _describe(self, statement: Statement, words: list[str]) -> None:
         name = words[-1].strip("`") if len(words) == 2 or words[1].lower() == "table" else None
         if name is None:
-            raise UsageError("write DESCRIBE table;")
+            raise UsageError("DESCRIBE takes one table: write DESCRIBE table;")
         frame = self.catalog.frame(Statement(f"SELECT * FROM `{name}`"))
         self._print(
             ("column", "type"), [(f.name, f.dataType.simpleString()) for f in frame.schema.fields]
@@ -152,7 +152,7 @@ class Shell:
 
     def _explain(self, statement: Statement, words: list[str]) -> None:
         inner = Statement(statement.text[len(words[0]) :].strip(), statement.line)
-        plan = self.catalog.parsed(inner)
+        plan = self.catalog.parse(inner)
         if plan.nodeName() == "InsertIntoStatement":
             insert = self.catalog.insert(inner)
             made = self.catalog.pipeline([insert], insert.sink)
@@ -161,7 +161,7 @@ class Shell:
             tree = internals.analyzed_plan(self.catalog.frame(inner)).treeString()
             self.console.print(Text(str(tree)))
         else:
-            raise UsageError("EXPLAIN takes an INSERT or a SELECT")
+            raise UsageError("EXPLAIN takes an INSERT or a SELECT: write one of them after it")
 
     def _pipelines(self, statement: Statement, words: list[str]) -> None:
         rows = []
@@ -180,13 +180,13 @@ class Shell:
         name = words[-1].strip("`")
         if len(words) != 2 or name not in self.running:
             names = ", ".join(self.running) or "none is running"
-            raise UsageError(f"write STOP and the name of a pipeline: {names}")
+            raise UsageError(f"STOP takes the name of a pipeline: {names}")
         self.running.pop(name).stop()
         self.console.print(f"stopped {name}")
 
     def _load(self, statement: Statement, words: list[str]) -> None:
         if any(query.isActive for query in self.running.values()):
-            raise UsageError("pipelines are running: STOP them before another file is opened")
+            raise UsageError("pipelines are running: STOP them before you open another file")
         path = statement.text[len(words[0]) :].strip().strip("'\"")
         self.catalog = Catalog(self.spark, file.read(path))
         self._tables(statement, words)
@@ -208,16 +208,16 @@ _COMMANDS: dict[str, Callable[[Shell, Statement, list[str]], None]] = {
 }
 
 
-def typed_lines(history: Path) -> Iterator[str]:
-    """Yield what a user types, until Ctrl-D. The history has no line that could hold a secret."""
-    with _remembering(history) as remember:
+def read_lines(history: Path) -> Iterator[str]:
+    """Yield the lines that a user types, until Ctrl-D. Lines that may hold a secret are not saved."""
+    with _open_history(history) as remember:
         pending = ""
         while True:
             try:
                 line = input(MORE if pending else PROMPT)
             except EOFError:
                 return
-            except KeyboardInterrupt:  # the line is given up, not the shell
+            except KeyboardInterrupt:  # discards the line, but does not end the shell
                 pending = ""
                 print()
                 continue
@@ -229,14 +229,14 @@ def typed_lines(history: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _remembering(history: Path) -> Iterator[Callable[[str], None]]:
+def _open_history(history: Path) -> Iterator[Callable[[str], None]]:
     try:
         import readline
-    except ImportError:  # not in every build of Python
+    except ImportError:  # some builds of Python lack it
         yield lambda line: None
         return
     readline.set_auto_history(False)
-    readline.set_history_length(_KEPT)
+    readline.set_history_length(_HISTORY_LINES)
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
     try:

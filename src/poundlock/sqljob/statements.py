@@ -1,4 +1,4 @@
-"""SQL text, cut into statements. What a statement means is for Spark's own parser to say."""
+"""Splits SQL text into statements. Spark parses the statements."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _QUOTES = "'\"`"
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement, and the line of its file that it begins in."""
+    """One statement, and the line of the file where it begins."""
 
     text: str
     line: int = 1
 
     @property
     def padded(self) -> str:
-        """The text with as many lines before it as in its file: Spark's errors then name its lines."""
+        """The text after as many empty lines as precede it, so Spark's errors name the file's lines."""
         return "\n" * (self.line - 1) + self.text
 
     def __str__(self) -> str:
@@ -27,13 +27,13 @@ class Statement:
 
 
 def split(text: str, line: int = 1) -> tuple[list[Statement], str]:
-    """Return the statements of a text, and the rest that no semicolon has ended.
+    """Return the statements of a text, and the rest after the last semicolon.
 
-    A semicolon in a string, a quoted name or a comment ends nothing.
+    A semicolon in a string, a quoted name or a comment does not end a statement.
     """
     found: list[Statement] = []
     start, filled = 0, False  # filled: there is more than comments
-    for at, char in _outside(text):
+    for at, char in _code(text):
         if char == ";":
             if filled:
                 found.append(_statement(text, start, at, line))
@@ -44,7 +44,7 @@ def split(text: str, line: int = 1) -> tuple[list[Statement], str]:
 
 
 def split_all(text: str, line: int = 1) -> list[Statement]:
-    """Return the statements of a whole text, of which the last needs no semicolon."""
+    """Return the statements of a whole text. The last one needs no semicolon."""
     found, rest = split(text, line)
     if rest:
         found.append(_statement(text, len(text) - len(rest), len(text), line))
@@ -57,8 +57,8 @@ def _statement(text: str, start: int, end: int, line: int) -> Statement:
     return Statement(body.strip(), line + text.count("\n", 0, start))
 
 
-def _outside(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the characters that stand in no comment, a quoted part as its first quote alone."""
+def _code(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the characters outside comments. Of a quoted part, yield the first quote only."""
     at = 0
     while at < len(text):
         if text.startswith("--", at):
@@ -72,7 +72,7 @@ def _outside(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _after_comment(text: str, at: int) -> int:
-    depth = 0  # they nest
+    depth = 0  # comments nest
     while at < len(text):
         if text.startswith("/*", at):
             depth, at = depth + 1, at + 2

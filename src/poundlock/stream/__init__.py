@@ -1,5 +1,5 @@
-"""Streams: windows, process functions, state, timers and patterns, as plain Python over a key's rows.
+"""Stream operators in plain Python: windows, process functions, state, timers and patterns.
 
-Nothing here knows Spark, reads a clock or starts a thread: an operator is given rows and the time, and
-returns rows, state and timers. `poundlock.spark.stream.flow` runs it inside Spark.
+An operator gets the rows of a key and the time, and returns rows, state and timers. Operators do not
+use Spark or read a clock. `poundlock.spark.stream` runs them inside Spark.
 """

@@ -1,6 +1,6 @@
-"""Results that are kept up to date row by row, so that a window need not keep its rows.
+"""Aggregates, which are updated row by row, so that a window need not keep its rows.
 
-One's own by subclassing `Aggregate` or with `Reduce`, and Spark SQL's by name in `Aggregates`.
+Subclass `Aggregate` or use `Reduce` for your own. `Aggregates` has those of Spark SQL, by name.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from poundlock.stream.rows import Row, row_type, shaped
 
 # Twice the digits of Spark's longest decimal: sums stay exact.
 EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
-_cell = tuple.__getitem__  # a row's own also takes names, and is slower
+_cell = tuple.__getitem__  # faster than that of `Row`, which also takes names
 
 
 class Aggregate(ABC):
-    """Makes one result of many rows. An accumulator is plain data; `add` may change it in place.
+    """Combines rows into one result. An accumulator is plain data, and `add` may change it in place.
 
-    An accumulator that is None counts as one without rows: it gives no result.
+    An accumulator of None has no rows, and gives no result.
     """
 
     @abstractmethod
@@ -35,13 +35,13 @@ class Aggregate(ABC):
 
     @abstractmethod
     def add(self, accumulator: Any, row: Row) -> Any:
-        """Return the accumulator with one row more."""
+        """Return the accumulator with this row added."""
 
     @abstractmethod
     def result(self, accumulator: Any) -> Any:
         """Return the result: a value, a tuple, a dictionary or a row.
 
-        More rows may follow: a list that `add` changes in place must be copied.
+        Copy a list that `add` changes in place, as more rows may follow.
         """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Aggregate(ABC):
         """Return the accumulator of the rows of both. `one` has the earlier rows."""
 
     def add_all(self, accumulator: Any, rows: Sequence[Row]) -> Any:
-        """Return the accumulator with some rows more, in order. Faster if overridden."""
+        """Return the accumulator with these rows added, in order. Override it for speed."""
         for row in rows:
             accumulator = self.add(accumulator, row)
         return accumulator
@@ -61,7 +61,7 @@ class Aggregate(ABC):
 
 @dataclass(frozen=True)
 class Reduce(Aggregate):
-    """Makes one row of two, again and again: `Reduce(lambda a, b: a if a.v > b.v else b)`."""
+    """Combines rows two by two: `Reduce(lambda a, b: a if a.v > b.v else b)`."""
 
     function: Callable[[Row, Row], Any]
     columns: tuple[str, ...] = ()
@@ -73,24 +73,21 @@ class Reduce(Aggregate):
         return None
 
     def add(self, accumulator: Any, row: Row) -> Any:
-        return list(row) if accumulator is None else self._reduced(accumulator, row)
+        return list(row) if accumulator is None else self.merge(accumulator, row)
 
-    def merge(self, one: Any, other: Any) -> Any:
-        return self._reduced(one, other)
+    def merge(self, one: Any, other: Any) -> list[Any]:
+        kind = row_type(self.columns)
+        return list(shaped(self.function(kind(one), kind(other)), self.columns))
 
     def result(self, accumulator: Any) -> Row:
         return row_type(self.columns)(accumulator)
 
-    def _reduced(self, one: Any, other: Any) -> list[Any]:
-        kind = row_type(self.columns)
-        return list(shaped(self.function(kind(one), kind(other)), self.columns))
-
 
 class Function(ABC):
-    """One of Spark's aggregate functions. Its accumulator is a place in a list."""
+    """One of Spark's aggregate functions. Its accumulator is a slot of a list."""
 
-    takes: tuple[int, int] = (1, 1)  # how many columns, at least and at most
-    nulls = False  # whether it is given values that are null, too
+    takes: tuple[int, int] = (1, 1)  # the least and greatest number of columns
+    nulls = False  # whether it also gets null values
 
     @abstractmethod
     def start(self) -> Any:
@@ -98,7 +95,7 @@ class Function(ABC):
 
     @abstractmethod
     def add(self, slot: Any, *columns: Sequence[Any]) -> Any:
-        """Return the accumulator with the values of some rows more, of which there is one or more."""
+        """Return the accumulator with the values of one or more rows added, by column."""
 
     @abstractmethod
     def merge(self, one: Any, other: Any) -> Any:
@@ -109,7 +106,7 @@ class Function(ABC):
 
 
 class _Total(Function):
-    """Functions whose accumulator is null until there is a value."""
+    """A function whose accumulator is null until there is a value."""
 
     def start(self) -> Any:
         return None
@@ -126,7 +123,7 @@ class Sum(_Total):
 
 
 class Extreme(_Total):
-    """The least or the greatest. Not a number is greater than any, as in Spark."""
+    """The least or the greatest value. As in Spark, NaN is greater than every number."""
 
     def __init__(self, choose: Callable[..., Any]) -> None:
         self._choose = choose
@@ -143,7 +140,7 @@ class Extreme(_Total):
 
 
 class Every(_Total):
-    """Whether all, or any, are true."""
+    """Whether all values are true, or any value is."""
 
     def __init__(self, over: Callable[[Iterable[Any]], bool]) -> None:
         self._over = over
@@ -188,14 +185,14 @@ class Average(Function):
         if not rows:
             return None
         if isinstance(total, Decimal):
-            # Spark's type for it has four more digits after the point.
+            # Spark's result type has four more digits after the point.
             scale = max(0, -int(total.as_tuple().exponent)) + 4
             return EXACT.quantize(EXACT.divide(total, Decimal(rows)), Decimal((0, (1,), -scale)))
         return total / rows
 
 
 class Variance(Function):
-    """Number, mean and sum of squared distances from it: stable, and can be merged."""
+    """Keeps the count, the mean and the sum of squared distances from it: stable and mergeable."""
 
     def __init__(self, *, sample: bool, root: bool) -> None:
         self._sample = sample
@@ -225,7 +222,7 @@ class Variance(Function):
 
 
 class First(Function):
-    """The first row's value or the last row's, null or not, unless nulls are passed over."""
+    """The value of the first or the last row. `nulls`: whether a null counts."""
 
     def __init__(self, place: int, *, nulls: bool = True) -> None:
         self._place = place
@@ -245,7 +242,7 @@ class First(Function):
 
 
 class ExtremeBy(Function):
-    """The value of one column where another is least or greatest: of equals, the last."""
+    """The value of one column where another is least or greatest. The last one, of equals."""
 
     takes = (2, 2)
     nulls = True
@@ -285,9 +282,9 @@ class Collected(Function):
 
 
 class Distinct(Function):
-    """Each value once, in the order of their first rows: {value: None}.
+    """Each value once, in order of their first rows: {value: None}.
 
-    Values that cannot be found by themselves are found by a stand-in: {stand-in: value}.
+    A value that cannot be a key of a dictionary is kept as {substitute key: value}.
     """
 
     def __init__(self, of: Callable[[list[Any]], Any], most: int = 1) -> None:
@@ -301,7 +298,7 @@ class Distinct(Function):
         values = columns[0] if len(columns) == 1 else zip(*columns, strict=True)
         for value in values:
             if value != value:
-                slot[()] = value  # not a number: never equal to itself
+                slot[()] = value  # NaN, which is never equal to itself
             elif isinstance(value, list | tuple | dict):
                 slot[encode(value)] = value
             else:
@@ -365,12 +362,12 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def function(name: str) -> Function:
-    """Return one of Spark's aggregate functions by its name there."""
+    """Return one of Spark's aggregate functions by its name in SQL."""
     try:
         return FUNCTIONS[name.lower()]
     except KeyError:
         raise UsageError(
-            f"there is no aggregate function {name!r} for a window with state of its own: use one of "
+            f"there is no aggregate function {name!r} for windows on keyed state: use one of "
             f"{', '.join(FUNCTIONS)}, or write an Aggregate"
         ) from None
 
@@ -381,7 +378,7 @@ Places = int | str | Sequence[int | str]
 class Aggregates(Aggregate):
     """Several of Spark's functions in one pass: `Aggregates([("sum", "celsius"), ("count", ())])`.
 
-    Each has its name and its columns, by name or place. The result is a tuple, in the same order.
+    Each part is a function's name and its columns, by name or position. The result is a tuple.
     """
 
     def __init__(self, parts: Iterable[tuple[str, Places]]) -> None:
@@ -399,16 +396,16 @@ class Aggregates(Aggregate):
                     f"{name} was given {len(places)} columns and takes "
                     + (f"{least}" if least == most else f"{least} or more")
                 )
-        # The columns that each is given, without rows where one is null if it takes no nulls.
+        # The columns that each function gets. Without `nulls`, rows with a null are left out.
         self._plan = [
             (at, each, tuple(places), each.nulls)
             for at, (each, (_, places)) in enumerate(zip(self._functions, self.parts, strict=True))
         ]
 
     def over(self, columns: Sequence[str]) -> Aggregates:
-        """Return these aggregates with their columns found among these."""
+        """Return these aggregates with their columns by position among these."""
         return Aggregates(
-            (name, [_found(place, columns) for place in places]) for name, places in self.parts
+            (name, [_position(place, columns) for place in places]) for name, places in self.parts
         )
 
     def create(self) -> list[Any]:
@@ -440,7 +437,7 @@ class Aggregates(Aggregate):
 
 
 def _columns(rows: Sequence[Row], places: tuple[Any, ...], nulls: bool) -> Iterator[Sequence[Any]]:
-    """Yield the values of each place; without places, the rows themselves, to be counted."""
+    """Yield the values at each place. Without places, yield the rows themselves, for `count`."""
     if not places:
         yield rows
     elif len(places) == 1 and not nulls:
@@ -453,7 +450,7 @@ def _columns(rows: Sequence[Row], places: tuple[Any, ...], nulls: bool) -> Itera
         yield from whole
 
 
-def _found(place: int | str, columns: Sequence[str]) -> int:
+def _position(place: int | str, columns: Sequence[str]) -> int:
     if isinstance(place, str) and place in columns:
         return columns.index(place)
     if isinstance(place, int) and 0 <= place < len(columns):

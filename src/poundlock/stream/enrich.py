@@ -1,10 +1,9 @@
-"""Asking another system about each row, with many questions under way at a time.
+"""Enriches rows with answers from another system, with many calls at a time.
 
-The one module of streams that has an event loop and threads: the time goes into waiting for answers,
-and one question after another would take the sum of it. It keeps nothing, and returns when all is
-answered.
+Calls mostly wait, so they run concurrently, in an event loop or in threads. No other module of this
+package has either. `enrich` has no state and returns when all calls are done.
 
-A question may be asked again when a batch is replayed: it should read, not write.
+A replayed batch makes the calls again, so they should read and not write.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from poundlock.errors import OperatorFailed, PoundlockError, UsageError
@@ -22,7 +22,7 @@ from poundlock.stream.times import Duration, milliseconds
 
 
 class _Nulls(Mapping[str, Any]):
-    """A row of nulls, whatever its columns are."""
+    """A row of nulls with any columns."""
 
     def __getitem__(self, name: str) -> None:
         return None
@@ -51,24 +51,24 @@ def enrich(
     on_timeout: str | Callable[[Row], Any] = "fail",
     retries: int = 0,
 ) -> list[Any]:
-    """Return the rows that the function makes of each row: none, one, or a list of them.
+    """Return the rows that the function returns for all rows: none, one or a list for each.
 
     Args:
-        rows: What to ask about.
-        function: An `async def`, all of whose calls share one event loop, another in each batch: make
-            what belongs to a loop, such as a client, inside it. Or a plain function, which runs in
-            threads and should give up waiting by itself: a thread cannot be stopped.
-        name: The operator, for errors.
-        concurrency: How many calls are under way at most.
-        timeout: How long a row may take, with all its retries.
+        rows: The rows to enrich.
+        function: An `async def` or a plain function. All calls of an `async def` in a batch share one
+            event loop, so create a client that belongs to a loop inside the function. A plain
+            function runs in threads. It needs its own time-out, as a thread cannot be stopped.
+        name: The operator's name, for errors.
+        concurrency: The most calls at a time.
+        timeout: The time limit for a row, with all its retries.
         ordered: Whether results come in the order of the rows, or as they are ready.
-        on_timeout: "fail" gives up the batch; "null" makes a row of nulls; a function of the row makes
-            what it returns.
-        retries: How often a call that raised is made again, at once.
+        on_timeout: "fail" aborts the batch. "null" gives a row of nulls. A function of the row returns
+            the result.
+        retries: How often a failed call is repeated, without a pause.
     """
     seconds = check(function, name, concurrency, timeout, on_timeout, retries)
-    asker = _Asker(function, name, seconds, on_timeout, retries)
-    return asyncio.run(asker.all(rows, concurrency, ordered))
+    caller = _Caller(function, name, seconds, on_timeout, retries)
+    return asyncio.run(caller.call_all(rows, concurrency, ordered))
 
 
 def check(
@@ -79,12 +79,14 @@ def check(
     on_timeout: Any = "fail",
     retries: int = 0,
 ) -> float | None:
-    """Raise `UsageError` for what `enrich` cannot do. Return the time-out in seconds."""
+    """Raise `UsageError` for invalid arguments of `enrich`. Return the time-out in seconds."""
     if not callable(function):
         raise UsageError(f"operator {name!r} was given {function!r}: give a function of a row")
     for what, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
         if not isinstance(value, int) or value < least:
-            raise UsageError(f"operator {name!r}: {what}={value!r}: give a number from {least} on")
+            raise UsageError(
+                f"operator {name!r}: {what}={value!r}: give a whole number, {least} or more"
+            )
     if on_timeout not in ("fail", "null") and not callable(on_timeout):
         raise UsageError(
             f"operator {name!r}: on_timeout={on_timeout!r}: give 'fail', 'null' or a function of a row"
@@ -92,87 +94,79 @@ def check(
     return None if timeout is None else milliseconds(timeout, "timeout", least=1) / 1000
 
 
-class _Asker:
-    """The questions of one call of `enrich`."""
+@dataclass
+class _Caller:
+    """Makes the calls of one `enrich`."""
 
-    def __init__(
-        self,
-        function: Callable[[Row], Any],
-        name: str,
-        timeout: float | None,
-        on_timeout: str | Callable[[Row], Any],
-        retries: int,
-    ) -> None:
-        self._function = function
-        self._name = name
-        self._timeout = timeout
-        self._on_timeout = on_timeout
-        self._retries = retries
-        self._async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-        self._threads: ThreadPoolExecutor | None = None
+    function: Callable[[Row], Any]
+    name: str
+    timeout: float | None
+    on_timeout: str | Callable[[Row], Any]
+    retries: int
+    threads: ThreadPoolExecutor | None = None
 
-    async def all(self, rows: Iterable[Row], concurrency: int, ordered: bool) -> list[Any]:
+    async def call_all(self, rows: Iterable[Row], concurrency: int, ordered: bool) -> list[Any]:
         waiting = enumerate(rows)
         answers: list[tuple[int, list[Any]]] = []
 
-        async def ask_one_after_another() -> None:
+        async def call_in_turn() -> None:
             for place, row in waiting:
-                answers.append((place, list(rows_of(await self._asked(row)))))
+                answers.append((place, list(rows_of(await self._call_in_time(row)))))
 
-        if not self._async:
-            # No more threads are started than calls are under way, but for those that were given up
-            # and still hang: they must not hold up the others.
-            self._threads = ThreadPoolExecutor(2**15, f"poundlock-{self._name}")
+        candidates = (self.function, type(self.function).__call__)
+        if not any(map(inspect.iscoroutinefunction, candidates)):
+            # There are as many threads as calls. The limit is high because calls that timed out may
+            # keep their threads, which must not block other calls.
+            self.threads = ThreadPoolExecutor(2**15, f"poundlock-{self.name}")
         try:
-            await asyncio.gather(*(ask_one_after_another() for _ in range(concurrency)))
+            await asyncio.gather(*(call_in_turn() for _ in range(concurrency)))
         finally:
-            if self._threads:
-                self._threads.shutdown(wait=False, cancel_futures=True)
+            if self.threads:
+                self.threads.shutdown(wait=False, cancel_futures=True)
         if ordered:
             answers.sort(key=lambda answer: answer[0])
         return [row for _, made in answers for row in made]
 
-    async def _asked(self, row: Row) -> Any:
-        if self._timeout is None:
-            return await self._tried(row)
+    async def _call_in_time(self, row: Row) -> Any:
+        if self.timeout is None:
+            return await self._retry(row)
         try:
-            return await asyncio.wait_for(self._tried(row), self._timeout)
-        except asyncio.TimeoutError:  # another class before Python 3.11
-            if self._on_timeout == "null":
+            return await asyncio.wait_for(self._retry(row), self.timeout)
+        except asyncio.TimeoutError:  # not the built-in TimeoutError before Python 3.11
+            if self.on_timeout == "null":
                 return NULLS
-            if callable(self._on_timeout):
-                return self._on_timeout(row)
+            if callable(self.on_timeout):
+                return self.on_timeout(row)
             raise OperatorFailed(
-                f"operator {self._name!r}: no answer within {self._timeout:g} s. The batch is given "
-                "up; see whether the system that is asked is well, allow a longer timeout, or say what "
-                "a row without an answer becomes with on_timeout"
+                f"operator {self.name!r}: no answer within {self.timeout:g} s. The batch was aborted. "
+                "Check the system that it calls, set a longer timeout, or choose another on_timeout"
             ) from None
 
-    async def _tried(self, row: Row) -> Any:
-        left = self._retries
+    async def _retry(self, row: Row) -> Any:
+        left = self.retries
         while True:
             try:
-                return await self._called(row)
+                return await self._call(row)
             except PoundlockError:
                 raise
             except Exception as error:
                 if not left:
-                    times = f" {self._retries + 1} times" if self._retries else ""
+                    times = f" {self.retries + 1} times" if self.retries else ""
                     raise OperatorFailed(
-                        f"operator {self._name!r} failed{times}: {type(error).__name__}. The "
-                        "batch is given up; correct the function or see whether the system that is "
-                        "asked is well, and start again"
+                        f"operator {self.name!r} failed{times}: {type(error).__name__}. The batch was "
+                        "aborted. Correct the function or check the system that it calls, then start "
+                        "again"
                     ) from error
                 left -= 1
 
-    async def _called(self, row: Row) -> Any:
-        if self._async:
-            return await self._function(row)
+    async def _call(self, row: Row) -> Any:
+        if self.threads is None:
+            return await self.function(row)
         loop = asyncio.get_running_loop()
-        made = await loop.run_in_executor(self._threads, self._called_in_thread, row)
+        made = await loop.run_in_executor(self.threads, self._call_in_thread, row)
         return await made if isinstance(made, Awaitable) else made
 
-    def _called_in_thread(self, row: Row) -> Any:
-        made = self._function(row)
-        # A generator has not begun yet, and must not run in the event loop.
+    def _call_in_thread(self, row: Row) -> Any:
+        made = self.function(row)
+        # Run a generator here, not in the event loop.
         return list(made) if inspect.isgenerator(made) else made

@@ -1,36 +1,36 @@
-"""Which rows of a window its result is made of: Flink's evictors, and how to write one's own."""
+"""Evictors, as in Flink: they remove rows from a window before or after its result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from poundlock.errors import UsageError
 from poundlock.stream.rows import Row
 from poundlock.stream.times import Duration, milliseconds
 from poundlock.stream.windows import at_least_one
 
-Timed = list[tuple[int, Row]]  # rows with their times, as they came
+Timed = list[tuple[int, Row]]  # rows with their times, in order of arrival
 
 
 class Evictor:
-    """Removes rows from a window that fires. Subclass it for one's own.
+    """Removes rows from a window that fires. Subclass it to write your own.
 
-    What is removed is gone from the window's state, too. `context` has the window and the times.
+    Removed rows are also removed from the window's state. `context` has the window and the times.
     """
 
     def evict_before(self, rows: Timed, context: Any) -> Timed:
-        """Return the rows that the window's result is made of."""
+        """Return the rows for the window's result."""
         return rows
 
     def evict_after(self, rows: Timed, context: Any) -> Timed:
-        """Return the rows that stay in the window after its result was given."""
+        """Return the rows that stay in the window after its result."""
         return rows
 
 
 class _Either(Evictor):
-    """Removes the same rows before the result, or after it."""
+    """Removes the same rows either before or after the result."""
 
     after: bool
 
@@ -86,9 +86,12 @@ def by_time(size: Duration, *, after: bool = False) -> Evictor:
 def by_delta(
     threshold: float, function: Callable[[Row, Row], float], *, after: bool = False
 ) -> Evictor:
-    """Keep the rows for which `function(row, last)` is below `threshold`; `last` came last."""
-    if not callable(function):
-        raise UsageError(
-            f"function={function!r}: give a function of two rows that returns a number"
-        )
-    return ByDelta(threshold, function, after)
+    """Keep the rows for which `function(row, last)` is below `threshold`; `last` is the last row."""
+    return ByDelta(threshold, delta_function(function), after)
+
+
+def delta_function(function: Any) -> Callable[[Row, Row], float]:
+    """Return the value if it is a function. Raises `UsageError` if not."""
+    if callable(function):
+        return cast("Callable[[Row, Row], float]", function)
+    raise UsageError(f"function={function!r}: give a function of two rows that returns a number")

@@ -1,27 +1,28 @@
-"""The graph of a pattern: states and arrows, as Flink's compiler makes them of its patterns."""
+"""Compiles a pattern to a graph of states and arrows, as Flink's NFA compiler does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from poundlock.stream.pattern import All, Contiguity, Not, Pattern, Repeat, Stage, Test
 
 TRUE = All()
 
-# What an arrow does with the row.
+# The actions of an arrow. An arrow that proceeds uses no row.
 TAKE, IGNORE, PROCEED = "take", "ignore", "proceed"
-# What a state is.
+# The kinds of state. A match in a pending state is complete once its time is over.
 _NORMAL, FINAL, PENDING, STOP = "normal", "final", "pending", "stop"
 
 
+@dataclass(eq=False)
 class State:
-    """A state while the graph is built."""
+    """A state of the graph."""
 
-    def __init__(self, stage: str, kind: str = _NORMAL, gap: int | None = None) -> None:
-        self.stage = stage
-        self.kind = kind
-        self.gap = gap
-        self.arrows: list[Arrow] = []
+    stage: str
+    kind: str = _NORMAL
+    gap: int | None = None
+    arrows: list[Arrow] = field(default_factory=list)
 
     def arrow(self, action: str, target: State, guard: Test) -> None:
         self.arrows.append(Arrow(action, target, guard))
@@ -33,24 +34,24 @@ class State:
         return made
 
 
+@dataclass(eq=False)
 class Arrow:
-    def __init__(self, action: str, target: State, guard: Test) -> None:
-        self.action = action
-        self.target = target
-        self.guard = guard
+    """An arrow from one state to another, which a row follows if the guard holds."""
+
+    action: str
+    target: State
+    guard: Test
 
 
+@dataclass(eq=False)
 class _Place:
-    """A stage with its surroundings."""
+    """A stage with its neighbours and its group."""
 
-    def __init__(
-        self, stage: Stage, before: Sequence[Stage], following: Stage | None, group: _Place | None
-    ) -> None:
-        self.stage = stage
-        self.before = before
-        self.following = following
-        self.group = group
-        self.first = True  # of a group: whether its first round is being built
+    stage: Stage
+    before: Sequence[Stage]
+    following: Stage | None
+    group: _Place | None
+    first: bool = True  # of a group: whether its first repetition is being built
 
     @property
     def condition(self) -> Test:
@@ -58,7 +59,7 @@ class _Place:
 
     @property
     def heads(self) -> _Place | None:
-        """The group that this is the first stage of."""
+        """The group whose first stage this is."""
         return self.group if not self.before else None
 
     def take(self) -> Test:
@@ -68,19 +69,19 @@ class _Place:
         return self._unless_stopped(TRUE)
 
     def ignore(self) -> Test | None:
-        """Return when a row may be passed over before the stage; None: never."""
+        """Return the condition to ignore a row before the stage; None: never."""
         group, contiguity = self.heads, self.stage.contiguity
         if group:
             contiguity = group.stage.contiguity if group.first else group.stage.inner
         return self._ignore(contiguity)
 
     def inner_ignore(self) -> Test | None:
-        """Return when a row may be passed over between two of the stage."""
+        """Return the condition to ignore a row between two rows of the stage; None: never."""
         group = self.heads
         return self._ignore(group.stage.inner if group else self.stage.inner)
 
     def nots(self) -> Iterator[Stage]:
-        """Give the negative stages that hold up to this one."""
+        """Yield the negative stages that apply until this one."""
         for stage in reversed(self.before):
             if stage.contiguity is Contiguity.NOT_FOLLOWED:
                 yield stage
@@ -102,7 +103,7 @@ def _unless(stop: Test | None, test: Test) -> Test:
 
 
 class Graph:
-    """Builds the states of a pattern from its end: each points to those after it."""
+    """Builds the states of a pattern from its end, since each points to those after it."""
 
     def __init__(self, pattern: Pattern) -> None:
         self._timed = pattern.length is not None
@@ -119,27 +120,27 @@ class Graph:
             if stage.contiguity is Contiguity.NOT_FOLLOWED:
                 # Elsewhere it is a condition of the edges after it.
                 if (self._timed or stage.gap) and sink.kind == FINAL:
-                    sink = self._waiting(place)
+                    sink = self._not_followed(place)
             elif stage.contiguity is Contiguity.NOT_NEXT:
-                sink = self._refusing(place, sink)
+                sink = self._not_next(place, sink)
             else:
                 sink = self._positive(place, sink)
             following = stage
         return sink
 
-    def _waiting(self, place: _Place) -> State:
-        """A match that is complete if nothing comes until its time is over."""
+    def _not_followed(self, place: _Place) -> State:
+        """Return the state of a match that completes if no such row comes before its time is over."""
         state = State(place.stage.name, PENDING, place.stage.gap)
-        state.arrow(PROCEED, self._stop(place.stage, place.take()), place.take())
+        self._add_stop(state, place.stage, place.group)
         state.arrow(IGNORE, state, Not(place.take()))
         return state
 
-    def _refusing(self, place: _Place, sink: State) -> State:
+    def _not_next(self, place: _Place, sink: State) -> State:
         state = State(place.stage.name, gap=place.stage.gap)
-        # At the end of a pattern the row itself decides: it is passed over, and the match is complete.
+        # At the end of a pattern, a row that does not fit is ignored and completes the match.
         action = IGNORE if sink.kind == FINAL else PROCEED
         state.arrow(action, sink, Not(place.take()))
-        state.arrow(PROCEED, self._stop(place.stage, place.take()), place.take())
+        self._add_stop(state, place.stage, place.group)
         return state
 
     def _positive(self, place: _Place, sink: State) -> State:
@@ -157,27 +158,27 @@ class Graph:
         self._add_stops(place, state)
         return state
 
-    def _stop(self, stage: Stage, take: Test) -> State:
+    def _add_stop(self, state: State, stage: Stage, group: _Place | None) -> None:
+        """Let a row of a negative stage end the partial matches in a state."""
+        take = _Place(stage, (), None, group).take()
         if stage.name not in self._stops:
-            self._stops[stage.name] = state = State(stage.name, STOP)
-            state.arrow(TAKE, state, take)
-        return self._stops[stage.name]
+            self._stops[stage.name] = stop = State(stage.name, STOP)
+            stop.arrow(TAKE, stop, take)
+        state.arrow(PROCEED, self._stops[stage.name], take)
 
     def _add_stops(self, place: _Place, state: State) -> None:
         for stage in place.nots():
-            take = _Place(stage, (), None, place.group).take()
-            state.arrow(PROCEED, self._stop(stage, take), take)
+            self._add_stop(state, stage, place.group)
 
     def _add_following_stop(self, place: _Place, state: State) -> None:
         stage = place.following
         if stage and stage.contiguity is Contiguity.NOT_FOLLOWED:
-            take = _Place(stage, (), None, place.group).take()
-            state.arrow(PROCEED, self._stop(stage, take), take)
+            self._add_stop(state, stage, place.group)
 
     def _without_nots(self, place: _Place, sink: State) -> State:
         """Return a state without the stops of negative stages before an optional one.
 
-        Once the optional stage has a row, what must not come before it may come after it.
+        Those stages apply only until the optional stage has a row.
         """
         nots = {stage.name for stage in place.nots()}
         if not nots or not place.stage.optional:
@@ -234,7 +235,7 @@ class Graph:
         if ignore:
             group, passed = place.heads, state
             if optional or (group and group.first and group.stage.optional):
-                # A state of its own, without the way on: so that each way is gone once.
+                # A state without the arrow that proceeds, so that no match is found twice.
                 passed = State(place.stage.name, gap=place.stage.gap)
                 passed.arrow(TAKE, sink, take)
                 passed.arrow(IGNORE, passed, ignore)
@@ -272,7 +273,7 @@ class Graph:
         return state
 
     def _proceed(self, place: _Place, state: State, target: State) -> None:
-        """Add the way on from a stage. A greedy one that was stopped need not wait for more."""
+        """Let a stage proceed. A greedy stage proceeds freely once its `until` condition holds."""
         stop = place.stage.stop
         if place.stage.greedy and stop:
             free = self._before_greedy.get(target, target)
@@ -283,6 +284,6 @@ class Graph:
 
 
 def _not_while(state: State, take: Test) -> None:
-    """Let no edge of a state be gone by a row that a greedy stage before it would take."""
+    """Reserve the rows that a greedy stage would take: a state after it may not use them."""
     for arrow in state.arrows:
         arrow.guard = All((arrow.guard, Not(take)))

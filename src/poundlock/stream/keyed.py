@@ -1,4 +1,4 @@
-"""What else is done with the rows of a key: rolling aggregates, and the join of two inputs by time."""
+"""Keyed operators: rolling aggregates, and the interval join of two inputs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from poundlock.stream.times import Domain
 
 
 class RollingOperator(Operator):
-    """Makes one row of all that a key has had, and emits it anew with each: Flink's `reduce`.
+    """Combines all rows of a key into one, and emits it after each row: Flink's `reduce`.
 
-    `function(one, other)` returns what both become: a row, a tuple or a dictionary of the same columns.
+    `function(one, other)` combines two rows. It returns a row, tuple or dictionary with their columns.
     """
 
     def __init__(
@@ -49,15 +49,16 @@ class RollingOperator(Operator):
 def rolling(name: str, fields: Sequence[str], kind: str, column: str) -> RollingOperator:
     """Return the operator of a rolling "sum", "min", "max", "min_by" or "max_by" of a column.
 
-    As in Flink, the first three change that column and keep the others as the key's first row had
-    them; the other two give the whole row, the first of those that are equal. A null counts for
-    nothing, and NaN is greater than every number.
+    As in Flink, the first three update that column in the key's first row. The other two give a whole
+    row, the first of equal ones. Nulls are ignored, and NaN is greater than every number.
     """
     if kind not in _ROLLING:
-        raise UsageError(f"operator {name!r}: {kind!r} is none of {', '.join(_ROLLING)}")
+        raise UsageError(
+            f"operator {name!r}: {kind!r} is not a rolling aggregate: use one of {', '.join(_ROLLING)}"
+        )
     if column not in fields:
         raise UsageError(
-            f"operator {name!r}: there is no column {column!r}, the rows have {', '.join(fields)}"
+            f"operator {name!r}: there is no column {column!r}: choose from {', '.join(fields)}"
         )
     return RollingOperator(name, fields, partial(_ROLLING[kind], list(fields).index(column)))
 
@@ -111,7 +112,7 @@ _ROLLING = {"sum": _sum, "min": _min, "max": _max, "min_by": _min_by, "max_by": 
 
 
 class JoinContext:
-    """The surroundings of a pair of rows: the times of both, and the way out."""
+    """The context of a pair of rows: the times of both, and `emit`."""
 
     __slots__ = ("emit", "left_timestamp", "now", "right_timestamp", "watermark")
 
@@ -123,17 +124,18 @@ class JoinContext:
 
     @property
     def timestamp(self) -> int:
-        """The pair's own time, the later of the two."""
+        """The time of the pair, the later of the two."""
         return max(self.left_timestamp, self.right_timestamp)
 
 
 class IntervalJoinOperator(Operator):
-    """Joins the rows of two inputs whose times are near: left + lower <= right <= left + upper.
+    """Joins the rows of two inputs by time: left + lower <= right <= left + upper.
 
-    The left input is 0, the right one 1. A pair is the columns of the left row, then of the right one;
-    or what `function(left, right, ctx)` returns, yields or emits, and then `outputs` says its columns.
-    Rows before the watermark go to the outputs `left_late` and `right_late`, or are dropped and counted
-    in `late_dropped`. A row is kept until the watermark says that nothing can join it any more.
+    The left input is 0, the right one 1. A pair has the columns of the left row, then of the right one.
+    With `function(left, right, ctx)`, the results are the rows that it returns, yields or emits, and
+    `outputs` has their columns. Rows before the watermark go to the outputs `left_late` and
+    `right_late`, or are dropped and counted in `late_dropped`. A row is kept until the watermark rules
+    out further pairs with it.
     """
 
     domains = frozenset({Domain.EVENT})
@@ -158,40 +160,45 @@ class IntervalJoinOperator(Operator):
         self._upper = upper_ms if upper_inclusive else upper_ms - 1
         if self._lower > self._upper:
             raise UsageError(
-                f"operator {name!r}: nothing lies between {lower_ms} ms and {upper_ms} ms: the lower "
-                "bound must be below the upper one"
+                f"operator {name!r}: no time is between {lower_ms} ms and {upper_ms} ms: make the "
+                "lower bound less than the upper one"
             )
         self._fields = tuple(left), tuple(right)
         self._late = left_late, right_late
         self._function = function
-        self.outputs = self._declared(outputs)
+        self.outputs = self._name_outputs(outputs)
         self.late_dropped = 0
-        # What may still come for a row is at most this much later than it.
+        # A row of either side is kept for this long, as later rows may still join it.
         self._waits = max(self._upper, 0), max(-self._lower, 0)
 
-    def _declared(self, outputs: Mapping[str, Sequence[str]] | None) -> dict[str, tuple[str, ...]]:
+    def _name_outputs(
+        self, outputs: Mapping[str, Sequence[str]] | None
+    ) -> dict[str, tuple[str, ...]]:
         left, right = self._fields
         if self._function is None:
             both = sorted(set(left) & set(right))
             if both and not outputs:
                 raise UsageError(
                     f"operator {self.name!r}: both inputs have a column {both[0]!r}: rename one, or "
-                    "give the names of all in outputs"
+                    "name all columns in outputs"
                 )
             outputs = outputs or {MAIN: left + right}
             if len(outputs[MAIN]) != len(left + right):
                 raise UsageError(
                     f"operator {self.name!r}: outputs names {len(outputs[MAIN])} columns, and a pair "
-                    f"has {len(left + right)}"
+                    f"has {len(left + right)}: name each of them"
                 )
         elif not outputs:
-            raise UsageError(f"operator {self.name!r}: give the columns of its function in outputs")
+            raise UsageError(
+                f"operator {self.name!r}: the columns of its function's rows are missing: name them in "
+                "outputs"
+            )
         declared = {name: tuple(fields) for name, fields in outputs.items()}
         for name, fields in zip(self._late, self._fields, strict=True):
             if name is not None and declared.setdefault(name, fields) != fields:
                 raise UsageError(
-                    f"operator {self.name!r}: the output {name!r} has other columns than the late rows "
-                    "sent to it: use another output"
+                    f"operator {self.name!r}: the output {name!r} has other columns than the late "
+                    "rows: use another output for them"
                 )
         return declared
 
@@ -201,7 +208,7 @@ class IntervalJoinOperator(Operator):
         sides = [state.get(name) or [[], []] for name in _SIDES]
         for time, row, side in events:
             if time < watermark:
-                self._too_late(key, row, side)
+                self._handle_late(key, row, side)
                 continue
             times, rows = sides[side]
             at = bisect_right(times, time)
@@ -219,7 +226,7 @@ class IntervalJoinOperator(Operator):
         self._keep(key, sides)
 
     def on_timer(self, key: Key, timer: Timer, domain: Domain) -> None:
-        """Forget the rows that nothing can join any more."""
+        """Delete the rows that no later row can join."""
         sides = [key.state.get(name) or [[], []] for name in _SIDES]
         for (times, rows), wait in zip(sides, self._waits, strict=True):
             gone = bisect_right(times, key.watermark - wait)
@@ -227,7 +234,7 @@ class IntervalJoinOperator(Operator):
         self._keep(key, sides)
 
     def _keep(self, key: Key, sides: Sequence[Any]) -> None:
-        """Keep the rows of both sides, and have the key woken when the first of them can go."""
+        """Store the rows of both sides, and set a timer for when the first one can be deleted."""
         earliest: list[int] = []
         for name, side, wait in zip(_SIDES, sides, self._waits, strict=True):
             if side[0]:
@@ -235,7 +242,7 @@ class IntervalJoinOperator(Operator):
                 earliest.append(side[0][0] + wait)
             else:
                 key.state.pop(name, None)
-        # A row at the very watermark is kept until that moves, as in Flink.
+        # As in Flink, a row whose time equals the watermark is kept until the watermark advances.
         due = max(min(earliest), key.watermark + 1) if earliest else None
         for timer in key.timers():
             if timer.time != due:
@@ -260,7 +267,7 @@ class IntervalJoinOperator(Operator):
 
         return join
 
-    def _too_late(self, key: Key, row: Row, side: int) -> None:
+    def _handle_late(self, key: Key, row: Row, side: int) -> None:
         late = self._late[side]
         if late is None:
             self.late_dropped += 1

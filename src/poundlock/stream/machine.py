@@ -1,9 +1,14 @@
-"""A pattern made ready to run: for each state, what a row can do, and which conditions to ask."""
+"""The NFA of a pattern: for each state, its edges and the conditions to test.
+
+The conditions of a state form a decision tree, which grows as rows need it. Each leaf is a plan: what
+a row with these answers does to the partial matches in the state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from poundlock.errors import UsageError
 from poundlock.stream.graph import (
@@ -24,21 +29,26 @@ from poundlock.stream.rows import row_type
 _FALSE = Not(TRUE)
 _column = tuple.__getitem__
 
+# Targets that are no state to move to.
+NOWHERE: Final = -1  # the match is complete, or stopped
+STAY: Final = -2  # the partial match stays where it is
+
 
 class _Edge(NamedTuple):
-    """What a row can do to a partial match in a state, proceeding as far as it may."""
+    """What a row can do to a partial match in a state. Proceed arrows are followed already."""
 
     action: str
     stage: int
     target: int
     guard: Test
-    final: Test  # whether a row that is taken can also complete the match
+    final: Test  # whether the match is complete then
 
 
 class Plan:
-    """What one row does to every partial match in a state."""
+    """What one row does to the partial matches in a state."""
 
     def __init__(self, edges: Sequence[tuple[_Edge, Any, Any]], state: int, compiled: Any) -> None:
+        # Whether a condition reads earlier rows, so that each partial match must be tested.
         self.asks = any(
             guard is not True or final not in (True, False) for _, guard, final in edges
         )
@@ -47,33 +57,33 @@ class Plan:
             for edge, guard, final in edges
         ]
         self.stops = any(edge.action == STOP for edge, *_ in edges)
-        self.stays = any(e.action == IGNORE and e.target == state for e, *_ in edges)
-        # Nothing happens: the partial matches in the state wait on, or none is started.
+        self.stays = any(edge.target == STAY for edge, *_ in edges)
+        # Nothing happens: the partial matches in the state stay, or none starts.
         self.idle = not self.asks and ((self.stays and len(edges) == 1) or not (edges or state))
 
 
+@dataclass(slots=True, eq=False)
 class _Branch:
-    """A node of a state's decision tree: a condition to ask, or at the end a plan."""
+    """A node of a state's decision tree: a condition to test, or a plan."""
 
-    __slots__ = ("known", "leaf", "no", "plan", "yes")
-
-    def __init__(self, known: dict[Test, bool], leaf: int, plan: Plan | None) -> None:
-        self.known = known
-        self.leaf = leaf
-        self.plan = plan
-        self.yes: _Branch | None = None
-        self.no: _Branch | None = None
+    known: dict[Test, bool]  # the answers that lead here
+    leaf: int  # the condition's number; -1: there is a plan
+    plan: Plan | None
+    yes: _Branch | None = None
+    no: _Branch | None = None
 
 
 class Machine:
-    """A pattern made ready to run over rows with these columns."""
+    """The NFA of a pattern over rows with these columns."""
 
     def __init__(
         self, pattern: Pattern, columns: Sequence[str], *, timed_out: bool = False
     ) -> None:
         pattern.check()
         if unbound := pattern.expressions():
-            raise UsageError(f"the condition {unbound[0]!r} is in SQL: bind it to a column first")
+            raise UsageError(
+                f"the condition {unbound[0]!r} is in SQL: bind it to a column first, with bind()"
+            )
         self.names = pattern.names()
         self.length = pattern.length or 0
         self.skip = pattern.skip
@@ -81,8 +91,8 @@ class Machine:
         self._columns = {name: place for place, name in enumerate(columns)}
         missing = [name for name in pattern.columns() if name not in self._columns]
         if missing:
-            raise UsageError(f"there is no column {missing[0]!r}, only {', '.join(columns)}")
-        # Rows are kept without the columns that only hold conditions.
+            raise UsageError(f"there is no column {missing[0]!r}: there are {', '.join(columns)}")
+        # Rows are kept without the columns that only hold the results of conditions.
         helpers = set(pattern.columns())
         self.visible = tuple(name for name in columns if name not in helpers)
         self._places = [self._columns[name] for name in self.visible] if helpers else None
@@ -93,11 +103,11 @@ class Machine:
         self._flatten(Graph(pattern).start)
 
     def keep(self, row: Any) -> Any:
-        """Return a row as it is kept in a match."""
+        """Return a row as a match keeps it."""
         return row if self._places is None else self.kept([row[at] for at in self._places])
 
     def _flatten(self, start: State) -> None:
-        """Number the states that a partial match can wait in, and give each its edges."""
+        """Number the states in which a partial match can wait, and list the edges of each."""
         order: dict[State, int] = {start: 0}
         queue = [start]
         self.edges: list[list[_Edge]] = []
@@ -111,17 +121,25 @@ class Machine:
                 if target not in order and target.kind not in (FINAL, STOP):
                     order[target] = len(order)
                     queue.append(target)
-                action = STOP if target.kind == STOP else arrow.action
-                final = _final(target) if action == TAKE else _FALSE
-                stage = self.names.index(source.stage) if action == TAKE else 0
-                edges.append(_Edge(action, stage, order.get(target, -1), guard, final))
+                edges.append(self._edge(source, arrow, guard, state, order))
             self.edges.append(edges)
         self.pending = [state.kind == PENDING for state in order]
         self.gaps = [state.gap or 0 for state in order]
         self.trees: list[_Branch] = [self._grow(state, {}) for state in range(len(order))]
 
+    def _edge(
+        self, source: State, arrow: Arrow, guard: Test, state: State, order: dict[State, int]
+    ) -> _Edge:
+        action = STOP if arrow.target.kind == STOP else arrow.action
+        target = order.get(arrow.target, NOWHERE)
+        if action == TAKE:
+            final = TRUE if target == NOWHERE else _final(arrow.target)
+            return _Edge(action, self.names.index(source.stage), target, guard, final)
+        final = TRUE if action == IGNORE and target == NOWHERE else _FALSE
+        return _Edge(action, 0, STAY if arrow.target is state else target, guard, final)
+
     def _grow(self, state: int, known: dict[Test, bool]) -> _Branch:
-        """Return the next condition to ask of a row in a state, given what is known of it."""
+        """Return the branch of the next condition to test in a state, or of the plan."""
         edges: list[tuple[_Edge, Any, Any]] = []
         for edge in self.edges[state]:
             guard = _resolved(edge.guard, known)
@@ -135,7 +153,7 @@ class Machine:
         return _Branch(known, -1, Plan(edges, state, self._compiled))
 
     def branch(self, state: int, branch: _Branch, *, answer: bool) -> _Branch:
-        """Return where an answer leads, which is worked out when it is first given."""
+        """Return the branch that an answer leads to. It is made when the answer first occurs."""
         leaf = next(test for test, at in self._leaf_of.items() if at == branch.leaf)
         grown = self._grow(state, {**branch.known, leaf: answer})
         if answer:
@@ -154,7 +172,7 @@ class Machine:
         return self._leaf_of[test]
 
     def _compiled(self, test: Any) -> Any:
-        """Return a test that depends on earlier rows as a function of the row and those."""
+        """Return a test that reads earlier rows as a function of the row and the earlier rows."""
         if test is True or test is False:
             return test
         match test:
@@ -173,7 +191,7 @@ class Machine:
 
 
 def _reached(state: State) -> Iterator[tuple[State, Arrow, Test]]:
-    """Give the arrows that take or ignore a row, with all that must hold on the way to them."""
+    """Yield the arrows that take or ignore a row, each with the guards on the way to it."""
     stack: list[tuple[State, tuple[State, ...], Test]] = [(state, (), TRUE)]
     while stack:
         current, path, guard = stack.pop()
@@ -186,7 +204,7 @@ def _reached(state: State) -> Iterator[tuple[State, Arrow, Test]]:
 
 
 def _final(state: State, path: tuple[State, ...] = ()) -> Test:
-    """Return when a match in a state is complete without a further row."""
+    """Return the condition for a match in this state to be complete without another row."""
     ways: list[Test] = []
     for arrow in state.arrows:
         if arrow.action == PROCEED and arrow.target not in path:
@@ -197,7 +215,7 @@ def _final(state: State, path: tuple[State, ...] = ()) -> Test:
 
 
 def _resolved(test: Test, known: dict[Test, bool]) -> Any:
-    """Return True or False if it is known, else what remains to be asked."""
+    """Return True or False if the answer is known, else the part that is not."""
     match test:
         case Not(part):
             inner = _resolved(part, known)
@@ -219,7 +237,7 @@ def _resolved(test: Test, known: dict[Test, bool]) -> Any:
 
 
 def _first_simple(test: Any) -> Function | Column | None:
-    """Return the first condition in a test that looks at the row alone."""
+    """Return the first condition in a test that reads the row alone."""
     match test:
         case Function(_, earlier):
             return None if earlier else test

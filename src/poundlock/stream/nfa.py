@@ -1,13 +1,12 @@
-"""The matcher: a pattern becomes states and edges, and a key's rows are taken through them.
+"""The matcher: runs the rows of one key through the NFA of a pattern.
 
-The states, their edges and the order of events follow Flink's NFA. What is our own is how they are
-kept:
+The states, their edges and the order of events follow Flink's NFA. The storage differs:
 
-- A partial match is the last node of a chain: each node is a row that was taken, and points to the
-  node before. Partial matches with a common past share it.
-- The partial matches that wait in a state are kept by their start, so that those whose time is over
-  are at the front. One row is tried against a state, not against each partial match in it: only
-  conditions that look at earlier rows are asked for each.
+- A partial match is the last node of a chain. Each node is a row that the match took, and points to
+  the node before it. Partial matches with a common beginning share nodes.
+- Each state keeps its partial matches in order of their start, so expired ones are at the front. A
+  row is tested once per state, not once per partial match. Only conditions that read earlier rows
+  are evaluated for each partial match.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from typing import Any, Final, NamedTuple
 
 from poundlock.errors import UsageError
 from poundlock.stream.graph import IGNORE, STOP, TAKE
-from poundlock.stream.machine import Machine, Plan
+from poundlock.stream.machine import NOWHERE, STAY, Machine, Plan
 from poundlock.stream.times import END
 
-# A node: a row that a partial match has taken. The first two are those of the match's first row.
-START: Final = 0  # its number
-BEGAN: Final = 1  # its time
+# The fields of a node. The first two belong to the first row of the match.
+START: Final = 0  # the row's number
+BEGAN: Final = 1  # the row's time
 ID: Final = 2
 TIME: Final = 3
 STAGE: Final = 4
@@ -34,12 +33,14 @@ ROW: Final = 5
 PARENT: Final = 6
 Node = tuple[int, int, int, int, int, Any, Any]
 
+Run = deque[Node]  # nodes of one state, in order of their start
+
 _by_start = itemgetter(START)
 _parent = itemgetter(PARENT)
 
 
 class Earlier:
-    """The rows that a partial match has so far: `earlier["stage"]` is a list, oldest first."""
+    """The rows of a partial match so far: `earlier["stage"]` is a list, oldest first."""
 
     __slots__ = ("_names", "_node", "_rows")
 
@@ -50,101 +51,101 @@ class Earlier:
 
     def __getitem__(self, name: str) -> list[Any]:
         if self._rows is None:
-            self._rows = rows_of(self._node, self._names)
+            self._rows = group_rows(self._node, self._names)
         if name not in self._rows and name not in self._names:
-            raise UsageError(f"earlier[{name!r}]: the pattern has {', '.join(self._names)}")
+            raise UsageError(
+                f"earlier[{name!r}] names no stage: the pattern has {', '.join(self._names)}"
+            )
         return self._rows.get(name, [])
 
 
-def rows_of(node: Node | None, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the rows of a match by stage, in the order they came."""
-    path: list[Node] = []
-    while node is not None:
-        path.append(node)
-        node = node[PARENT]
+def group_rows(node: Node | None, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the rows of a match by stage, oldest first."""
     rows: dict[str, list[Any]] = {}
-    for taken in reversed(path):
-        rows.setdefault(names[taken[STAGE]], []).append(taken[ROW])
+    for each in reversed(_chain(node)):
+        rows.setdefault(names[each[STAGE]], []).append(each[ROW])
     return rows
 
 
-def _path(node: Node) -> list[int]:
-    """Return what tells a partial match from all others in its state, its first row first."""
-    path: list[int] = []
-    each: Node | None = node
-    while each is not None:
-        path += (each[STAGE], each[ID])
-        each = each[PARENT]
-    return path[::-1]
+def _chain(node: Node | None) -> list[Node]:
+    """Return a node and all nodes before it, the newest first."""
+    nodes: list[Node] = []
+    while node is not None:
+        nodes.append(node)
+        node = node[PARENT]
+    return nodes
 
 
-def by_row(columns: Sequence[Sequence[Any]], row: Callable[..., Any], size: int) -> Iterable[Any]:
-    """Return the rows that are kept by column."""
+def _identity(node: Node) -> list[int]:
+    """Return the rows and stages of a partial match, first row first: unique in its state."""
+    return [value for each in reversed(_chain(node)) for value in (each[ID], each[STAGE])]
+
+
+def rows_from_columns(
+    columns: Sequence[Sequence[Any]], row: Callable[..., Any], size: int
+) -> Iterable[Any]:
+    """Return rows that are stored by column."""
     return map(row, zip(*columns, strict=True)) if columns else [row(())] * size
 
 
-class Found(NamedTuple):
-    """A match, or a partial match whose time is over, by its last node."""
+class Finding(NamedTuple):
+    """A match, or a partial match that timed out, by its last node."""
 
     node: Node
     time: int
 
 
 class Matcher:
-    """The partial matches of one key, while its rows are worked on.
+    """The partial matches of one key, while its rows are processed.
 
-    `advance` and `feed` put what they find into `matches` and `timed_out`.
+    `advance` and `feed` append to `matches` and `timed_out`.
     """
 
     def __init__(self, machine: Machine, state: dict[str, Any] | None = None) -> None:
         self._machine = machine
-        self.matches: list[Found] = []
-        self.timed_out: list[Found] = []
+        self.matches: list[Finding] = []
+        self.timed_out: list[Finding] = []
         self._next_id = 0
-        # By state: runs of nodes, each in the order of their starts.
-        self._runs: list[list[deque[Node]]] = [[] for _ in machine.edges]
-        # The runs by the start of their first node, if anything depends on who started first.
+        self._runs: list[list[Run]] = [[] for _ in machine.edges]  # by state
         self._skips = machine.skip.kind != "no_skip"
+        # Whether the order of starts over all states matters. If so, `_heap` has every run.
         self._ordered = bool(machine.length) or self._skips
-        # Whether nobody is told of a partial match whose time is over.
-        self._silent = not (
+        self._heap: list[tuple[int, int, int, Run]] = []  # (start, tie, state, run)
+        self._tie = count()
+        # Whether expired partial matches can be dropped without any output or effect.
+        self._drops = not (
             machine.timed_out or any(machine.pending) or any(machine.gaps) or self._skips
         )
-        self._fronts: list[tuple[int, int, int, deque[Node]]] = []
-        self._gaps: list[tuple[int, int]] = []  # when a gap may end, and in which state
-        self._gap_ends: set[tuple[int, int]] = set()  # the same, to have each once
-        self._tie = count()
-        self._due = END  # nothing is over before
-        self._complete: list[Node] = []  # matches that wait for partial ones that started before
+        self._gaps: list[tuple[int, int]] = []  # a heap of (when a gap may end, state)
+        self._gap_ends: set[tuple[int, int]] = set()  # the entries of `_gaps`
+        self._due = END  # nothing expires before this time
+        self._complete: list[Node] = []  # matches that wait for partial ones with an earlier start
         if state:
             self._load(state)
 
     def next_due(self) -> int:
-        """Return when the next partial match's time is over, or END if none has a limit."""
+        """Return when the next partial match expires, or END if none can."""
         due = self._gaps[0][0] if self._gaps else END
-        if self._machine.length and (front := self._front()):
-            due = min(due, front[3][0][BEGAN] + self._machine.length)
+        if self._machine.length and (first := self._first_run()):
+            due = min(due, first[3][0][BEGAN] + self._machine.length)
         return due
 
     def advance(self, time: int) -> None:
-        """Give up what cannot be completed any more at this time, or complete what waited for it."""
-        time = min(
-            time, END - 1
-        )  # the very last watermark is END, and so is a time that never comes
-        if self._silent and self._due <= time:
-            self._forget(time)
+        """Expire the partial matches that are over at this time."""
+        time = min(time, END - 1)  # the final watermark is END, which also stands for "never"
+        if self._drops and self._due <= time:
+            self._drop_expired(time)
         while self._due <= time:
             self._due = at = self.next_due()
             if at <= time:
                 self._expire(at)
 
     def feed(self, times: Iterable[int], rows: Iterable[Any]) -> None:
-        """Take rows through all states, in order of time."""
+        """Process rows, in order of time."""
         machine, runs = self._machine, self._runs
-        leaves, trees, keep = machine.leaves, list(enumerate(machine.trees)), machine.keep
-        silent = self._silent
-        # If nobody is told of those whose time is over, they go when it pays, or before they matter.
-        slack = machine.length // 16 if silent else 0
+        leaves, trees = machine.leaves, list(enumerate(machine.trees))
+        # Dropping can be delayed until it pays, but not past the next row that has an effect.
+        slack = machine.length // 16 if self._drops else 0
         number = self._next_id - 1
         for time, row in zip(times, rows, strict=True):
             if self._due + slack <= time:
@@ -164,31 +165,38 @@ class Matcher:
                     step = branch.yes if answer else branch.no
                     branch = step or machine.branch(state, branch, answer=bool(answer))
                 plan: Any = branch.plan
-                if plan.idle:
-                    continue
-                if silent and self._due <= time:
-                    self._forget(time)
-                if plan.asks:
-                    self._each(state, plan, (number, time, row), added, complete)
-                elif state:
-                    self._all(state, plan, (number, time, keep(row)), added, complete)
-                else:
-                    for _, stage, target, _, final in plan.edges:
-                        node = (number, time, number, time, stage, keep(row), None)
-                        if target >= 0:
-                            added.append((target, [node]))
-                        if final or target < 0:
-                            complete.append(node)
+                if not plan.idle:
+                    self._apply(state, plan, (number, time, row), added, complete)
             for state, nodes in added:
                 self._add(state, nodes)
             if complete:
                 self._settle(complete, time)
         self._next_id = number + 1
 
-    def _all(
+    def _apply(
         self, state: int, plan: Plan, event: tuple[int, int, Any], added: Any, complete: list[Node]
     ) -> None:
-        """Do the same to every partial match in a state."""
+        """Do what a plan says to the partial matches in a state. State 0 starts new ones."""
+        number, time, row = event
+        if self._drops and self._due <= time:
+            self._drop_expired(time)
+        kept = self._machine.keep(row)
+        if plan.asks:
+            self._move_each(state, plan, event, kept, added, complete)
+        elif state:
+            self._move_all(state, plan, (number, time, kept), added, complete)
+        else:
+            for _, stage, target, _, final in plan.edges:
+                node = (number, time, number, time, stage, kept, None)
+                if target >= 0:
+                    added.append((target, [node]))
+                if final:
+                    complete.append(node)
+
+    def _move_all(
+        self, state: int, plan: Plan, event: tuple[int, int, Any], added: Any, complete: list[Node]
+    ) -> None:
+        """Move all partial matches in a state alike."""
         number, time, kept = event
         nodes = self._nodes(state)
         if not plan.stays or plan.stops:
@@ -196,29 +204,29 @@ class Matcher:
         for action, stage, target, _, final in plan.edges:
             if action == TAKE:
                 made = [(n[0], n[1], number, time, stage, kept, n) for n in nodes]
-            elif action == IGNORE and target != state:
+            elif action == IGNORE and target != STAY:
                 made = nodes
             else:
                 continue
             if target >= 0 and not plan.stops:
                 added.append((target, made))
-            if final or target < 0:
+            if final:
                 complete.extend(made)
 
-    def _each(
+    def _move_each(
         self,
         state: int,
         plan: Plan,
         event: tuple[int, int, Any],
+        kept: Any,
         added: Any,
         complete: list[Node],
     ) -> None:
-        """Ask for every partial match in a state what a row does to it."""
+        """Test the conditions for each partial match in a state, and move it."""
         number, time, row = event
-        names, kept = self._machine.names, self._machine.keep(row)
+        names = self._machine.names
         nodes: list[Any] = self._nodes(state) if state else [None]
-        staying: list[Node] = []
-        moved: dict[int, list[Node]] = {}
+        moved: dict[int, list[Node]] = {}  # by target
         for node in nodes:
             earlier = Earlier(node, names)
             going: list[tuple[int, Node]] = []
@@ -229,22 +237,18 @@ class Matcher:
                 if action == STOP:
                     stopped = True
                     continue
+                made = node
                 if action == TAKE:
                     start, began = (node[0], node[1]) if node else (number, time)
                     made = (start, began, number, time, stage, kept, node)
-                else:
-                    made = node
-                if target < 0 or final is True or (final and final(row, earlier)):
+                if final is True or (final and final(row, earlier)):
                     complete.append(made)
-                if target >= 0:
-                    going.append((target if made is not node or target != state else -1, made))
-            if stopped:
-                continue
-            for target, made in going:
-                if target < 0:
-                    staying.append(made)
-                else:
+                if target != NOWHERE:
+                    going.append((target, made))
+            if not stopped:
+                for target, made in going:
                     moved.setdefault(target, []).append(made)
+        staying = moved.pop(STAY, [])
         if state and len(staying) != len(nodes):
             self._clear(state)
             if staying:
@@ -260,7 +264,7 @@ class Matcher:
 
     def _clear(self, state: int) -> None:
         for run in self._runs[state]:
-            run.clear()  # its front is found to be gone when it is next looked at
+            run.clear()  # `_first_run` removes its entry in the heap
         self._runs[state] = []
 
     def _add(self, state: int, nodes: list[Node]) -> None:
@@ -273,8 +277,8 @@ class Matcher:
             run = deque(nodes)
             runs.append(run)
             if self._ordered:
-                self._front()  # forgets runs that are gone, which are the oldest
-                heappush(self._fronts, (first[START], next(self._tie), state, run))
+                self._first_run()  # removes the entries of runs that are empty now
+                heappush(self._heap, (first[START], next(self._tie), state, run))
         machine = self._machine
         if machine.length and first[BEGAN] + machine.length < self._due:
             self._due = first[BEGAN] + machine.length
@@ -284,110 +288,109 @@ class Matcher:
                 heappush(self._gaps, end)
                 self._due = min(self._due, end[0])
 
-    def _front(self) -> tuple[int, int, int, deque[Node]] | None:
-        """Return the run whose first node started first."""
-        fronts = self._fronts
-        while fronts:
-            start, _, state, run = front = fronts[0]
+    def _first_run(self) -> tuple[int, int, int, Run] | None:
+        """Return the heap's entry of the run with the earliest start."""
+        heap = self._heap
+        while heap:
+            start, _, state, run = first = heap[0]
             if run and run[0][START] == start:
-                return front
-            heappop(fronts)
+                return first
+            heappop(heap)
             if run:
-                heappush(fronts, (run[0][START], next(self._tie), state, run))
+                heappush(heap, (run[0][START], next(self._tie), state, run))
             else:
                 self._runs[state] = [each for each in self._runs[state] if each]
         return None
 
-    def _forget(self, time: int) -> None:
-        """Drop those whose time is over, in silence."""
+    def _drop_expired(self, time: int) -> None:
+        """Drop the partial matches that are over, without any output."""
         latest = time - self._machine.length
-        while (front := self._front()) and front[3][0][BEGAN] <= latest:
-            run = front[3]
+        while (first := self._first_run()) and first[3][0][BEGAN] <= latest:
+            run = first[3]
             while run and run[0][BEGAN] <= latest:
                 run.popleft()
         self._due = self.next_due()
 
     def _expire(self, at: int) -> None:
-        """End those whose time is over at an instant, as if the clock had stopped there.
+        """End the partial matches that are over at this instant.
 
-        However far the clock has jumped, the result is the same as if it had gone step by step.
+        The caller goes from one instant to the next, so a jump of the clock changes no result.
         """
-        machine, over = self._machine, []
+        machine, over = self._machine, self._end_gaps(at)
+        latest = at - machine.length
+        while machine.length and (first := self._first_run()) and first[3][0][BEGAN] <= latest:
+            _, _, state, run = first
+            while run and run[0][BEGAN] <= latest:
+                over.append((run.popleft(), state))
+        complete: list[Node] = []
+        for node, state in sorted(over, key=lambda each: (_identity(each[0]), each[1])):
+            if machine.pending[state]:
+                complete.append(node)
+            elif machine.timed_out:
+                self.timed_out.append(Finding(node, at))
+        self._settle(complete, at)
+
+    def _end_gaps(self, at: int) -> list[tuple[Node, int]]:
+        """Remove and return the partial matches whose last row is too long ago, with their state."""
+        over: list[tuple[Node, int]] = []
         while self._gaps and self._gaps[0][0] <= at:
             end = heappop(self._gaps)
             self._gap_ends.remove(end)
             state = end[1]
-            latest = at - machine.gaps[state]
+            latest = at - self._machine.gaps[state]
             nodes = self._nodes(state)
             staying = [node for node in nodes if node[TIME] > latest]
             if len(staying) != len(nodes):
                 over.extend((node, state) for node in nodes if node[TIME] <= latest)
                 self._clear(state)
                 self._add(state, staying)
-        latest = at - machine.length
-        while machine.length and (front := self._front()) and front[3][0][BEGAN] <= latest:
-            _, _, state, run = front
-            while run and run[0][BEGAN] <= latest:
-                over.append((run.popleft(), state))
-        complete: list[Node] = []
-        for node, state in sorted(over, key=lambda each: (_path(each[0]), each[1])):
-            if machine.pending[state]:
-                complete.append(node)
-            elif machine.timed_out:
-                self.timed_out.append(Found(node, at))
-        self._settle(complete, at)
+        return over
 
     def _settle(self, complete: list[Node], time: int) -> None:
-        """Give the matches that are complete, in the order they started, and skip what they skip."""
+        """Report complete matches in order of their start, and discard what they skip."""
         complete.sort(key=_by_start)
         if not self._skips:
-            self.matches.extend(Found(node, time) for node in complete)
+            self.matches.extend(Finding(node, time) for node in complete)
             return
         waiting = self._complete
         waiting.extend(complete)
         waiting.sort(key=_by_start)
         while waiting:
-            front = self._front()
-            if front and front[0] < waiting[0][START]:
-                return  # one that started before may still be completed, and go first
+            first = self._first_run()
+            if first and first[0] < waiting[0][START]:
+                return  # a partial match with an earlier start may still complete, and goes first
             node = waiting.pop(0)
-            self.matches.append(Found(node, time))
-            limit = self._skipped(node)
+            self.matches.append(Finding(node, time))
+            limit = self._skip_limit(node)
             waiting[:] = [each for each in waiting if each[START] >= limit]
-            while (front := self._front()) and front[0] < limit:
-                run = front[3]
+            while (first := self._first_run()) and first[0] < limit:
+                run = first[3]
                 while run and run[0][START] < limit:
                     run.popleft()
 
-    def _skipped(self, node: Node) -> int:
-        """Return the first row that others may have started with after this match."""
+    def _skip_limit(self, node: Node) -> int:
+        """Return the first row with which other matches may start after this one."""
         skip = self._machine.skip
         if skip.kind == "skip_to_next":
             return node[START] + 1
         if skip.kind == "skip_past_last_event":
             return node[ID] + 1
-        names, found = self._machine.names, 0
-        each: Node | None = node
-        while each is not None:
-            if names[each[STAGE]] == skip.stage:
-                found = each[ID]
-                if skip.kind == "skip_to_last":
-                    break
-            each = each[PARENT]
-        return found
+        names = self._machine.names
+        ids = [each[ID] for each in _chain(node) if names[each[STAGE]] == skip.stage] or [0]
+        return ids[0] if skip.kind == "skip_to_last" else ids[-1]
 
     def dump(self) -> dict[str, Any] | None:
-        """Return all that must last as plain data, each row and node once; None: nothing."""
+        """Return the state as plain data, each row and node once. None: there is nothing to keep."""
         if not self._complete and not any(map(any, self._runs)):
             return None
         order: list[Node] = []
         places: dict[int, int] = {}
         waiting = [
-            [state, *_placed(self._nodes(state), order, places)]
+            [state, *_place_nodes(self._nodes(state), order, places)]
             for state, runs in enumerate(self._runs)
             if any(runs)
         ]
-        complete = _placed(self._complete, order, places)
+        complete = _place_nodes(self._complete, order, places)
         events = {node[ID]: node for node in order}
         event_of = {number: at for at, number in enumerate(events)}
         # By column: far fewer values to write than a list for each row and node.
@@ -404,48 +407,43 @@ class Matcher:
         }
 
     def _load(self, state: dict[str, Any]) -> None:
-        rows = by_row(state["rows"], self._machine.kept, len(state["ids"]))
+        rows = rows_from_columns(state["rows"], self._machine.kept, len(state["ids"]))
         events = list(zip(state["ids"], state["times"], rows, strict=True))
         nodes: list[Node] = []
         for event, stage, parent in zip(
             state["events"], state["stages"], state["parents"], strict=True
         ):
             number, time, row = events[event]
-            if parent < 0:
+            before = None if parent < 0 else nodes[parent]
+            if before is None:
                 nodes.append((number, time, number, time, stage, row, None))
             else:
-                before = nodes[parent]
-                nodes.append((before[0], before[1], number, time, stage, row, before))
+                nodes.append((before[START], before[BEGAN], number, time, stage, row, before))
         self._next_id = state["next"]
         self._complete = [nodes[at] for at in state["complete"]]
         for at, *waiting in state["waiting"]:
             if at >= len(self._runs):
                 raise UsageError(
-                    "the pattern has changed since its state was written: start afresh"
+                    "the pattern has changed since its state was written: start with a new checkpoint"
                 )
             self._add(at, [nodes[each] for each in waiting])
 
 
-def _placed(nodes: list[Node], order: list[Node], places: dict[int, int]) -> list[int]:
-    """Return the places of nodes in `order`, where each comes once and after the one before it."""
+def _place_nodes(nodes: list[Node], order: list[Node], places: dict[int, int]) -> list[int]:
+    """Append nodes to `order`, each once and after its parent. Return their places in it."""
     if not any(map(_parent, nodes)) and places.keys().isdisjoint(map(id, nodes)):
-        # Most wait with their first row alone.
-        found = list(range(len(order), len(order) + len(nodes)))
-        places.update(zip(map(id, nodes), found, strict=True))
+        # The usual case: partial matches of one row each.
+        new = list(range(len(order), len(order) + len(nodes)))
+        places.update(zip(map(id, nodes), new, strict=True))
         order.extend(nodes)
-        return found
-    found = []
+        return new
     for node in nodes:
-        if id(node) not in places:
-            path: list[Node] = []
-            each: Node | None = node[PARENT]
-            while each is not None and id(each) not in places:
-                path.append(each)
-                each = each[PARENT]
-            while path:
-                places[id(path[-1])] = len(order)
-                order.append(path.pop())
-            places[id(node)] = len(order)
-            order.append(node)
-        found.append(places[id(node)])
-    return found
+        path: list[Node] = []
+        each: Node | None = node
+        while each is not None and id(each) not in places:
+            path.append(each)
+            each = each[PARENT]
+        for each in reversed(path):
+            places[id(each)] = len(order)
+            order.append(each)
+    return [places[id(node)] for node in nodes]

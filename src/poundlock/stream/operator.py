@@ -1,15 +1,16 @@
-"""The contract between an operator and whatever runs it, and the runner of one page of keys.
+"""The interface of an operator, and the runner of one page of keys.
 
-Keys are spread over a fixed number of pages by their hash, as Flink spreads them over key groups. A
-page is read, run and written as a whole: state moves in few large pieces, not in one call per key.
+A page is some keys of an operator. A hash assigns each key to one of a fixed number of pages, like
+Flink's key groups. A page is read, run and written as a whole, so that state moves in few large
+pieces and not in one call per key.
 
-What happens in a batch, in this order:
+A batch has these steps:
 
-1. The watermark and the batch's time enter: timers that are due fire, the earliest first.
-2. Each key's rows are given to the operator, sorted by time and source position.
-3. Timers that the rows have set, and that are due already, fire.
+1. The watermark and the batch's time advance. Timers that are due fire, the earliest first.
+2. The operator gets each key's rows, sorted by time and source position.
+3. Timers that the rows set and that are already due fire.
 
-So the result depends on the rows and the clock alone, and a replayed batch gives the same.
+The result depends only on the rows and the clock, so a replayed batch gives the same result.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,53 +35,53 @@ _HERE = str(Path(__file__).parent)
 _DOMAINS = (Domain.EVENT, Domain.PROCESSING)  # in the order of a clock's fields
 
 
-def failed(who: str, error: Exception) -> OperatorFailed:
-    """Return the error for one that a user's function raised: what kind, and where.
+def user_error(who: str, error: Exception) -> OperatorFailed:
+    """Return the error for an exception in a user's function: its type, and where it was raised.
 
-    Without its text, which may hold what was in a row; the whole is this one's cause.
+    It leaves out the exception's text, which may hold row data. Raise it from the exception.
     """
     what = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(_HERE)] or frames
-    if isinstance(error, PoundlockError | NoColumn):  # ours hold nothing of a row
+    if isinstance(error, PoundlockError | NoColumn):  # these texts hold no row data
         what = f"{what}: {error}"
     elif outside:
         at = outside[-1]
         what = f"{what} in {at.name} ({Path(at.filename).name}, line {at.lineno})"
     return OperatorFailed(
-        f"{who} failed: {what}. The batch is given up and nothing of it is "
-        "written; correct the function and start again"
+        f"{who} failed: {what}. The batch was aborted and nothing of it was "
+        "written. Correct the function and start again"
     )
 
 
-def blamed(operator: str, error: Exception) -> PoundlockError:
-    """Return an error that names the operator it happened in: ours as it is, a user's by its kind."""
+def operator_error(operator: str, error: Exception) -> PoundlockError:
+    """Return an error that names the operator. A user's exception is given by its type."""
     if isinstance(error, PoundlockError):
         return type(error)(f"operator {operator!r}: {error}")
-    return failed(f"operator {operator!r}", error)
+    return user_error(f"operator {operator!r}", error)
 
 
 class Event(NamedTuple):
-    """A row on its way to an operator."""
+    """A row for an operator."""
 
     time: int  # event time in milliseconds, or the batch's time in a flow without event time
     row: Row
-    input: int = 0  # which of several inputs it came from
+    input: int = 0  # the number of its input
 
 
 _time_of = itemgetter(0)
-_CHANGING = frozenset({list, dict, set, bytearray})
+_MUTABLE = frozenset({list, dict, set, bytearray})
 
 
 class Timer(NamedTuple):
-    """What will be called back. Two timers of a key with equal fields are one."""
+    """A timer. Two timers of a key with equal fields are one."""
 
     time: int
-    tag: Any = None  # the operator's own word on what it is for: plain data
+    tag: Any = None  # plain data by which the operator knows the timer's purpose
 
 
-def _found(timers: list[Timer], timer: Timer) -> int | None:
-    """Return the place of a timer among some that are sorted by time."""
+def _find(timers: list[Timer], timer: Timer) -> int | None:
+    """Return the place of a timer in a list that is sorted by time."""
     at = bisect_left(timers, timer.time, key=_time_of)
     while at < len(timers) and timers[at].time == timer.time:
         if timers[at] == timer:
@@ -89,59 +91,46 @@ def _found(timers: list[Timer], timer: Timer) -> int | None:
 
 
 class Operator(ABC):
-    """What happens to each key's rows.
+    """Processes each key's rows.
 
-    An instance belongs to one task. Between calls it keeps nothing of its own: what must last is in
-    `key.state`, plain data that becomes bytes. A key whose state is empty and that has no timers is
-    forgotten.
+    An instance belongs to one task. It keeps no data between calls, except in `key.state`, which is
+    plain data. A key without state and timers is deleted.
     """
 
     name: str = "operator"
     outputs: Mapping[str, Sequence[str]] = {}  # the columns of each output; MAIN comes first
-    domains: frozenset[Domain] = frozenset()  # which timers it sets
-    late_dropped: int = 0  # rows of this task that came too late, and have no output to go to
+    domains: frozenset[Domain] = frozenset()  # the kinds of timers that it sets
+    late_dropped: int = 0  # late rows of this task that were dropped for lack of an output
 
     def open(self) -> None:  # noqa: B027
-        """Called once in a task, before anything else."""
+        """Called once in a task, at its start."""
 
     def close(self) -> None:  # noqa: B027
         """Called once in a task, at its end."""
 
     @abstractmethod
     def on_rows(self, key: Key, events: Sequence[Event]) -> None:
-        """Take the rows of one key in this batch, in order."""
+        """Process the rows of one key in this batch, in order."""
 
     def on_timer(self, key: Key, timer: Timer, domain: Domain) -> None:  # noqa: B027
-        """Take a timer that was set and is due. It is gone by now, and may be set again."""
+        """Process a timer that is due. It is already deleted, and may be set again."""
 
     def on_broadcast(self, shared: dict[str, Any], event: Event) -> None:  # noqa: B027
-        """Take a row that is meant for every page, with the page's own state to keep it in."""
+        """Process a row for every page. `shared` is the page's own state."""
 
 
+@dataclass(slots=True, eq=False)
 class Key:
-    """One key while it is worked on: its state, its timers, the clock and the way out."""
+    """One key in a batch: its state, its timers, the clock and the outputs."""
 
-    __slots__ = ("_domains", "_out", "_timers", "clock", "outputs", "shared", "state", "value")
-
-    def __init__(
-        self,
-        value: tuple[Any, ...],
-        state: dict[str, Any],
-        timers: tuple[list[Timer], list[Timer]],
-        clock: Clock,
-        outputs: Mapping[str, Sequence[str]],
-        out: dict[str, list[tuple[Any, ...]]],
-        shared: dict[str, Any],
-        domains: frozenset[Domain],
-    ) -> None:
-        self.value = value
-        self.state = state
-        self.clock = clock
-        self.outputs = outputs
-        self.shared = shared  # the page's own state: what all its keys see
-        self._domains = domains
-        self._timers = timers  # of event time, of processing time
-        self._out = out
+    value: tuple[Any, ...]
+    state: dict[str, Any]
+    _timers: tuple[list[Timer], list[Timer]]  # of event time, of processing time
+    clock: Clock
+    outputs: Mapping[str, Sequence[str]]
+    _out: dict[str, list[tuple[Any, ...]]]
+    shared: dict[str, Any]  # the page's own state, which all its keys share
+    _domains: frozenset[Domain]
 
     @property
     def watermark(self) -> int:
@@ -161,28 +150,28 @@ class Key:
             ) from None
         row = shaped(value, fields)
         for cell in row:
-            if type(cell) in _CHANGING:  # it may be state, too, and go on changing
+            if type(cell) in _MUTABLE:  # it may be part of the state, and change later
                 row = deepcopy(row)
                 break
         self._out.setdefault(output, []).append(row)
 
     def set_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
-        """Have `on_timer` called when the domain's clock reaches `time`; once, if set twice."""
+        """Set a timer: `on_timer` is called when the clock reaches `time`. Equal timers are one."""
         if domain not in self._domains:
             raise UsageError(
-                f"a timer of {domain.value} time was set, which the operator has not declared: name it "
-                "in its `domains`"
+                f"a timer of {domain.value} time was set, but the operator has not declared it: add it "
+                "to its `domains`"
             )
         timer, timers = Timer(time, tag), self._timers[domain is Domain.PROCESSING]
         if not timers or timers[-1].time < time:
             timers.append(timer)
-        elif _found(timers, timer) is None:
+        elif _find(timers, timer) is None:
             insort(timers, timer, key=_time_of)
 
     def delete_timer(self, time: int, tag: Any = None, domain: Domain = Domain.EVENT) -> None:
-        """Forget a timer, if it is set."""
+        """Delete a timer, if it is set."""
         timers = self._timers[domain is Domain.PROCESSING]
-        if (at := _found(timers, Timer(time, tag))) is not None:
+        if (at := _find(timers, Timer(time, tag))) is not None:
             del timers[at]
 
     def timers(self, domain: Domain = Domain.EVENT) -> list[Timer]:
@@ -190,14 +179,14 @@ class Key:
         return list(self._timers[domain is Domain.PROCESSING])
 
 
-# A key at rest: its bytes, and when it must be woken by either clock. Opened only when it is worked on.
+# A stored key: its bytes, and the times of its next timers by domain. Decoded only when it is needed.
 _Entry = Sequence[Any]
 
 
 class Done(NamedTuple):
-    """What a page has become after a batch."""
+    """A page after a batch."""
 
-    data: bytes | None  # None: nothing left to keep
+    data: bytes | None  # None: there is no state
     outputs: dict[str, list[tuple[Any, ...]]]
     due: dict[Domain, int | None]  # the earliest timers
 
@@ -212,29 +201,29 @@ def read_page(data: bytes | None) -> tuple[dict[str, Any], dict[bytes, Sequence[
     version, shared, entries = decode(data)
     if version != FORMAT:
         raise UsageError(
-            f"the state has format {version} and this version reads {FORMAT}: run it with the version "
-            "of Poundlock that wrote it"
+            f"the state has format {version}, and this version reads {FORMAT}: use the version of "
+            "Poundlock that wrote it"
         )
     return shared, {key: rest for key, *rest in entries}
 
 
 def read_key(key: bytes, entry: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-    """Return a key, its state and its timers by domain, from what `read_page` returned."""
+    """Return a key, its state and its timers by domain, from an entry of `read_page`."""
     state, timers = decode(entry[0])
     return decode(key), state, timers
 
 
 class Page:
-    """Some keys of an operator, with their state and timers, during one batch."""
+    """A page with its keys' state and timers, during one batch."""
 
     def __init__(
         self, operator: Operator, data: bytes | None, clock: Clock, before: Clock | None = None
     ) -> None:
         """Open a page from its bytes.
 
-        `before`: the clock that the rows go by, where another operator made them. It made them while
-        the clock moved from `before` to `clock`, so they must be taken before the clock enters here,
-        or all that the other's timers emit would come late.
+        `before`: the previous clock, if another operator made the rows. That operator emitted them
+        while the clock moved from `before` to `clock`. So they are processed at `before`; otherwise
+        all rows from its timers would be late here.
         """
         self._operator = operator
         self._clock = clock
@@ -252,7 +241,7 @@ class Page:
         events: Mapping[tuple[Any, ...], Sequence[Event]],
         broadcast: Iterable[Event] = (),
     ) -> Done:
-        """Take a batch: the clock, the rows for every page, each key's rows, and what they made due."""
+        """Run a batch: due timers, broadcast rows, each key's rows, and timers that are due then."""
         clock, rows_clock = self._clock, self._before or self._clock
         self._clock = rows_clock
         self._fire()
@@ -271,7 +260,7 @@ class Page:
         return self._finish()
 
     def _fire(self) -> None:
-        """Fire what is due, the earliest first, until nothing is."""
+        """Fire due timers, the earliest first, until none is left."""
         clock = self._clock
         while True:
             due = sorted(
@@ -289,7 +278,7 @@ class Page:
                     self._call("on_timer", key, timers.pop(0), _DOMAINS[at])
 
     def _earliest(self, at: int) -> Iterator[tuple[bytes, int]]:
-        """Yield the keys that wait for a clock, and until when each does."""
+        """Yield the keys with timers of a domain, and the time of the first one."""
         opened = self._open
         for data, entry in self._entries.items():
             if entry[1 + at] is not None and data not in opened:
@@ -323,15 +312,15 @@ class Page:
         try:
             getattr(self._operator, method)(*arguments)
         except Exception as error:
-            raise blamed(self._operator.name, error) from error
+            raise operator_error(self._operator.name, error) from error
 
     def _finish(self) -> Done:
         try:
-            return self._kept()
-        except UsageError as error:  # what cannot be kept
-            raise blamed(self._operator.name, error) from error
+            return self._save()
+        except UsageError as error:  # a value that cannot be stored
+            raise operator_error(self._operator.name, error) from error
 
-    def _kept(self) -> Done:
+    def _save(self) -> Done:
         entries = self._entries
         for data, key in self._open.items():
             event, processing = key._timers

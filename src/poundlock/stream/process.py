@@ -1,4 +1,4 @@
-"""Process functions: a method for each row and for each timer, with state and timers of the key.
+"""Process functions: a method for rows and one for timers, with state and timers for each key.
 
     class TemperatureRise(ProcessFunction):
         outputs = {"main": "id string, message string"}
@@ -12,8 +12,8 @@
         def on_timer(self, time, ctx):
             yield ctx.key.id, "it has been rising"
 
-A method emits by `ctx.emit(row, output)`, by returning one row (a row, tuple or dictionary) or a list
-of rows, or as a generator of rows. What it returns or yields goes to the main output.
+A method emits rows with `ctx.emit(row, output)`. It can also return one row (a row, tuple or
+dictionary) or a list of rows, or yield rows. Those go to the main output.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from types import GeneratorType, MappingProxyType
 from typing import Any, NamedTuple
 
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer, failed
+from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer, user_error
 from poundlock.stream.rows import Row, row_type
 from poundlock.stream.state import TTL, BroadcastState, Scope, attach
 from poundlock.stream.times import Domain, from_datetime
 
 
 class Runtime(NamedTuple):
-    """What a function learns when a task opens it."""
+    """What a function gets in `open`."""
 
     operator: str
     outputs: Mapping[str, Sequence[str]]  # the columns of each output
@@ -42,11 +42,11 @@ class Runtime(NamedTuple):
 
 
 class Context(Scope):
-    """The surroundings of the row or timer that is handled, the same object each time.
+    """The context of the current row or timer. It is the same object for all of them.
 
     `key`: the key's columns. `timestamp`: of the row or timer, in milliseconds. `watermark`, `now`: the
-    batch's two times. `domain`: in `on_timer`, which clock the timer went by. `broadcast`: the
-    broadcast state by name.
+    two times of the batch. `domain`: in `on_timer`, the timer's clock. `broadcast`: the broadcast
+    state by name.
     """
 
     __slots__ = ("_allowed", "broadcast", "emit", "key")
@@ -61,11 +61,11 @@ class Context(Scope):
         self.broadcast = {}
 
     def set_event_timer(self, time: int | datetime) -> None:
-        """Have `on_timer` called when the watermark reaches `time`."""
+        """Set a timer: `on_timer` is called when the watermark reaches `time`."""
         self._set(time, Domain.EVENT)
 
     def set_processing_timer(self, time: int | datetime) -> None:
-        """Have `on_timer` called when the time of a batch reaches `time`."""
+        """Set a timer: `on_timer` is called when the time of a batch reaches `time`."""
         self._set(time, Domain.PROCESSING)
 
     def delete_event_timer(self, time: int | datetime) -> None:
@@ -79,7 +79,7 @@ class Context(Scope):
     def _set(self, time: int | datetime, domain: Domain) -> None:
         if domain not in self._allowed:
             raise UsageError(
-                f"a timer of {domain.value} time was set, and such timers were not declared: write "
+                f"a timer of {domain.value} time was set without a declaration: write "
                 f'`timers = "{domain.value}"`, or `timers = ("event", "processing")`, in the class of '
                 "the function"
             )
@@ -87,15 +87,15 @@ class Context(Scope):
 
 
 class BroadcastContext(NamedTuple):
-    """The surroundings of a broadcast row, which belongs to no key."""
+    """The context of a broadcast row, which belongs to no key."""
 
     timestamp: int
     broadcast: Mapping[str, BroadcastState]
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(
-            f"a broadcast row has no ctx.{name}: it belongs to no key. Keep what it says in broadcast "
-            "state, and do the rest in process"
+            f"a broadcast row has no ctx.{name}: it belongs to no key. Store its content in broadcast "
+            "state, and use it in process"
         )
 
 
@@ -111,21 +111,21 @@ def _milliseconds(time: int | datetime) -> int:
 
 
 class _Function:
-    """What all process functions share."""
+    """The base of all process functions."""
 
     outputs: Mapping[str, str | Sequence[str]] = MappingProxyType({})
-    """The columns of each output, as DDL text or names. `main` must be among them."""
+    """The columns of each output, as DDL text or names. There must be a `main`."""
 
     schema: str | Sequence[str] | None = None
-    """The columns of the main output, if there is no other."""
+    """The columns of the main output, if it is the only one."""
 
     timers: str | Sequence[str] | None = None
-    """Which timers it sets: "event", "processing" or both. Without it, those of the flow's own time."""
+    """The kinds of timers that it sets: "event", "processing" or both. Default: the flow's own time."""
 
-    _methods: Sequence[str] = ()  # the one for the rows of each input
+    _methods: Sequence[str] = ()  # the method for each input
 
     def open(self, runtime: Runtime) -> None:
-        """Called once in a task, before any row. There is no state yet."""
+        """Called once in a task, before any row. State cannot be used yet."""
 
     def close(self) -> None:
         """Called once in a task, at its end."""
@@ -133,7 +133,7 @@ class _Function:
     def on_timer(self, time: int, ctx: Context) -> Any:
         """Take a timer that is due."""
         raise UsageError(
-            f"{type(self).__name__} set a timer and has no on_timer: define on_timer(self, time, ctx)"
+            f"{type(self).__name__} set a timer and has no on_timer: add on_timer(self, time, ctx)"
         )
 
 
@@ -148,9 +148,9 @@ class ProcessFunction(_Function, ABC):
 
 
 class CoProcessFunction(_Function, ABC):
-    """A function of two inputs of the same key, which share state and timers.
+    """A function of two inputs with the same key, which share state and timers.
 
-    The rows of both that a batch brings for a key come in the order of their time.
+    Within a batch, the rows of both inputs are merged in order of time.
     """
 
     _methods = ("process_1", "process_2")
@@ -165,10 +165,10 @@ class CoProcessFunction(_Function, ABC):
 
 
 class BroadcastProcessFunction(_Function, ABC):
-    """A function of each row of a key, beside rows that are meant for every key.
+    """A function of each row of a key, and of broadcast rows, which are for every key.
 
-    It declares `BroadcastState`, which `process_broadcast` alone may change. Flink promises no order
-    between the two inputs; here a batch's broadcast rows come before all others of the batch.
+    It declares `BroadcastState`, which only `process_broadcast` may change. A batch's broadcast rows
+    come before its other rows; Flink guarantees no order between them.
     """
 
     _methods = ("process",)
@@ -181,12 +181,12 @@ class BroadcastProcessFunction(_Function, ABC):
     def process_broadcast(self, row: Row, ctx: BroadcastContext) -> None:
         """Take a broadcast row, once for each page of keys. `ctx.broadcast["name"]` can be changed.
 
-        There is no key here, no time but `ctx.timestamp`, and nothing can be emitted.
+        There is no key. The only time is `ctx.timestamp`. Nothing can be emitted.
         """
 
 
 def declared_outputs(function: _Function) -> dict[str, str | Sequence[str]]:
-    """Return the columns of each output as the function declares them, the main output first."""
+    """Return the columns of each output that the function declares, the main output first."""
     kind = type(function).__name__
     outputs = dict(function.outputs)
     if function.schema is not None:
@@ -195,7 +195,7 @@ def declared_outputs(function: _Function) -> dict[str, str | Sequence[str]]:
         return {MAIN: function.schema}
     if MAIN not in outputs:
         raise UsageError(
-            f"{kind} does not say the columns of its main output: write `outputs = "
+            f"{kind} does not declare the columns of its main output: write `outputs = "
             '{"main": "id string, ..."}` in the class'
         )
     return {MAIN: outputs.pop(MAIN), **outputs}
@@ -222,8 +222,8 @@ class ProcessOperator(Operator):
         self.name = name
         self.outputs = {each: tuple(fields) for each, fields in outputs.items()}
         self._key_fields = tuple(key_fields)
-        row_type(self._key_fields)  # two columns of one name are found here
-        # A copy, so that one instance given to two operators has two sets of handles.
+        row_type(self._key_fields)  # raises for duplicate columns
+        # A copy, as one instance may be given to two operators, and each needs its own handles.
         self._function = function = copy(function)
         allowed = _declared_timers(function, domain)
         self._context = Context(allowed)
@@ -245,13 +245,13 @@ class ProcessOperator(Operator):
         try:
             self._function.open(Runtime(self.name, self.outputs, self._key_fields))
         except Exception as error:
-            raise self._failed("open", error) from error
+            raise self._failure("open", error) from error
 
     def close(self) -> None:
         try:
             self._function.close()
         except Exception as error:
-            raise self._failed("close", error) from error
+            raise self._failure("close", error) from error
 
     def on_rows(self, key: Key, events: Sequence[Event]) -> None:
         function, ctx = self._function, self._enter(key)
@@ -267,7 +267,7 @@ class ProcessOperator(Operator):
         except PoundlockError:
             raise
         except Exception as error:
-            raise self._failed(function._methods[at], error) from error
+            raise self._failure(function._methods[at], error) from error
         self._leave(key)
 
     def on_timer(self, key: Key, timer: Timer, domain: Domain) -> None:
@@ -283,7 +283,7 @@ class ProcessOperator(Operator):
         except PoundlockError:
             raise
         except Exception as error:
-            raise self._failed("on_timer", error) from error
+            raise self._failure("on_timer", error) from error
         self._leave(key)
 
     def _enter(self, key: Key) -> Context:
@@ -295,7 +295,7 @@ class ProcessOperator(Operator):
         return ctx
 
     def _leave(self, key: Key) -> None:
-        """Let a key go that keeps nothing: no timer need wake it to remove what is gone."""
+        """Delete the expiry timers of a key without state, so that the key can be deleted."""
         if self._swept and not key.state:
             for domain in self.domains:
                 for timer in key.timers(domain):
@@ -303,15 +303,15 @@ class ProcessOperator(Operator):
                         key.delete_timer(timer.time, TTL, domain)
 
     def _sweep(self, key: Key, domain: Domain) -> None:
-        """Remove what has expired, and see that the key is woken for what will."""
+        """Remove expired state, and set a timer for the state that expires next."""
         now = key.clock.of(domain)
         times = [each.sweep(now) for each in self._swept if each.swept is domain]
         left = [time for time in times if time is not None]
         if left:
             key.set_timer(min(left), TTL, domain)
 
-    def _failed(self, method: str, error: Exception) -> PoundlockError:
-        return failed(f"{type(self._function).__name__}.{method}", error)
+    def _failure(self, method: str, error: Exception) -> PoundlockError:
+        return user_error(f"{type(self._function).__name__}.{method}", error)
 
 
 class CoProcessOperator(ProcessOperator):
@@ -321,7 +321,7 @@ class CoProcessOperator(ProcessOperator):
 
 
 class BroadcastProcessOperator(ProcessOperator):
-    """Runs a function with broadcast rows, which come by `on_broadcast`, and rows of keys."""
+    """Runs a function of keyed rows and broadcast rows, which arrive in `on_broadcast`."""
 
     takes = BroadcastProcessFunction
     _function: BroadcastProcessFunction
@@ -337,7 +337,7 @@ class BroadcastProcessOperator(ProcessOperator):
         except PoundlockError:
             raise
         except Exception as error:
-            raise self._failed("process_broadcast", error) from error
+            raise self._failure("process_broadcast", error) from error
         finally:
             for state in states.values():
                 state.writable = False
@@ -346,7 +346,8 @@ class BroadcastProcessOperator(ProcessOperator):
 def _declared_timers(function: _Function, domain: Domain) -> frozenset[Domain]:
     timers = function.timers
     if timers is None:
-        # Spark runs batches for ever for timers of processing time: not for a function without any.
+        # With timers of processing time, Spark runs batches without end. So declare them only for a
+        # function that has an on_timer.
         sets_none = type(function).on_timer is _Function.on_timer
         return frozenset() if sets_none and domain is Domain.PROCESSING else frozenset({domain})
     try:
@@ -363,8 +364,8 @@ _ONE = (tuple, str, bytes, Mapping)
 
 
 def rows_of(result: Any) -> Iterable[Any]:
-    """Return the rows in what a user's function returned: none, one row, or an iterable of rows."""
-    if isinstance(result, _MANY):  # first, as it is quick to tell and common
+    """Return the rows in the result of a user's function: None, one row, or an iterable of rows."""
+    if isinstance(result, _MANY):  # first, because it is common and fast to test
         return result
     if result is None:
         return ()

@@ -1,4 +1,4 @@
-"""A row as user code sees it: an immutable tuple whose fields have names."""
+"""Rows for user code: immutable tuples with named fields."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from poundlock.errors import UsageError
 
 
 class NoColumn(AttributeError, KeyError):
-    """A row was asked for a column that it does not have."""
+    """A row does not have the column."""
 
-    __str__ = AttributeError.__str__  # a KeyError's shows the text in quotes
+    __str__ = AttributeError.__str__  # KeyError would print the text in quotes
 
 
 class Row(tuple):
@@ -27,7 +27,7 @@ class Row(tuple):
         return tuple.__getitem__(self, self._place(at) if isinstance(at, str) else at)
 
     def __getattr__(self, name: str) -> Any:
-        # Only for names that are no attribute of a tuple, such as most columns.
+        # For columns whose name is not an identifier, and for missing columns.
         if name.startswith("__"):
             raise AttributeError(name)
         try:
@@ -59,22 +59,23 @@ class Row(tuple):
 
 @cache
 def row_type(fields: tuple[str, ...]) -> type[Row]:
-    """Return the class of rows with these fields. Names that Python allows become attributes."""
+    """Return the class of rows with these fields. Fields named like identifiers are attributes."""
     places = {name: place for place, name in enumerate(fields)}
     if len(places) != len(fields):
-        raise UsageError(f"two columns have the same name: {', '.join(fields)}")
+        raise UsageError(f"two columns have the same name: {', '.join(fields)}. Rename one of them")
     names: dict[str, Any] = {"__slots__": (), "_fields": fields, "_places": places}
     for name, place in places.items():
-        # A column may hide a tuple's own `count` or `index`, but nothing of a row's.
+        # A column may hide `count` or `index` of a tuple, but no attribute of `Row`.
         if name.isidentifier() and not keyword.iskeyword(name) and name not in Row.__dict__:
             names[name] = property(lambda self, at=place: tuple.__getitem__(self, at))
     return type("Row", (Row,), names)
 
 
 def shaped(value: Any, fields: Sequence[str]) -> tuple[Any, ...]:
-    """Return what a user's function emitted as a tuple of these fields.
+    """Return a row that a user's function emitted, as a tuple of these fields.
 
-    A tuple or list by place, a dictionary or a row by name. A single value is a row of one column.
+    A tuple or list is read by position, a dictionary or row by name. A single value is a row of one
+    column.
     """
     if isinstance(value, Row) and value._fields != tuple(fields):
         value = value.as_dict()
@@ -83,13 +84,14 @@ def shaped(value: Any, fields: Sequence[str]) -> tuple[Any, ...]:
         unknown = [name for name in value if name not in fields]
         if missing or unknown:
             raise UsageError(
-                f"emitted a row with {_listed(value)}, but the output has {_listed(fields)}"
+                f"emitted a row with {_listed(value)}, but the output has {_listed(fields)}: emit these"
             )
         return tuple(value[name] for name in fields)
     if isinstance(value, tuple | list):
         if len(value) != len(fields):
             raise UsageError(
-                f"emitted {len(value)} values for the {len(fields)} columns {_listed(fields)}"
+                f"emitted {len(value)} values for the {len(fields)} columns {_listed(fields)}: emit "
+                "one value for each"
             )
         return tuple(value)
     if len(fields) == 1:

@@ -1,14 +1,15 @@
-"""State that a function declares and uses as attributes: plain data of the key that is worked on.
+"""State of process functions: declared as attributes, with a value for each key.
 
     class Counter(ProcessFunction):
         seen = ValueState(default=0)
         kinds = MapState(ttl="1 hour")
 
-A declaration is also the handle. An operator gives its function copies of them (`attach`), so that two
-functions of one class have nothing in common, and points them all at the current key, by a `Scope`.
+A declaration is also the handle. An operator gives its function copies of the handles (`attach`), so
+that two functions of one class share nothing. A `Scope` points the handles at the current key.
 
-What is kept is the bare value under the attribute's name; with a time to live, `[time, value]` for each
-value, list element and map entry.
+A key's state has each value under the attribute's name. With a time to live, each value, list element
+and map entry is kept as `[time, value]`. A page is the keys of one part of an operator, which are
+read and written together.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ABSENT: Any = object()
 
 
 class _Nowhere:
-    """Stands where a key's state will be, and says so to whoever comes too early."""
+    """Replaces the state while there is no key. Every use of it raises an error."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -37,8 +38,8 @@ class _Nowhere:
 
     def __getitem__(self, name: str) -> Any:
         raise UsageError(
-            "state was used where there is no key: use it in the methods that take a row or a timer, "
-            "through the attribute of the function"
+            "state was used where there is no key: use it only in the methods that take a row or a "
+            "timer, through the attribute of the function"
         )
 
     def __contains__(self, name: str) -> bool:
@@ -52,18 +53,18 @@ _NOWHERE: Any = _Nowhere()
 
 
 class Scope:
-    """What state handles look at now: the key that is worked on, and the time."""
+    """The current key and time, which the state handles read."""
 
     __slots__ = ("_armed", "_key", "_state", "domain", "now", "timestamp", "watermark")
 
     timestamp: int  # of the row or the timer
     watermark: int
     now: int
-    domain: str | None  # the clock of the timer that is handled
+    domain: str | None  # in a timer, its clock
 
     def __init__(self) -> None:
         self._key = self._state = _NOWHERE
-        self._armed: dict[Domain, int] = {}  # when the key is woken to remove what expires
+        self._armed: dict[Domain, int] = {}  # the times of the timers that remove expired state
         self.timestamp = self.watermark = BEGINNING
         self.now = 0
         self.domain = None
@@ -79,7 +80,7 @@ class Scope:
         self._key = self._state = _NOWHERE
 
     def _time(self, domain: Domain) -> int:
-        """Return the time that a time to live goes by. In event time the rows themselves move it."""
+        """Return the current time for a time to live. In event time, each row advances it."""
         if domain is Domain.PROCESSING:
             return self.now
         if self.domain == Domain.PROCESSING.value:
@@ -87,7 +88,7 @@ class Scope:
         return max(self.timestamp, self.watermark)
 
     def _arm(self, domain: Domain, time: int) -> None:
-        """See that the key is woken to remove what expires: by one timer, which may come too early."""
+        """Ensure that a timer removes expired state. There is one timer, which may be early."""
         key, at = self._key, self._armed.get(domain)
         if at is None:
             at = next((each.time for each in key.timers(domain) if each.tag == TTL), END)
@@ -99,15 +100,17 @@ class Scope:
 
 
 class State(ABC):
-    """What all kinds of state share: a name, the columns of a row that is kept, and a time to live.
+    """The base of all kinds of state, with the options that they share.
 
-    `fields`: a `Row` is kept without the names of its columns. Give them, and it is a row again.
-    `ttl`: how long after it was written a value is expired, or with `refresh="on_read_and_write"` read.
-    `time`: by which clock, "processing" or "event". In event time a value is expired for a row that is
-    `ttl` or more later than the one that wrote it, and for all once the watermark is.
-    `expired`: "hide" one as if it had never been, or raise `StateExpired` ("error") when one is read.
-    What is hidden is also removed, by a timer of our own, from a key that has gone silent. With "error"
-    it stays until it is written or cleared, or nobody would be told.
+    `fields`: the columns of a `Row` that is kept, which is stored without its names.
+    `ttl`: the time to live. It starts when a value is written; with `refresh="on_read_and_write"` it
+    starts again when the value is read.
+    `time`: the clock of the time to live, "processing" or "event". In event time, a value is expired
+    for rows that are at least `ttl` later than the row that wrote it. Once the watermark is that late,
+    it is expired for all rows.
+    `expired`: "hide" treats an expired value as absent; "error" raises `StateExpired` when it is read.
+    A timer removes hidden values, even if no more rows come for the key. With "error" an expired value
+    stays until it is written or cleared.
     """
 
     name = "state"
@@ -123,7 +126,7 @@ class State(ABC):
         time: str = "processing",
     ) -> None:
         self._fields = tuple(fields) if fields else None
-        self._given(self._fields)  # two columns of one name are found here
+        self._restore(self._fields)  # raises for duplicate columns
         _one_of("refresh", refresh, ("on_write", "on_read_and_write"))
         _one_of("expired", expired, ("hide", "error"))
         _one_of("time", time, tuple(each.value for each in Domain))
@@ -139,14 +142,14 @@ class State(ABC):
 
     @property
     def swept(self) -> Domain | None:
-        """The clock of the timer that removes what has expired, if there is one."""
+        """The clock of the timer that removes expired values, if there is one."""
         return None if self._error else self.expires
 
     def clear(self) -> None:
         self._put(None)
 
     def _put(self, living: Any) -> None:
-        """Keep this and nothing else. A key that keeps nothing can be forgotten."""
+        """Replace the state. If it is empty, remove it, so that the key can be deleted."""
         if living:
             self._scope._state[self.name] = living
         else:
@@ -154,19 +157,16 @@ class State(ABC):
 
     @abstractmethod
     def sweep(self, now: int) -> int | None:
-        """Remove what has expired. Return when the next will."""
+        """Remove expired values. Return when the next one expires."""
 
-    def _stamped(self, value: Any) -> Any:
-        """Return a value as it is kept: a row as the list of its values, which is short as bytes.
-
-        With a time to live, also when that began.
-        """
+    def _stamp(self, value: Any) -> Any:
+        """Return a value as it is stored: a row as a list, and the time if there is a TTL."""
         if self._fields is not None and value is not None:
             value = list(shaped(value, self._fields))
         elif isinstance(value, Row):
             raise UsageError(
-                f"state {self.name!r} was given a row, whose names would be lost: declare it with "
-                f"fields={value._fields!r}, or keep row.as_dict()"
+                f"state {self.name!r} cannot keep a row without losing its column names: declare it "
+                f"with fields={value._fields!r}, or keep row.as_dict()"
             )
         if self._ttl is None:
             return value
@@ -175,14 +175,14 @@ class State(ABC):
             self._scope._arm(self._domain, now + self._ttl)
         return [now, value]
 
-    def _given(self, value: Any) -> Any:
-        """Return a kept value as the user sees it."""
+    def _restore(self, value: Any) -> Any:
+        """Return a stored value as user code sees it."""
         if self._fields is None or value is None:
             return value
         return row_type(self._fields)(value)
 
     def _living(self, stamped: list[Any]) -> bool:
-        """Say whether a kept `[time, value]` may be read, and note that it was."""
+        """Return whether a stored `[time, value]` is alive, and refresh it if reads do."""
         now, until = self._scope._time(self._domain), self._until(stamped)
         if until <= now:
             if self._error:
@@ -218,13 +218,13 @@ class _Single(State):
                 del state[self.name]
                 return _ABSENT
             value = value[1]
-        return self._given(value)
+        return self._restore(value)
 
     def _write(self, value: Any) -> None:
-        self._scope._state[self.name] = self._stamped(value)
+        self._scope._state[self.name] = self._stamp(value)
 
     def _before(self) -> Any:
-        """Return the value that another is to be added to. An expired one is replaced, not read."""
+        """Return the value before an addition. Remove an expired one without an error."""
         if self._ttl is not None:
             self.sweep(self._scope._time(self._domain))
         return self._read()
@@ -247,7 +247,7 @@ class ValueState(_Single):
         super().__init__(**options)
         if isinstance(default, list | dict | set | bytearray):
             raise UsageError(
-                f"default={default!r} could be changed, and with it every key's: use ListState or "
+                f"default={default!r} is mutable, so all keys would share it: use ListState or "
                 "MapState, or set the value when it is None"
             )
         self.default = default
@@ -260,13 +260,13 @@ class ValueState(_Single):
     @value.setter
     def value(self, value: Any) -> None:
         if value is None and self.default is None:
-            self.clear()  # nothing would be read differently, and the key can be forgotten
+            self.clear()  # reads are the same, and the key can be deleted
         else:
             self._write(value)
 
 
 class ReducingState(_Single):
-    """The values added so far, made one by `function(one, other)`."""
+    """The values added so far, combined by `function(one, other)`."""
 
     def __init__(self, function: Callable[[Any, Any], Any], **options: Any) -> None:
         super().__init__(**options)
@@ -279,7 +279,7 @@ class ReducingState(_Single):
         self._write(value if before is _ABSENT else self._function(before, value))
 
     def get(self) -> Any:
-        """Return what the values have become, or None if there are none."""
+        """Return the combined value, or None if no value was added."""
         value = self._read()
         return None if value is _ABSENT else value
 
@@ -307,10 +307,10 @@ class AggregatingState(_Single):
 
 
 class ListState(State):
-    """Many values per key, in the order in which they were added."""
+    """A list of values per key, in the order of their addition."""
 
     def add(self, value: Any) -> None:
-        value = self._stamped(value)
+        value = self._stamp(value)
         self._scope._state.setdefault(self.name, []).append(value)
 
     def add_all(self, values: Iterable[Any]) -> None:
@@ -318,11 +318,11 @@ class ListState(State):
             self.add(value)
 
     def update(self, values: Iterable[Any]) -> None:
-        """Put these values in the place of all that there were."""
-        self._put([self._stamped(value) for value in values])
+        """Replace all values by these."""
+        self._put([self._stamp(value) for value in values])
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._given, self._read())
+        return map(self._restore, self._read())
 
     def __len__(self) -> int:
         return len(self._read())
@@ -343,7 +343,7 @@ class ListState(State):
 
 
 class MapState(State, MutableMapping[Any, Any]):
-    """A dictionary per key. What it returns for a loop is a copy: it may be changed meanwhile."""
+    """A dictionary per key. Loops run over a copy, so that they may change the state."""
 
     def __getitem__(self, key: Any) -> Any:
         value = self.get(key, _ABSENT)
@@ -361,13 +361,13 @@ class MapState(State, MutableMapping[Any, Any]):
                 del self[key]
                 return default
             value = value[1]
-        return self._given(value)
+        return self._restore(value)
 
     def __contains__(self, key: Any) -> bool:
         return self.get(key, _ABSENT) is not _ABSENT
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._scope._state.setdefault(self.name, {})[key] = self._stamped(value)
+        self._scope._state.setdefault(self.name, {})[key] = self._stamp(value)
 
     def __delitem__(self, key: Any) -> None:
         entries = dict(self._scope._state.get(self.name, {}))
@@ -375,18 +375,18 @@ class MapState(State, MutableMapping[Any, Any]):
         self._put(entries)
 
     def remove(self, key: Any) -> None:
-        """Forget a key, if it is there."""
+        """Remove a key, if it exists."""
         if key in self._scope._state.get(self.name, ()):
             del self[key]
 
     def items(self) -> list[tuple[Any, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return [(key, self._given(value)) for key, value in self._read().items()]
+        return [(key, self._restore(value)) for key, value in self._read().items()]
 
     def keys(self) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return list(self._read())
 
     def values(self) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return [self._given(value) for value in self._read().values()]
+        return [self._restore(value) for value in self._read().values()]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
@@ -410,16 +410,16 @@ class MapState(State, MutableMapping[Any, Any]):
 
 
 class OperatorListState(ListState):
-    """Values that belong to no key: each page of keys has a list of its own, which its keys share."""
+    """A list that belongs to no key. Each page of keys has one, which its keys share."""
 
     def __init__(self, *, fields: Sequence[str] | None = None) -> None:
         super().__init__(fields=fields)
 
 
 class BroadcastState(MapState):
-    """A dictionary that every key sees and that only broadcast rows change.
+    """A dictionary that every key can read and that only broadcast rows can change.
 
-    Each page of keys holds a copy. They are the same because each page is given the same rows.
+    Each page of keys has a copy. The copies are equal because all pages get the same broadcast rows.
     """
 
     writable = False
@@ -427,9 +427,9 @@ class BroadcastState(MapState):
     def __init__(self, *, fields: Sequence[str] | None = None) -> None:
         super().__init__(fields=fields)
 
-    def _stamped(self, value: Any) -> Any:
+    def _stamp(self, value: Any) -> Any:
         self._check()
-        return super()._stamped(value)
+        return super()._stamp(value)
 
     def _put(self, living: Any) -> None:
         self._check()
@@ -438,27 +438,27 @@ class BroadcastState(MapState):
     def _check(self) -> None:
         if not self.writable:
             raise UsageError(
-                f"broadcast state {self.name!r} was changed by the rows of one key, and its copies "
+                f"broadcast state {self.name!r} was changed for the rows of one key, so its copies "
                 "would differ: change it in process_broadcast alone"
             )
 
 
 class UnionListState(ListState):
-    """Refused: Flink hands the lists of all tasks to each one when it restores."""
+    """Not supported. On a restore, Flink gives each task the lists of all tasks."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise UsageError(
-            "union list state cannot be had: a page of keys is restored on its own and sees only its "
+            "union list state is not supported: a page of keys is restored alone and sees only its "
             "own list. Use BroadcastState for what every key must see, or OperatorListState for a list "
             "per page"
         )
 
 
 def attach(function: Any, scope: Scope, page: Scope) -> list[State]:
-    """Give a function handles of its own for the states it declares, and return them.
+    """Give a function its own handles for the states that it declares, and return them.
 
-    They are declared in the class or set in `__init__`, and are named as the attribute is. Those that
-    belong to no key look at the page.
+    States are attributes of the class or set in `__init__`, and have the attribute's name. States that
+    belong to no key use the scope of the page.
     """
     declared: dict[str, Any] = {}
     for kind in reversed(type(function).__mro__):

@@ -9,30 +9,30 @@ from typing import NamedTuple
 
 from poundlock.errors import UsageError
 
-BEGINNING = -(2**63)  # a watermark before every row
+BEGINNING = -(2**63)  # the watermark before the first row
 END = 2**63 - 1
 
 Duration = str | int | float | timedelta
 
-_UNITS = {
-    "ms": 1, "millisecond": 1, "s": 1000, "sec": 1000, "second": 1000, "min": 60_000, "minute": 60_000,
-    "h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000, "week": 604_800_000,
-}  # fmt: skip
+_SECOND, _MINUTE, _HOUR, _DAY = 1000, 60_000, 3_600_000, 86_400_000
+_UNITS = {"ms": 1, "millisecond": 1, "week": 7 * _DAY, "d": _DAY, "day": _DAY}
+_UNITS |= {"h": _HOUR, "hour": _HOUR, "min": _MINUTE, "minute": _MINUTE}
+_UNITS |= {"s": _SECOND, "sec": _SECOND, "second": _SECOND}
 _PART = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 class Domain(Enum):
-    """Which clock a timer goes by."""
+    """The clock of a timer."""
 
     EVENT = "event"
     PROCESSING = "processing"
 
 
 class Clock(NamedTuple):
-    """The two times of a batch, which no row of it can change.
+    """The two times of a batch. They are fixed before its first row.
 
-    `watermark`: no row with this time or an earlier one is expected any more (Flink's sense: one
-    millisecond below Spark's). `now`: the batch's own time, the same when it is replayed.
+    `watermark`: no row with this time or an earlier one is expected. That is Flink's definition, one
+    millisecond below Spark's. `now`: the batch's processing time, which a replay keeps.
     """
 
     watermark: int = BEGINNING
@@ -45,22 +45,23 @@ class Clock(NamedTuple):
 def milliseconds(duration: Duration, what: str, *, least: int = 0) -> int:
     """Return a duration in milliseconds: "1 minute 30 seconds", a timedelta, or seconds as a number.
 
-    `what` names it in the error for one that cannot be read or is below `least`.
+    `what` names it in the error, if it is invalid or below `least`.
     """
     if isinstance(duration, timedelta):
         value = round(duration.total_seconds() * 1000)
     elif isinstance(duration, str):
-        value = _parsed(duration, what)
+        value = _parse(duration, what)
     elif isinstance(duration, int | float) and not isinstance(duration, bool):
         value = round(duration * 1000)
     else:
         raise UsageError(f"{what}={duration!r}: give a text such as '10 seconds', or a timedelta")
     if value < least:
-        raise UsageError(f"{what}={duration!r} is {'negative' if value < 0 else 'too short'}")
+        problem = "negative" if value < 0 else "too short"
+        raise UsageError(f"{what}={duration!r} is {problem}: give at least {least} ms")
     return value
 
 
-def _parsed(text: str, what: str) -> int:
+def _parse(text: str, what: str) -> int:
     rest = text.lower().strip().removeprefix("interval ")
     total, at = 0.0, 0
     while at < len(rest):
@@ -82,7 +83,7 @@ def to_datetime(time: int) -> datetime:
 
 
 def from_datetime(time: datetime) -> int:
-    """Return a datetime as milliseconds since 1970. One without a zone counts as UTC."""
+    """Return a datetime as milliseconds since 1970. Without a time zone it is UTC."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=timezone.utc)
     return (time - datetime.fromtimestamp(0, timezone.utc)) // timedelta(milliseconds=1)

@@ -1,4 +1,4 @@
-"""When a window gives its result: Flink's triggers, and how to write one's own."""
+"""Triggers, as in Flink: they decide when a window emits its result."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from poundlock.errors import UsageError
+from poundlock.stream.evictors import delta_function
 from poundlock.stream.operator import Key
 from poundlock.stream.rows import Row
 from poundlock.stream.times import Domain, Duration, milliseconds
@@ -16,7 +17,7 @@ from poundlock.stream.windows import GlobalWindow, Window, at_least_one
 
 
 class TriggerResult(Enum):
-    """What a trigger wants: to fire is to give a result, to purge is to forget the rows."""
+    """A trigger's decision. To fire is to emit the result, to purge is to delete the rows."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -35,7 +36,7 @@ FIRE_AND_PURGE = TriggerResult.FIRE_AND_PURGE
 
 
 class Pane:
-    """A window of a key, and the two times at which it is looked at."""
+    """A window of one key, with the two times of the batch."""
 
     __slots__ = ("_key", "_mark", "window")
 
@@ -54,9 +55,9 @@ class Pane:
 
 
 class Context(Pane):
-    """What a trigger sees of a window of a key: times, timers, and a state of its own.
+    """What a trigger sees of a pane: times, timers, and the trigger's own state.
 
-    `state` is plain data. It is kept as long as the window, or until it is empty.
+    `state` is plain data. It lasts as long as the window.
     """
 
     __slots__ = ("state",)
@@ -66,45 +67,50 @@ class Context(Pane):
         self.state = state
 
     def set_timer(self, time: int, domain: Domain = Domain.EVENT) -> None:
-        """Have the trigger's `on_timer` called for this window; once, if set twice."""
+        """Set a timer, which calls the trigger's `on_timer` for this window. Equal timers are one."""
         self._key.set_timer(time, self._mark, domain)
 
     def delete_timer(self, time: int, domain: Domain = Domain.EVENT) -> None:
-        """Forget a timer, if it is set. The one that ends the window stays."""
+        """Delete a timer, if it is set. The cleanup timer of the window stays."""
         self._key.delete_timer(time, self._mark, domain)
 
     def part(self, name: str) -> Context:
-        """Return a context for a trigger inside this one, with a state apart from the others'."""
+        """Return a context for an inner trigger, with its own state."""
         return Context(self._key, self._mark, self.window, self.state.setdefault(name, {}))
 
 
 class Trigger(ABC):
-    """Decides when a window fires. Subclass it for one's own; it keeps nothing but `context.state`."""
+    """Decides when a window fires. Subclass it to write your own. Its only state is `context.state`."""
 
-    domains: frozenset[Domain] = frozenset()  # which timers it sets
+    domains: frozenset[Domain] = frozenset()  # the kinds of timers that it sets
 
     @abstractmethod
     def on_element(self, time: int, row: Row, context: Context) -> TriggerResult:
-        """Say what a row that was just added to the window leads to."""
+        """Decide after a row was added to the window."""
 
     def on_timer(self, time: int, domain: Domain, context: Context) -> TriggerResult:
-        """Say what a timer of the window leads to: one that was set here, or its very end."""
+        """Decide when a timer of this trigger is due, or the window's cleanup timer."""
         return CONTINUE
 
     def can_merge(self) -> bool:
-        """Return whether it works with session windows; then it has `on_merge`."""
+        """Return whether it works with session windows. If so, it has `on_merge`."""
         return False
 
     def on_merge(self, context: Context, merged: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027
-        """Set up the window that others became. `merged` has their states; timers are set anew."""
+        """Set the state and timers of a merged window. `merged` has the states of its parts."""
 
     def clear(self, context: Context) -> None:  # noqa: B027
-        """Called when a window is gone. Its timers and state go by themselves."""
+        """Called when a window ends. Its timers and state are deleted afterwards."""
+
+
+class _MergingTrigger(Trigger):
+    def can_merge(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
-class EventTime(Trigger):
-    """Fires when the watermark passes the end of the window, and at every late row after that."""
+class EventTime(_MergingTrigger):
+    """Fires when the watermark passes the end of the window, then at every late row."""
 
     domains = frozenset({Domain.EVENT})
 
@@ -118,18 +124,15 @@ class EventTime(Trigger):
         on_time = domain is Domain.EVENT and time == context.window.max_time
         return FIRE if on_time else CONTINUE
 
-    def can_merge(self) -> bool:
-        return True
-
     def on_merge(self, context: Context, merged: Sequence[Mapping[str, Any]]) -> None:
-        # Past its end, the row that caused the merge fires it: a timer would do so twice.
+        # After its end, the row that caused the merge fires the window: a timer would fire it again.
         if context.window.max_time > context.watermark:
             context.set_timer(context.window.max_time)
 
 
 @dataclass(frozen=True)
-class ProcessingTime(Trigger):
-    """Fires when the clock passes the end of the window."""
+class ProcessingTime(_MergingTrigger):
+    """Fires when processing time passes the end of the window."""
 
     domains = frozenset({Domain.PROCESSING})
 
@@ -140,17 +143,14 @@ class ProcessingTime(Trigger):
     def on_timer(self, time: int, domain: Domain, context: Context) -> TriggerResult:
         return FIRE if domain is Domain.PROCESSING else CONTINUE
 
-    def can_merge(self) -> bool:
-        return True
-
     def on_merge(self, context: Context, merged: Sequence[Mapping[str, Any]]) -> None:
         if context.window.max_time > context.now:
             context.set_timer(context.window.max_time, Domain.PROCESSING)
 
 
 @dataclass(frozen=True)
-class OnCount(Trigger):
-    """Fires at every `size` rows of the window."""
+class OnCount(_MergingTrigger):
+    """Fires after every `size` rows of the window."""
 
     size: int
 
@@ -163,20 +163,14 @@ class OnCount(Trigger):
         state["rows"] = rows
         return CONTINUE
 
-    def can_merge(self) -> bool:
-        return True
-
     def on_merge(self, context: Context, merged: Sequence[Mapping[str, Any]]) -> None:
         if rows := sum(state.get("rows", 0) for state in merged):
             context.state["rows"] = rows
 
 
 @dataclass(frozen=True)
-class CountOrTimeout(Trigger):
-    """Fires at `size` rows, or when the first of them has waited for `timeout`.
-
-    What is left when the window ends fires then.
-    """
+class CountOrTimeout(_MergingTrigger):
+    """Fires after `size` rows, or `timeout` after the first of them."""
 
     size: int
     timeout: int
@@ -203,9 +197,6 @@ class CountOrTimeout(Trigger):
         self.clear(context)
         return FIRE
 
-    def can_merge(self) -> bool:
-        return True
-
     def on_merge(self, context: Context, merged: Sequence[Mapping[str, Any]]) -> None:
         if waiting := [state for state in merged if state]:
             context.state["rows"] = sum(state["rows"] for state in waiting)
@@ -219,8 +210,8 @@ class CountOrTimeout(Trigger):
 
 
 @dataclass(frozen=True)
-class Continuous(Trigger):
-    """Fires at every whole multiple of `interval`, and at the window's end if that is of its domain."""
+class Continuous(_MergingTrigger):
+    """Fires at every multiple of `interval`, and at the window's end if both have the same clock."""
 
     interval: int
     domain: Domain
@@ -236,7 +227,7 @@ class Continuous(Trigger):
             context.set_timer(last)
         if "due" not in context.state:
             first = time if self.domain is Domain.EVENT else context.now
-            self._next(first - first % self.interval, context)
+            self._set_next(first - first % self.interval, context)
         return CONTINUE
 
     def on_timer(self, time: int, domain: Domain, context: Context) -> TriggerResult:
@@ -245,22 +236,20 @@ class Continuous(Trigger):
         if time == context.window.max_time:
             return FIRE
         if context.state.get("due") == time:
-            self._next(time, context)
+            self._set_next(time, context)
             return FIRE
         return CONTINUE
 
-    def _next(self, time: int, context: Context) -> None:
+    def _set_next(self, time: int, context: Context) -> None:
         if self.domain is Domain.PROCESSING:
-            # Intervals that passed since the last batch fire once: no row came in between.
+            # Several intervals since the last batch fire once: no row came in between.
             time = max(time, context.now - context.now % self.interval)
         due, end = time + self.interval, context.window.max_time
-        if self.domain is Domain.EVENT or end > context.now:  # else the end is of another clock
+        # In processing time, an end that is not in the future belongs to event time.
+        if self.domain is Domain.EVENT or end > context.now:
             due = min(due, end)
         context.state["due"] = due
         context.set_timer(due, self.domain)
-
-    def can_merge(self) -> bool:
-        return True
 
     def on_merge(self, context: Context, merged: Sequence[Mapping[str, Any]]) -> None:
         if dues := [state["due"] for state in merged if "due" in state]:
@@ -283,23 +272,25 @@ class EarlyAndLate(Trigger):
         last = context.window.max_time
         if last > context.watermark:
             context.set_timer(last)
-            return self._ask(
-                "early", context, lambda early, part: early.on_element(time, row, part)
+            return self._call(
+                "early", context, lambda inner, part: inner.on_element(time, row, part)
             )
         if self.late and context.state.get("fired"):
-            return self._ask("late", context, lambda late, part: late.on_element(time, row, part))
-        # The window's first row came late: it fires as the rest would have on time.
-        self._fired(context)
+            return self._call(
+                "late", context, lambda inner, part: inner.on_element(time, row, part)
+            )
+        # The window's first row is late: it fires the window.
+        self._mark_fired(context)
         return FIRE
 
     def on_timer(self, time: int, domain: Domain, context: Context) -> TriggerResult:
-        if context.state.get("fired"):
-            return self._ask("late", context, lambda late, part: late.on_timer(time, domain, part))
-        if domain is Domain.EVENT and time == context.window.max_time:
+        fired = context.state.get("fired")
+        if not fired and domain is Domain.EVENT and time == context.window.max_time:
             self._clear("early", context)
-            self._fired(context)
+            self._mark_fired(context)
             return FIRE
-        return self._ask("early", context, lambda early, part: early.on_timer(time, domain, part))
+        name = "late" if fired else "early"
+        return self._call(name, context, lambda inner, part: inner.on_timer(time, domain, part))
 
     def can_merge(self) -> bool:
         return all(each.can_merge() for each in (self.early, self.late) if each)
@@ -307,26 +298,26 @@ class EarlyAndLate(Trigger):
     def on_merge(self, context: Context, merged: Sequence[Mapping[str, Any]]) -> None:
         late = context.window.max_time <= context.watermark
         if late:
-            self._fired(context)
+            self._mark_fired(context)
         else:
             context.set_timer(context.window.max_time)
         name = "late" if late else "early"
         states = [state[name] for state in merged if name in state]
-        self._ask(name, context, lambda inner, part: inner.on_merge(part, states))
+        self._call(name, context, lambda inner, part: inner.on_merge(part, states))
 
     def clear(self, context: Context) -> None:
         self._clear("early", context)
         self._clear("late", context)
 
-    def _fired(self, context: Context) -> None:
-        if self.late:  # else every late row fires, and nothing needs to be known
+    def _mark_fired(self, context: Context) -> None:
+        if self.late:  # else every late row fires, so this need not be kept
             context.state["fired"] = True
 
     def _clear(self, name: str, context: Context) -> None:
-        self._ask(name, context, lambda inner, part: inner.clear(part))
+        self._call(name, context, lambda inner, part: inner.clear(part))
         context.state.pop(name, None)
 
-    def _ask(
+    def _call(
         self, name: str, context: Context, call: Callable[[Trigger, Context], Any]
     ) -> TriggerResult:
         inner: Trigger | None = getattr(self, name)
@@ -341,7 +332,7 @@ class EarlyAndLate(Trigger):
 
 @dataclass(frozen=True)
 class Delta(Trigger):
-    """Fires when a row differs from the one that fired last by more than `threshold`."""
+    """Fires when a row differs from the row that fired last by more than `threshold`."""
 
     threshold: float
     function: Callable[[Row, Row], float]
@@ -359,7 +350,7 @@ class Delta(Trigger):
 
 @dataclass(frozen=True)
 class Purging(Trigger):
-    """Does as another trigger does, and forgets the rows whenever that fires."""
+    """Fires when another trigger fires, and then deletes the window's rows."""
 
     inner: Trigger
 
@@ -385,29 +376,32 @@ class Purging(Trigger):
 
 
 def event_time() -> Trigger:
-    """Fire when the watermark passes the end of the window, then at every late row it allows."""
+    """Fire when the watermark passes the end of the window, then at every late row."""
     return EventTime()
 
 
 def processing_time() -> Trigger:
-    """Fire when the clock passes the end of the window."""
+    """Fire when processing time passes the end of the window."""
     return ProcessingTime()
 
 
 def on_count(size: int) -> Trigger:
-    """Fire at every `size` rows of a window. Rows left when it ends are not given."""
+    """Fire after every `size` rows of a window. Rows that are left at its end give no result."""
     return OnCount(at_least_one(size, "size"))
 
 
 def count_or_timeout(size: int, timeout: Duration, domain: Domain = Domain.PROCESSING) -> Trigger:
-    """Fire at `size` rows, or when the first row since the last firing has waited for `timeout`."""
+    """Fire after `size` rows, or `timeout` after the first row since the last firing.
+
+    At the window's end, fire for the rows that are left.
+    """
     return CountOrTimeout(
         at_least_one(size, "size"), milliseconds(timeout, "timeout", least=1), _domain(domain)
     )
 
 
 def continuous(interval: Duration, domain: Domain = Domain.EVENT) -> Trigger:
-    """Fire at every `interval` while the window is open, whether or not rows came.
+    """Fire at every `interval` while the window is open, with or without new rows.
 
     In processing time, over windows of event time, it does not fire at the window's end: use
     `early_and_late(early=continuous(...))` for that.
@@ -424,19 +418,15 @@ def early_and_late(early: Trigger | None = None, late: Trigger | None = None) ->
 
 
 def delta(threshold: float, function: Callable[[Row, Row], float]) -> Trigger:
-    """Fire when `function(last, row)` is above `threshold`; `last` is the row that fired last.
+    """Fire when `function(last, row)` is above `threshold`.
 
-    At the start it is the window's first row.
+    `last` is the row that fired last, or at first the window's first row.
     """
-    if not callable(function):
-        raise UsageError(
-            f"function={function!r}: give a function of two rows that returns a number"
-        )
-    return Delta(threshold, function)
+    return Delta(threshold, delta_function(function))
 
 
 def purging(trigger: Trigger) -> Trigger:
-    """Do as another trigger does, and forget the rows whenever that fires."""
+    """Fire when another trigger fires, and then delete the window's rows."""
     return Purging(_trigger(trigger, "trigger"))
 
 

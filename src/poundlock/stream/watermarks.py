@@ -1,4 +1,4 @@
-"""How a flow learns what time it is: from its rows, from marks among them, or from arrival."""
+"""Watermark strategies of a flow: bounded delay, monotone, punctuated, or ingestion time."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from poundlock.stream.times import Duration, milliseconds
 
 @dataclass(frozen=True)
 class Watermark:
-    """A promise about rows to come: none is older than the newest seen, less `delay` milliseconds."""
+    """Later rows are expected to be at most `delay` milliseconds older than the newest row."""
 
     delay: int
-    mark: str | None = None  # an expression that gives the time of a mark; None: every row is one
+    mark: str | None = None  # SQL for the time of a row that advances the watermark; None: all rows
 
 
 @dataclass(frozen=True)
 class Ingestion:
-    """Event time is when the batch of a row began: it is the same when the batch is replayed."""
+    """Event time is the start of a row's batch. A replay keeps it."""
 
 
 def bounded(delay: Duration) -> Watermark:
-    """Rows come out of order by no more than `delay`. The same as `watermark=delay`."""
+    """Rows are out of order by at most `delay`. The same as `watermark=delay`."""
     return Watermark(milliseconds(delay, "watermark"))
 
 
 def monotone() -> Watermark:
-    """Times never go back, but within a batch."""
+    """Times never decrease, except within a batch."""
     return Watermark(0)
 
 
 def punctuated(mark: str, *, delay: Duration = "0 seconds") -> Watermark:
-    """Only certain rows move the watermark: those for which `mark`, in SQL, gives a time.
+    """Only rows for which `mark`, an SQL expression, gives a time advance the watermark.
 
     `punctuated("CASE WHEN kind = 'heartbeat' THEN ts END")`
     """
@@ -39,5 +39,5 @@ def punctuated(mark: str, *, delay: Duration = "0 seconds") -> Watermark:
 
 
 def ingestion() -> Ingestion:
-    """For `time=`: rows have the time of the batch that brought them, and are never late."""
+    """For `time=`: the time of a row is the start of its batch, so no row is late."""
     return Ingestion()

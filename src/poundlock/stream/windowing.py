@@ -1,19 +1,19 @@
-"""The operator of windows: Flink's WindowOperator, its evicting sibling and its merging of sessions.
+"""The window operator: Flink's WindowOperator, with evictors and merging session windows.
 
-A window is late when the watermark has passed its last time by the allowed lateness. Until then it is
-kept, and a late row fires it again with all its rows. A row whose windows are all late goes to the
-late output.
+A window is late when the watermark has passed its last time by the allowed lateness. Until then its
+state is kept, and a late row fires it again with all its rows. A row whose windows are all late goes
+to the late output.
 
-A key's state, each part only if there is something in it:
+A key's state has these parts. Empty parts are left out:
 
-    w   {window: accumulator}, or its rows if there is no aggregate or there is an evictor
+    w   {window: accumulator}; the window's rows, if there is no aggregate or there is an evictor
     t   {window: state of the trigger}
     s   {window: state of the window function}
     g   the window function's state for the key
 
-Timers carry the window as their tag. With the trigger that an assigner has by default, a window has
-one timer at a time, for its end and then for its cleanup, and rows are taken in runs: those that
-belong to the same windows at once.
+A timer's tag is the mark of its window. With an assigner's default trigger, a window has one timer at
+a time: first for its end, then for its cleanup. Rows are then added in runs, one run for all rows that
+belong to the same windows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from poundlock.stream.aggregates import Aggregate, Aggregates, Reduce
 from poundlock.stream.evictors import Evictor
 from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
 from poundlock.stream.rows import Row, row_type, shaped
-from poundlock.stream.times import BEGINNING, Domain, to_datetime
+from poundlock.stream.times import BEGINNING, END, Domain, to_datetime
 from poundlock.stream.triggers import Context, Pane, Trigger, TriggerResult
 from poundlock.stream.windows import (
     Assigner,
@@ -48,7 +48,7 @@ _instant: Callable[[int], datetime] = lru_cache(maxsize=1024)(to_datetime)
 
 
 class WindowContext(Pane):
-    """What a window function sees besides its rows."""
+    """What a window function gets besides its rows."""
 
     __slots__ = ("_merges",)
 
@@ -58,7 +58,7 @@ class WindowContext(Pane):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain data that is kept from one firing of the window to the next, until it is gone."""
+        """Plain data that lasts from one firing of the window to the next, until its cleanup."""
         if self._merges:
             raise UsageError(
                 "session windows have no state of their own, because they merge: use "
@@ -68,7 +68,7 @@ class WindowContext(Pane):
 
     @property
     def key_state(self) -> dict[str, Any]:
-        """Plain data of the key, over all its windows. It stays until the function empties it."""
+        """Plain data of the key, shared by its windows. It lasts until the function empties it."""
         return self._key.state.setdefault("g", {})
 
     def emit(self, value: Any, output: str) -> None:
@@ -83,7 +83,7 @@ WindowFunction = Callable[
 
 @dataclass(frozen=True)
 class _Rows(Aggregate):
-    """The rows themselves, for a function that wants them all. Lists: they are packed faster."""
+    """The rows themselves, for a function of all rows. They are kept as lists, which pack faster."""
 
     columns: tuple[str, ...]
 
@@ -106,16 +106,16 @@ class _Rows(Aggregate):
 
 
 class WindowOperator(Operator):
-    """Gathers each key's rows in windows, and gives a result when a window fires.
+    """Collects each key's rows in windows, and emits a result when a window fires.
 
-    `columns` are those of the input, `keys` the ones among them that make the key. With an aggregate
-    alone, a result is the key, the window's start and end (in UTC; not for windows by count or
-    without end) and `fields`. With a function it is what `function(key, window, rows, context)`
-    returns, rows of `fields`; with both, the function is given the aggregate's result for rows.
+    `columns` are those of the input, `keys` the key columns among them. With an aggregate alone, a
+    result is the key, the window's start and end in UTC, and `fields`. Count windows and global windows
+    have no start and end. With a function, the results are the rows of `fields` that
+    `function(key, window, rows, context)` returns. With both, `rows` is the aggregate's result.
 
-    `late` names the output for late rows, with the columns of the input. Without it they are left
-    out and counted in `late_dropped`. `sides` are further outputs for the function, by name. `hidden`:
-    how many columns at the end were only made for the aggregate, and are not in late rows.
+    `late` names the output for late rows, with the columns of the input. Without it they are dropped
+    and counted in `late_dropped`. `sides` are the function's side outputs, by name. `hidden` is the
+    number of columns at the end that only the aggregate reads, and that late rows leave out.
     """
 
     def __init__(
@@ -151,72 +151,69 @@ class WindowOperator(Operator):
         self._lateness = allowed_lateness
         self._late = late
         default = _default_trigger(assigner, domain)
-        self._trigger = _chosen_trigger(assigner, trigger, default)
-        self._evictor = _chosen_evictor(assigner, evictor)
-        self._plain = (
+        self._trigger = _choose_trigger(assigner, trigger, default)
+        self._evictor = _choose_evictor(assigner, evictor)
+        self._plain = (  # the default trigger, for which rows are added in runs
             isinstance(assigner, TimeWindows | SessionWindows)
             and self._trigger == default
             and self._evictor is None
         )
         self._aggregate = aggregate.over(self._columns) if aggregate else None
         self._contents: Aggregate = self._aggregate or _Rows(self._columns)
-        self._fields = self._chosen_fields(fields, keys)
-        self.outputs = self._chosen_outputs(keys, sides or {})
+        self._fields = self._choose_fields(fields, keys)
+        self.outputs = self._name_outputs(keys, sides or {})
         self.domains = self._trigger.domains | ({domain} if assigner.timed else set())
         if (allowed_lateness or late) and not self._event_time:
             raise UsageError(
-                "only windows of event time know late rows: leave out the lateness and the late "
-                "output, or give the stream an event time"
+                "rows are late only in event-time windows: remove the allowed lateness and the late "
+                "output, or give the flow an event time"
             )
         if allowed_lateness < 0:
-            raise UsageError(f"allowed_lateness={allowed_lateness} is negative")
+            raise UsageError(f"allowed_lateness={allowed_lateness} is negative: give 0 or more")
 
-    def _chosen_fields(self, fields: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
+    def _choose_fields(self, fields: Sequence[str], keys: Sequence[str]) -> tuple[str, ...]:
         if missing := [name for name in keys if name not in self._columns]:
             raise UsageError(
-                f"there is no column {missing[0]!r} to make a key of: there are "
-                + ", ".join(self._columns)
+                f"the key column {missing[0]!r} does not exist: there are {', '.join(self._columns)}"
             )
         if self._aggregate is None and self._function is None:
-            raise UsageError("a window needs an aggregate, a function, or both")
+            raise UsageError("a window needs an aggregate, a function, or both: give one")
         if self._function is None and isinstance(self._aggregate, Reduce) and not fields:
             fields = [name for name in self._columns if name not in keys]
         elif not fields:
-            raise UsageError("name the columns of the window's results: fields=[...]")
+            raise UsageError("the window's results have no column names: give fields=[...]")
         parts = self._aggregate.parts if isinstance(self._aggregate, Aggregates) else fields
         if self._function is None and len(parts) != len(fields):
             raise UsageError(
-                f"{len(parts)} aggregate functions give {', '.join(fields)}: name one column for each"
+                f"there are {len(parts)} aggregate functions and the columns {', '.join(fields)}: name "
+                "one column for each function"
             )
         return tuple(fields)
 
-    def _chosen_outputs(
+    def _name_outputs(
         self, keys: Sequence[str], sides: Mapping[str, Sequence[str]]
     ) -> dict[str, tuple[str, ...]]:
         fields = self._fields
         if self._function is None:
             fields = (*keys, *(WINDOW_COLUMNS if self._assigner.timed else ()), *fields)
-        more = [
-            *sides.items(),
-            *([(self._late, self._columns[: self._visible])] if self._late else []),
-        ]
+        late = [(self._late, self._columns[: self._visible])] if self._late else []
         outputs = {MAIN: fields}
-        for name, each in more:
+        for name, each in (*sides.items(), *late):
             if name in outputs:
                 raise UsageError(f"two outputs have the name {name!r}: give each its own")
             outputs[name] = tuple(each)
         for each in outputs.values():
-            row_type(each)  # refuses two columns of one name
+            row_type(each)  # raises for duplicate columns
         return outputs
 
     def on_rows(self, key: Key, events: Sequence[Event]) -> None:
         windows = key.state.setdefault("w", {})
         if not self._plain:
-            self._take_by_trigger(key, windows, events)
+            self._add_by_trigger(key, windows, events)
         elif isinstance(self._assigner, TimeWindows):
-            self._take_in_runs(key, windows, events, self._assigner)
+            self._add_in_runs(key, windows, events, self._assigner)
         elif isinstance(self._assigner, SessionWindows):
-            self._take_sessions(key, windows, events, self._assigner)
+            self._add_to_sessions(key, windows, events, self._assigner)
         if not windows:
             key.state.pop("w", None)
 
@@ -229,55 +226,60 @@ class WindowOperator(Operator):
             context = self._context(key, mark)
             result = self._trigger.on_timer(timer.time, domain, context)
             self._save(key, context)
-            self._follow(key, windows, mark, result)
+            self._apply(key, windows, mark, result)
         elif timer.time == window.max_time:
             self._fire(key, windows, mark)
         if self._assigner.timed:
             if timer.time == ends and domain is self._domain:
-                self._forget(key, windows, mark)
+                self._clean_up(key, windows, mark)
             else:
-                # Set now, if only the window's end was; and again, if the trigger deleted it.
+                # The cleanup timer is not set yet, or the trigger may have deleted it.
                 key.set_timer(ends, mark, self._domain)
         if not windows:
             key.state.pop("w", None)
 
-    # The default trigger: a window fires at its end, and at each row after that.
+    # The default trigger: a window fires at its end, and at each later row.
 
-    def _take_in_runs(
+    def _add_in_runs(
         self, key: Key, windows: dict[int, Any], events: Sequence[Event], assigner: TimeWindows
     ) -> None:
-        contents, size, slide = self._contents, assigner.size, assigner.slide
-        watermark = self._watermark(key)
-        over = watermark - size + 1  # windows that start here or before have ended
+        size, slide = assigner.size, assigner.slide
+        over = self._watermark(key) - size + 1  # windows that start here or before have ended
         late = over - self._lateness
         at, count = 0, len(events)
         while at < count:
             time = events[at][0] if self._domain is Domain.EVENT else key.clock.now
             starts = assigner.starts(time)
-            # The rows up to where a window begins or ends are in the same windows.
+            # Up to the next start or end of a window, all rows are in the same windows.
             until = starts.start + slide
             if starts:
                 until = min(until, starts[-1] + size)
             to = count
             if self._domain is Domain.EVENT and events[-1][0] >= until:
                 to = bisect_left(events, (until,), at)
-            rows = [event[1] for event in (events if to - at == count else events[at:to])]
+            run = events if to - at == count else events[at:to]
             live = [start for start in starts if start > late]
             if not live:
-                for event in events[at:to]:
+                for event in run:
                     self._skip(key, event)
             elif live[-1] > over:
-                for start in reversed(live):  # so that timers are set in their order
-                    accumulator = windows.get(start)
-                    if accumulator is None:
-                        accumulator = contents.create()
-                        key.set_timer(start + size - 1, start, self._domain)
-                    windows[start] = contents.add_all(accumulator, rows)
+                self._add_run(key, windows, live, size, [event[1] for event in run])
             else:
-                for row in rows:
+                for event in run:
                     for start in live:
-                        self._add_late(key, windows, start, row, ended=start <= over)
+                        self._add_late(key, windows, start, event[1], ended=start <= over)
             at = to
+
+    def _add_run(
+        self, key: Key, windows: dict[int, Any], starts: list[int], size: int, rows: list[Row]
+    ) -> None:
+        """Add rows to windows that have not ended."""
+        for start in reversed(starts):  # sets the timers in order
+            accumulator = windows.get(start)
+            if accumulator is None:
+                accumulator = self._contents.create()
+                key.set_timer(start + size - 1, start, self._domain)
+            windows[start] = self._contents.add_all(accumulator, rows)
 
     def _add_late(
         self, key: Key, windows: dict[int, Any], start: int, row: Row, *, ended: bool
@@ -292,18 +294,16 @@ class WindowOperator(Operator):
         if ended:
             self._fire(key, windows, start)
 
-    def _take_sessions(
+    def _add_to_sessions(
         self,
         key: Key,
         windows: dict[tuple[int, int], Any],
         events: Sequence[Event],
         assigner: SessionWindows,
     ) -> None:
-        contents, before = self._contents, set(windows)
-        watermark = self._watermark(key)
-        spans = sorted(windows)
-        at, count = 0, len(events)
-        while at < count:
+        before, watermark, spans = set(windows), self._watermark(key), sorted(windows)
+        at = 0
+        while at < len(events):
             event = events[at]
             at += 1
             time = event[0] if self._domain is Domain.EVENT else key.clock.now
@@ -317,27 +317,17 @@ class WindowOperator(Operator):
                 continue
             rows = [event[1]]
             if end - 1 > watermark:
-                # Take the rows that follow along, as long as they reach this session and no other.
-                after = spans[last][0] if last < len(spans) else None
-                while at < count:
-                    time = events[at][0] if self._domain is Domain.EVENT else key.clock.now
-                    if time > end:
-                        break
-                    further = max(end, assigner.span(time, events[at][1])[1])
-                    if after is not None and further >= after:
-                        break
-                    end = further
-                    rows.append(events[at][1])
-                    at += 1
+                following = spans[last][0] if last < len(spans) else END
+                at, end = self._extend(key, events, at, end, following, assigner, rows)
             accumulators = [windows.pop(span) for span in merged]
-            accumulator = self._merged([each for each in accumulators if each is not None])
+            accumulator = self._merge_contents([each for each in accumulators if each is not None])
             if accumulator is None:
-                accumulator = contents.create()
+                accumulator = self._contents.create()
             spans[first:last] = [(start, end)]
-            windows[start, end] = contents.add_all(accumulator, rows)
+            windows[start, end] = self._contents.add_all(accumulator, rows)
             if end - 1 <= watermark:
                 self._fire(key, windows, (start, end))
-        # Timers fire after the rows: it is enough that they are right by then.
+        # Timers fire after all rows, so they are only corrected now.
         for mark in sorted(before - windows.keys()):
             self._delete_timers(key, mark)
         for mark in sorted(windows.keys() - before):
@@ -346,26 +336,53 @@ class WindowOperator(Operator):
             time = self._cleanup_time(window) if ended else window.max_time
             key.set_timer(time, mark, self._domain)
 
+    def _extend(
+        self,
+        key: Key,
+        events: Sequence[Event],
+        at: int,
+        end: int,
+        following: int,
+        assigner: SessionWindows,
+        rows: list[Row],
+    ) -> tuple[int, int]:
+        """Append to `rows` the next rows that extend a session without touching the following one.
+
+        Return the place of the first row after them, and the end of the session.
+        """
+        while at < len(events):
+            event = events[at]
+            time = event[0] if self._domain is Domain.EVENT else key.clock.now
+            if time > end:
+                break
+            extended = max(end, assigner.span(time, event[1])[1])
+            if extended >= following:
+                break
+            end = extended
+            rows.append(event[1])
+            at += 1
+        return at, end
+
     # Any other trigger, and evictors.
 
-    def _take_by_trigger(self, key: Key, windows: dict[Any, Any], events: Sequence[Event]) -> None:
+    def _add_by_trigger(self, key: Key, windows: dict[Any, Any], events: Sequence[Event]) -> None:
         trigger = self._trigger
         for event in events:
             skipped = True
-            for mark in self._marks(key, windows, event):
+            for mark in self._assign(key, windows, event):
                 skipped = False
                 self._add(windows, mark, event)
                 context = self._context(key, mark)
                 result = trigger.on_element(event.time, event.row, context)
                 self._save(key, context)
-                self._follow(key, windows, mark, result)
+                self._apply(key, windows, mark, result)
                 if self._assigner.timed:
                     key.set_timer(self._cleanup_time(context.window), mark, self._domain)
             if skipped:
                 self._skip(key, event)
 
-    def _marks(self, key: Key, windows: dict[Any, Any], event: Event) -> Iterable[Any]:
-        """Return the windows of a row that are not late; of sessions, what they merged into."""
+    def _assign(self, key: Key, windows: dict[Any, Any], event: Event) -> Iterable[Any]:
+        """Return the windows of a row that are not late. Merge session windows that touch."""
         assigner = self._assigner
         time = event.time if self._domain is Domain.EVENT else key.clock.now
         marks = assigner.marks(time, event.row)
@@ -375,7 +392,7 @@ class WindowOperator(Operator):
         return [mark for mark in marks if self._cleanup_time(assigner.window(mark)) > watermark]
 
     def _merge(self, key: Key, windows: dict[Any, Any], mark: tuple[int, int]) -> tuple[int, int]:
-        """Return the session that a new one becomes part of, after merging all that it touches."""
+        """Merge a new session with those that it touches. Return the merged session."""
         merged = [each for each in sorted(windows) if each[0] <= mark[1] and mark[0] <= each[1]]
         if not merged:
             return mark
@@ -388,11 +405,11 @@ class WindowOperator(Operator):
         for each in merged:
             self._clear(key, each)
         present = [each for each in map(windows.pop, merged) if each is not None]
-        windows[whole] = self._merged(present)
+        windows[whole] = self._merge_contents(present)
         return whole
 
-    def _merged(self, contents: Sequence[Any]) -> Any:
-        """Return one accumulator of several, or none."""
+    def _merge_contents(self, contents: Sequence[Any]) -> Any:
+        """Return one accumulator made of several; None if there are none."""
         whole = contents[0] if contents else None
         for each in contents[1:]:
             whole = whole + each if self._evictor else self._contents.merge(whole, each)
@@ -416,8 +433,8 @@ class WindowOperator(Operator):
     def _save(self, key: Key, context: Context) -> None:
         _put(key.state, "t", context._mark, context.state)
 
-    def _follow(self, key: Key, windows: dict[Any, Any], mark: Any, result: TriggerResult) -> None:
-        """Do what the trigger wants."""
+    def _apply(self, key: Key, windows: dict[Any, Any], mark: Any, result: TriggerResult) -> None:
+        """Fire or purge the window, as the trigger decided."""
         if not isinstance(result, TriggerResult):
             raise UsageError(
                 f"the trigger {type(self._trigger).__name__} returned {result!r}: return CONTINUE, "
@@ -426,19 +443,19 @@ class WindowOperator(Operator):
         if result.fires:
             self._fire(key, windows, mark)
         if result.purges:
-            self._empty(windows, mark)
+            self._purge(windows, mark)
 
-    # What all have in common.
+    # For all triggers.
 
     def _watermark(self, key: Key) -> int:
-        """Return what makes windows late. In processing time none is."""
+        """Return the watermark by which windows are late. In processing time no window is late."""
         return key.clock.watermark if self._event_time else BEGINNING
 
     def _cleanup_time(self, window: Window | GlobalWindow) -> int:
         return window.max_time + self._lateness
 
     def _skip(self, key: Key, event: Event) -> None:
-        """Take a row that is in no window that still is: because it is late, or in none at all."""
+        """Drop a row without a live window. If it is late, count it or send it to the late output."""
         if self._event_time and event.time + self._lateness <= key.clock.watermark:
             if self._late:
                 key.emit(tuple(event.row)[: self._visible], self._late)
@@ -446,34 +463,34 @@ class WindowOperator(Operator):
                 self.late_dropped += 1
 
     def _fire(self, key: Key, windows: dict[Any, Any], mark: Any) -> None:
-        """Give a window's result, if there is anything in it."""
+        """Emit a window's result, if the window has contents."""
         contents = windows.get(mark)
         if contents is None:
             return
         window = self._assigner.window(mark)
         context = WindowContext(key, mark, window, self._assigner.merges)
         if self._evictor is None:
-            self._give(key, window, contents, context)
+            self._emit(key, window, contents, context)
             return
         kind = row_type(self._columns)
         rows = [(time, kind(row)) for time, row in contents]
         rows = self._evictor.evict_before(rows, context)
         fold = self._contents
-        self._give(key, window, fold.add_all(fold.create(), [row for _, row in rows]), context)
+        self._emit(key, window, fold.add_all(fold.create(), [row for _, row in rows]), context)
         rows = self._evictor.evict_after(rows, context)
         if rows:
             windows[mark] = [[time, list(row)] for time, row in rows]
         else:
-            self._empty(windows, mark)
+            self._purge(windows, mark)
 
-    def _empty(self, windows: dict[Any, Any], mark: Any) -> None:
-        """Forget a window's rows. A session is still there to be merged with."""
+    def _purge(self, windows: dict[Any, Any], mark: Any) -> None:
+        """Delete a window's contents. An empty session stays, as later rows may merge with it."""
         if self._assigner.merges:
             windows[mark] = None
         else:
             windows.pop(mark, None)
 
-    def _give(
+    def _emit(
         self, key: Key, window: Window | GlobalWindow, accumulator: Any, context: WindowContext
     ) -> None:
         if accumulator is None:
@@ -485,26 +502,26 @@ class WindowOperator(Operator):
             times = (_instant(window.start), _instant(window.end)) if self._assigner.timed else ()
             key.emit((*key.value, *times, *shaped(value, self._fields)))
             return
-        given = self._function(key.value, window, value, context)
-        if isinstance(given, Mapping | Row | str):
+        rows = self._function(key.value, window, value, context)
+        if isinstance(rows, Mapping | Row | str):
             raise UsageError("a window function returned one row: return a list of rows")
-        for row in given or ():
+        for row in rows or ():
             key.emit(row)
-        # The function may have looked at a state that it left empty.
+        # Reading `context.state` creates it: remove it if it is still empty.
         if "s" in key.state:
             _put(key.state, "s", context._mark, key.state["s"].get(context._mark))
         if not key.state.get("g", True):
             del key.state["g"]
 
-    def _forget(self, key: Key, windows: dict[Any, Any], mark: Any) -> None:
-        """Leave nothing of a window."""
+    def _clean_up(self, key: Key, windows: dict[Any, Any], mark: Any) -> None:
+        """Delete a window with its state and timers."""
         windows.pop(mark, None)
         if not self._plain:
             self._clear(key, mark)
         _put(key.state, "s", mark, None)
 
     def _clear(self, key: Key, mark: Any) -> None:
-        """Leave nothing of a trigger, even if it does not clean up after itself."""
+        """Delete the trigger's state and the window's timers, even if the trigger leaves some."""
         self._trigger.clear(self._context(key, mark))
         _put(key.state, "t", mark, None)
         self._delete_timers(key, mark)
@@ -517,7 +534,7 @@ class WindowOperator(Operator):
 
 
 def _touched(spans: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """Return which of some sorted sessions a new one touches: from the first to before the last."""
+    """Return the range of the sorted sessions that a new one touches, as for a slice."""
     first = bisect_left(spans, (start,))
     last = first
     if first and spans[first - 1][1] >= start:
@@ -528,7 +545,7 @@ def _touched(spans: list[tuple[int, int]], start: int, end: int) -> tuple[int, i
 
 
 def _put(state: dict[str, Any], part: str, mark: Any, value: Any) -> None:
-    """Keep a window's share of a part of the state, if there is anything in it."""
+    """Set a window's entry in a part of the state. Remove the entry if the value is empty."""
     if value:
         state.setdefault(part, {})[mark] = value
     elif part in state:
@@ -539,7 +556,7 @@ def _put(state: dict[str, Any], part: str, mark: Any, value: Any) -> None:
 
 def _expected(value: Any, kind: type, what: str) -> None:
     if value is not None and not isinstance(value, kind):
-        raise UsageError(f"{value!r} is no {kind.__name__.lower()}: give one, such as {what}")
+        raise UsageError(f"{value!r} is not of class {kind.__name__}: give one, such as {what}")
 
 
 def _default_trigger(assigner: Assigner, domain: Domain) -> Trigger | None:
@@ -552,27 +569,24 @@ def _default_trigger(assigner: Assigner, domain: Domain) -> Trigger | None:
     return triggers.event_time() if domain is Domain.EVENT else triggers.processing_time()
 
 
-def _chosen_trigger(assigner: Assigner, given: Trigger | None, default: Trigger | None) -> Trigger:
+def _choose_trigger(assigner: Assigner, given: Trigger | None, default: Trigger | None) -> Trigger:
     if isinstance(assigner, CountWindows) and given is not None:
-        raise UsageError(
-            "windows by count have a trigger of their own: use global_windows() with another"
-        )
+        raise UsageError("count windows have their own trigger: for another, use global_windows()")
     if (trigger := given or default) is None:
         raise UsageError(
-            "global windows never fire by themselves: give a trigger, such as on_count(100)"
+            "global windows have no default trigger and never fire: give one, such as on_count(100)"
         )
     if assigner.merges and not trigger.can_merge():
         raise UsageError(
-            f"the trigger {type(trigger).__name__} does not work with session windows: it cannot merge"
+            f"the trigger {type(trigger).__name__} cannot merge, and session windows do: use a trigger "
+            "whose can_merge() is true"
         )
     return trigger
 
 
-def _chosen_evictor(assigner: Assigner, given: Evictor | None) -> Evictor | None:
+def _choose_evictor(assigner: Assigner, given: Evictor | None) -> Evictor | None:
     if not isinstance(assigner, CountWindows):
         return given
     if given is not None:
-        raise UsageError(
-            "windows by count have an evictor of their own: use global_windows() with another"
-        )
+        raise UsageError("count windows have their own evictor: for another, use global_windows()")
     return None if assigner.slide == assigner.size else evictors.by_count(assigner.size)

@@ -1,4 +1,4 @@
-"""Windows, and which of them a row belongs to. As Flink's assigners, in event or processing time."""
+"""Window assigners, as in Flink: they say which windows a row belongs to."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Window(NamedTuple):
 
     @property
     def max_time(self) -> int:
-        """The last time that belongs to it."""
+        """The last time in the window."""
         return self.end - 1
 
 
 @dataclass(frozen=True)
 class GlobalWindow:
-    """The one window of a key that has no end."""
+    """The one window for all rows of a key. It has no end."""
 
     start: ClassVar[int] = BEGINNING
     end: ClassVar[int] = END
@@ -38,23 +38,23 @@ Gap = Duration | Callable[[Row], Duration]
 
 
 class Assigner(ABC):
-    """Says which windows a row belongs to. A window's mark, plain data, names it in the state."""
+    """Assigns rows to windows. A window's mark is plain data that identifies it in the state."""
 
     timed: ClassVar[bool] = True  # its windows have an end
-    merges: ClassVar[bool] = False  # windows that touch become one; their marks are (start, end)
+    merges: ClassVar[bool] = False  # windows that touch are merged; their marks are (start, end)
 
     @abstractmethod
     def marks(self, time: int, row: Row) -> Sequence[Any]:
-        """Return the windows of a row."""
+        """Return the marks of a row's windows."""
 
     @abstractmethod
     def window(self, mark: Any) -> Window | GlobalWindow:
-        """Return the window that a mark stands for."""
+        """Return the window with this mark."""
 
 
 @dataclass(frozen=True)
 class TimeWindows(Assigner):
-    """Windows of one size, a new one at every slide. A window's mark is its start."""
+    """Windows of one size. One starts at every slide. A window's mark is its start."""
 
     size: int
     slide: int
@@ -64,7 +64,7 @@ class TimeWindows(Assigner):
         return self.starts(time)
 
     def starts(self, time: int) -> range:
-        """Return the starts of the windows that hold a time, the latest first."""
+        """Return the starts of the windows that contain a time, the latest first."""
         return range(time - (time - self.offset) % self.slide, time - self.size, -self.slide)
 
     def window(self, mark: int) -> Window:
@@ -73,7 +73,7 @@ class TimeWindows(Assigner):
 
 @dataclass(frozen=True)
 class SessionWindows(Assigner):
-    """Windows that end when a key is silent for the gap. A window's mark is (start, end)."""
+    """Windows that end after a gap without rows. A window's mark is (start, end)."""
 
     merges: ClassVar[bool] = True
 
@@ -83,7 +83,7 @@ class SessionWindows(Assigner):
         return (self.span(time, row),)
 
     def span(self, time: int, row: Row) -> tuple[int, int]:
-        """Return the window that a row opens by itself, before it is merged with any it touches."""
+        """Return the window of one row, before it is merged with those that it touches."""
         gap = self.gap
         if not isinstance(gap, int):
             gap = milliseconds(gap(row), "gap", least=1)
@@ -108,43 +108,44 @@ class GlobalWindows(Assigner):
 
 @dataclass(frozen=True)
 class CountWindows(GlobalWindows):
-    """The last `size` rows of a key, at every `slide` rows of it."""
+    """A window over the last `size` rows of a key, after every `slide` rows."""
 
     size: int
     slide: int
 
 
 def tumbling(size: Duration, *, offset: Duration = "0 seconds") -> TimeWindows:
-    """Windows that follow each other: a row is in one.
+    """Windows that follow each other. A row is in one window.
 
-    They start at whole multiples of the size since 1970 in UTC. `offset` shifts them: days of a zone
-    eight hours ahead are `tumbling("1 day", offset="-8 hours")`.
+    They start at multiples of the size since 1970 in UTC, shifted by `offset`. For days in a time zone
+    eight hours ahead of UTC, use `tumbling("1 day", offset="-8 hours")`.
     """
     whole = milliseconds(size, "size", least=1)
     return TimeWindows(whole, whole, _offset(offset, whole, "size"))
 
 
 def sliding(size: Duration, slide: Duration, *, offset: Duration = "0 seconds") -> TimeWindows:
-    """Windows that overlap: a new one starts at every slide, and a row is in all that hold its time.
+    """Windows that overlap. One starts at every slide, and a row is in all that contain its time.
 
-    With a slide longer than the size there are times in no window, and their rows are left out.
+    If the slide is longer than the size, rows between two windows are dropped.
     """
     step = milliseconds(slide, "slide", least=1)
     return TimeWindows(milliseconds(size, "size", least=1), step, _offset(offset, step, "slide"))
 
 
 def sessions(gap: Gap) -> SessionWindows:
-    """Windows of activity: one ends when no row came for the gap.
+    """Windows of activity. A window ends after a gap without rows.
 
-    `gap` is a duration, or a function that gives each row's own.
+    `gap` is a duration, or a function that returns one for each row.
     """
     return SessionWindows(gap if callable(gap) else milliseconds(gap, "gap", least=1))
 
 
 def count(size: int, slide: int | None = None) -> CountWindows:
-    """Windows by number of rows: `count(5)` fires when a key has five, and starts anew.
+    """Windows by number of rows.
 
-    `count(10, 2)` fires at every second row of a key, over its last ten at most.
+    `count(5)` is a window for every five rows of a key. `count(10, 2)` is a window over the last ten
+    rows, or fewer at first, after every second row.
     """
     for what, value in (("size", size), ("slide", slide)):
         at_least_one(value if value is not None else 1, what)
@@ -152,12 +153,12 @@ def count(size: int, slide: int | None = None) -> CountWindows:
 
 
 def global_windows() -> GlobalWindows:
-    """One window for all rows of a key: when it fires is up to the trigger, which must be given."""
+    """One window for all rows of a key. It needs a trigger."""
     return GlobalWindows()
 
 
 def at_least_one(value: Any, what: str) -> int:
-    """Return a number of rows. Raises `UsageError` for what is none."""
+    """Return the value if it is a number of rows. Raises `UsageError` if not."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{what}={value!r}: give a whole number of rows, 1 or more")
     return value

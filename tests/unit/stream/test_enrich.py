@@ -174,10 +174,15 @@ def test_the_first_error_ends_the_rest():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"concurrency": 0}, "concurrency=0: give a number from 1"), ({"retries": -1}, "retries=-1"),
-     ({"timeout": 0}, "timeout=0"), ({"timeout": "soon"}, "cannot be read"),
-     ({"on_timeout": "skip"}, "give 'fail', 'null' or a function"), ({"function": 3}, "of a row")],
-)  # fmt: skip
+    [
+        ({"concurrency": 0}, "concurrency=0: give a whole number, 1 or more"),
+        ({"retries": -1}, "retries=-1"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"timeout": "soon"}, "cannot be read"),
+        ({"on_timeout": "skip"}, "give 'fail', 'null' or a function"),
+        ({"function": 3}, "of a row"),
+    ],
+)
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         check(**{"function": print, **options})

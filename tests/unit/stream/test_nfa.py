@@ -12,7 +12,7 @@ from poundlock.errors import OperatorFailed, UsageError
 from poundlock.stream.codec import decode, encode
 from poundlock.stream.machine import Machine
 from poundlock.stream.matching import MatchOperator, TimedOut
-from poundlock.stream.nfa import PARENT, ROW, Found, Matcher
+from poundlock.stream.nfa import PARENT, ROW, Finding, Matcher
 from poundlock.stream.operator import Event, Page
 from poundlock.stream.pattern import (
     Pattern,
@@ -59,7 +59,7 @@ def items(text: str) -> list[Event]:
     return found
 
 
-def labels(found: list[Found]) -> list[str]:
+def labels(found: list[Finding]) -> list[str]:
     """Return each match as text, its rows in the order they came."""
     texts = []
     for node, _ in found:
@@ -777,7 +777,7 @@ def test_until_may_look_at_earlier_rows():
 
 def test_an_unknown_stage_among_earlier_rows_is_refused():
     pattern = begin("a").where(lambda row, earlier: earlier["nobody"])
-    with pytest.raises(UsageError, match=r"earlier\['nobody'\]: the pattern has a"):
+    with pytest.raises(UsageError, match=r"earlier\['nobody'\] names no stage: the pattern has a"):
         run(pattern, "a1")
 
 
@@ -1058,9 +1058,15 @@ def test_a_condition_that_fails_names_the_operator():
     ("wrong", "reason"),
     [
         (lambda: operator("s"), "start one with begin"),
-        (lambda: operator(fields=None), "select needs fields"),
-        (lambda: operator(begin("s"), timed_out=("x", joined, ("k",))), "has no time limit"),
-        (lambda: operator(late_output="x", domain=Domain.PROCESSING), "no row is late"),
+        (lambda: operator(fields=None), "select= needs fields="),
+        (
+            lambda: operator(begin("s"), timed_out=("x", joined, ("k",))),
+            "needs a time limit, and the pattern has none",
+        ),
+        (
+            lambda: operator(late_output="x", domain=Domain.PROCESSING),
+            "late_output= needs event time",
+        ),
         (lambda: operator(late_output="main"), "'main' needs a name of its own"),
         (lambda: operator(fields=("k", "k")), "same name"),
         (lambda: operator(begin("s").not_followed_by("e")), "say until when"),

@@ -131,12 +131,25 @@ def test_errors_name_the_operator_and_what_to_do():
 
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
-    | st.decimals(allow_nan=False) | st.dates() | st.datetimes() | st.times() | st.timedeltas(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner)
-    | st.dictionaries(st.integers(), inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.decimals(allow_nan=False)
+    | st.dates()
+    | st.datetimes()
+    | st.times()
+    | st.timedeltas(),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers(), inner)
+    ),
     max_leaves=10,
-)  # fmt: skip
+)
 
 
 @given(plain)
@@ -181,9 +194,16 @@ def test_rows_are_emitted_by_name_or_by_place():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("10 seconds", 10_000), ("1 minute 30 s", 90_000), (1.5, 1500), (timedelta(days=1), 86_400_000),
-     ("250ms", 250), ("interval 2 hours", 7_200_000), ("0 seconds", 0)],
-)  # fmt: skip
+    [
+        ("10 seconds", 10_000),
+        ("1 minute 30 s", 90_000),
+        (1.5, 1500),
+        (timedelta(days=1), 86_400_000),
+        ("250ms", 250),
+        ("interval 2 hours", 7_200_000),
+        ("0 seconds", 0),
+    ],
+)
 def test_durations(text, expected):
     assert milliseconds(text, "gap") == expected
 

@@ -314,7 +314,7 @@ def test_outputs_are_declared_one_way_or_the_other():
     One.outputs = {"main": "x int"}
     with pytest.raises(UsageError, match="One has both"):
         declared_outputs(One())
-    with pytest.raises(UsageError, match="Rules does not say the columns"):
+    with pytest.raises(UsageError, match="Rules does not declare the columns"):
         declared_outputs(Rules())
 
 

@@ -356,9 +356,12 @@ def test_a_function_has_state_for_the_window_and_for_the_key_and_side_outputs():
         return [(context.state["firings"], context.key_state["all"])]
 
     flow = Flow(
-        tumbling("10 ms"), function=function, fields=["here", "all"], allowed_lateness=5,
+        tumbling("10 ms"),
+        function=function,
+        fields=["here", "all"],
+        allowed_lateness=5,
         sides={"times": ["watermark", "now"]},
-    )  # fmt: skip
+    )
     flow.batch(-1, (1, "x"), (11, "y"))
     assert flow.batch(9, (2, "z"), now=77) == [(1, 1), (2, 2)]
     assert flow.outputs["times"] == [(9, 77), (9, 77)]
@@ -370,8 +373,12 @@ def test_a_state_that_was_only_looked_at_is_not_kept():
     def function(key, window, rows, context):
         return [(len(context.state) + len(context.key_state),)]
 
-    flow = Flow(global_windows(), trigger=triggers.purging(triggers.on_count(1)),
-                function=function, fields=["n"])  # fmt: skip
+    flow = Flow(
+        global_windows(),
+        trigger=triggers.purging(triggers.on_count(1)),
+        function=function,
+        fields=["n"],
+    )
     assert flow.batch(0, (1, "x")) == [(0,)] and flow.data is None
 
 
@@ -420,23 +427,27 @@ def test_an_assigner_of_ones_own():
 @pytest.mark.parametrize(
     ("assigner", "given", "message"),
     [
-        ("1 minute", {}, r"'1 minute' is no assigner: give one, such as tumbling\('1 minute'\)"),
-        (tumbling(1), {"trigger": 100}, "100 is no trigger: give one, such as"),
-        (tumbling(1), {"evictor": 10}, "10 is no evictor"),
-        (tumbling(1), {"aggregate": Reduce}, "is no aggregate: give one"),
-        (global_windows(), {}, "never fire by themselves: give a trigger"),
-        (count(5), {"trigger": triggers.on_count(2)}, "have a trigger of their own"),
-        (count(5), {"evictor": evictors.by_count(2)}, "have an evictor of their own"),
-        (sessions("1 s"), {"trigger": triggers.delta(1, max)}, "Delta does not work with session"),
-        (count(5), {"late": "late"}, "only windows of event time know late rows"),
+        (
+            "1 minute",
+            {},
+            r"'1 minute' is not of class Assigner: give one, such as tumbling\('1 minute'\)",
+        ),
+        (tumbling(1), {"trigger": 100}, "100 is not of class Trigger: give one, such as"),
+        (tumbling(1), {"evictor": 10}, "10 is not of class Evictor"),
+        (tumbling(1), {"aggregate": Reduce}, "is not of class Aggregate: give one"),
+        (global_windows(), {}, "have no default trigger and never fire: give one"),
+        (count(5), {"trigger": triggers.on_count(2)}, "have their own trigger"),
+        (count(5), {"evictor": evictors.by_count(2)}, "have their own evictor"),
+        (sessions("1 s"), {"trigger": triggers.delta(1, max)}, "Delta cannot merge, and session"),
+        (count(5), {"late": "late"}, "rows are late only in event-time windows"),
         (
             tumbling(1),
             {"domain": Domain.PROCESSING, "allowed_lateness": 1},
-            "only windows of event",
+            "late only in event-time windows",
         ),
         (tumbling(1), {"allowed_lateness": -1}, "allowed_lateness=-1 is negative"),
         (tumbling(1), {"function": None}, "needs an aggregate, a function, or both"),
-        (tumbling(1), {"fields": ()}, "name the columns of the window's results"),
+        (tumbling(1), {"fields": ()}, "results have no column names: give fields"),
         (tumbling(1), {"fields": ("x", "x")}, "two columns have the same name"),
         (tumbling(1), {"late": "main"}, "two outputs have the name 'main'"),
         (tumbling(1), {"late": "s", "sides": {"s": ["x"]}}, "two outputs have the name 's'"),
@@ -444,7 +455,7 @@ def test_an_assigner_of_ones_own():
         (
             tumbling(1),
             {"aggregate": Aggregates([("sum", "v"), ("count", ())])},
-            "2 aggregate functions give r: name one column for each",
+            "2 aggregate functions and the columns r: name one",
         ),
     ],
 )
@@ -454,6 +465,13 @@ def test_what_cannot_be_is_refused_at_once(assigner, given, message):
 
 
 def test_a_key_is_made_of_columns():
-    with pytest.raises(UsageError, match="no column 'k' to make a key of: there are id, v"):
-        WindowOperator("w", tumbling(1), domain=Domain.EVENT, columns=COLUMNS, keys=["k"],
-                       function=listed, fields=["x"])  # fmt: skip
+    with pytest.raises(UsageError, match="key column 'k' does not exist: there are id, v"):
+        WindowOperator(
+            "w",
+            tumbling(1),
+            domain=Domain.EVENT,
+            columns=COLUMNS,
+            keys=["k"],
+            function=listed,
+            fields=["x"],
+        )

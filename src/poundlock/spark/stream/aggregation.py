@@ -1,4 +1,4 @@
-"""Spark's aggregate expressions, taken apart so that a window with its own state can compute them."""
+"""Splits Spark's aggregate expressions into functions that windows on keyed state can compute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DISTINCT = {"count": "count_distinct", "sum": "sum_distinct", "min": "min", "ma
 
 @dataclass(frozen=True)
 class Part:
-    """One aggregate: a function of Spark's by its name, what it is of, in SQL, and its result."""
+    """One aggregate: the name of Spark's function, its arguments in SQL, and its result."""
 
     function: str
     of: tuple[str, ...]
@@ -29,19 +29,19 @@ class Part:
 
 
 def columns(what: Sequence[str | Column]) -> list[Column]:
-    """Return aggregates that a user gave as SQL or as Columns."""
+    """Return aggregates as Columns."""
     return [F.expr(each) if isinstance(each, str) else each for each in what]
 
 
 def grouped(
     frame: DataFrame, keys: Sequence[Column], what: Sequence[Column], name: str
 ) -> DataFrame:
-    """Return Spark's own aggregation. Raises `UsageError` for expressions that do not fit."""
+    """Return Spark's own aggregation. Raises `UsageError` if Spark rejects an expression."""
     return analysed(name, lambda: frame.groupBy(*keys).agg(*what))
 
 
 def parts(frame: DataFrame, what: Sequence[Column], name: str) -> list[Part]:
-    """Take aggregate expressions apart, by Spark's own analysis of them."""
+    """Split aggregate expressions, as Spark's analyzer understands them."""
     made = grouped(frame, [], what, name)
     plan = analyzed_plan(made)
     listed: Any = plan.aggregateExpressions()
@@ -54,8 +54,8 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
     inner = expression.child() if expression.nodeName() == "Alias" else expression
     if inner.nodeName() != "AggregateExpression":
         raise UsageError(
-            f"operator {name!r}: {expression.sql()} is not one aggregate function. A window with state "
-            "of its own takes functions one by one: compute the rest afterwards, on the flow's .df"
+            f"operator {name!r}: {expression.sql()} is not one aggregate function, as windows on keyed "
+            "state need: compute the rest afterwards, on the flow's .df"
         )
     function = inner.aggregateFunction()
     called = str(function.prettyName())
@@ -65,7 +65,8 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
     if inner.isDistinct():
         if called not in _DISTINCT:
             raise UsageError(
-                f"operator {name!r}: {called}(DISTINCT ...) is not among what it can do"
+                f"operator {name!r}: {called}(DISTINCT ...) is not supported on keyed state: leave "
+                "DISTINCT out"
             )
         called = _DISTINCT[called]
     if called in ("first", "last", "any_value") and bool(function.ignoreNulls()):
@@ -74,18 +75,19 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
     kind = str(compared.dataType().typeName())
     if called in _COMPARES and kind in ("struct", "array", "map"):
         raise UsageError(
-            f"operator {name!r}: {called} of a {kind} is not among what it can do: use plain columns"
+            f"operator {name!r}: {called} of a {kind} is not supported on keyed state: use "
+            "plain columns"
         )
     takes_nulls = aggregates.function(called).nulls
     condition = inner.filter()
     if condition.isDefined() and takes_nulls:
         raise UsageError(
-            f"operator {name!r}: {called} that passes over rows is not among what it can do: leave "
-            "such rows out before the flow"
+            f"operator {name!r}: {called} with FILTER is not supported on keyed state: filter the rows "
+            "before the flow"
         )
     if condition.isDefined():
         chosen = str(condition.get().sql())
         of = [f"CASE WHEN {chosen} THEN {each} END" for each in of]
     if called.startswith(("first", "last", "any_value")):
-        of = of[:1]  # what follows is whether nulls are passed over
+        of = of[:1]  # the next argument says whether nulls are ignored
     return Part(called, tuple(of), field)

@@ -1,8 +1,8 @@
-"""Flows: Flink's operators over a streaming DataFrame, and back to a DataFrame at any point.
+"""Flows: Flink's operators over a streaming DataFrame.
 
-A flow is a frame that knows its time. What Spark can do by itself is left to Spark; the rest runs an
-operator of `poundlock.stream` on Spark's keyed state (`poundlock.spark.stream.keyed`).
-`explain()` says which.
+A flow is a DataFrame with a time, and can be turned back into a DataFrame at any point. Spark runs
+what it has an operator for. An operator of `poundlock.stream` on keyed state runs the rest
+(`poundlock.spark.stream.keyed`). `explain()` says which.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MARK, _TIME, _ARRIVED = "__poundlock_mark", "__poundlock_time", "ingestion_time
 
 @dataclass(frozen=True)
 class Result:
-    """What an operator made: all its outputs, packed."""
+    """All outputs of an operator, packed."""
 
     raw: DataFrame
     outputs: keyed.Outputs
@@ -43,22 +43,22 @@ class Result:
 
 @dataclass(frozen=True)
 class Flow:
-    """A streaming frame with a time. Every method returns another flow; nothing starts."""
+    """A streaming DataFrame with a time. Every method returns a new flow and starts nothing."""
 
     frame: DataFrame
     time: str | None = None  # the column of event time; None: processing time
     watermark: Watermark | None = None
     position: tuple[str, ...] = ()
-    shift: int = 0  # milliseconds that event time is before that column, as of a window's end
-    lost: str = ""  # the operator after which there is no event time any more
-    ordered: bool = True  # rows come as their source gave them, but for what the plan says
-    made: bool = False  # by an operator: its rows come before the batch's watermark
+    shift: int = 0  # milliseconds from event time to that column; 1 for a window's end
+    lost: str = ""  # the operator that passes no event time on
+    ordered: bool = True  # no step of the flow changes the source's order
+    made: bool = False  # an operator made the rows, which come before the batch's watermark
     result: Result | None = None
     steps: tuple[str, ...] = ()
 
     @property
     def df(self) -> DataFrame:
-        """The flow as a DataFrame: of an operator's outputs, the main one."""
+        """The flow as a DataFrame. After an operator, its main output."""
         return self.frame
 
     @property
@@ -67,7 +67,7 @@ class Flow:
         return tuple(self.result.outputs.schemas) if self.result else (MAIN,)
 
     def side_output(self, name: str) -> DataFrame:
-        """Return an output as a DataFrame. A pipeline of the flow itself can write several at once."""
+        """Return an output as a DataFrame. To write several at once, use a pipeline of the flow."""
         self._check_output(name)
         if self.result is None:
             return self.frame
@@ -90,14 +90,14 @@ class Flow:
         return Domain.PROCESSING if self.time is None else Domain.EVENT
 
     def explain(self) -> str:
-        """Say step by step what does the work: Spark's own operators, or keyed state, and why."""
+        """Return, step by step, whether Spark's own operators or keyed state are used, and why."""
         clock = "processing time" if self.time is None else f"event time `{self.time}`"
         return "\n".join([f"flow in {clock}", *self.steps])
 
-    # Steps without state: Spark's own, or a Python function over Arrow batches.
+    # Stateless steps: Spark's own, or a Python function over Arrow batches.
 
     def select(self, *columns: str | Column) -> Flow:
-        """Shape the rows by Spark's expressions."""
+        """Select columns and Spark's expressions."""
         chosen = [
             F.expr(each) if isinstance(each, str) and each != "*" else each for each in columns
         ]
@@ -114,12 +114,12 @@ class Flow:
         return self._python(step, self.frame.schema, "filter")
 
     def map(self, function: Callable[[Any], Any], schema: str | StructType) -> Flow:
-        """Make one row of each, by a function. `schema` has the columns of what it returns."""
+        """Map each row by a function. `schema` has the columns of its result."""
         step = rowwise.Map("map", rowwise.checked(function, "map"))
         return self._python(step, parsed(schema, "map"), "map")
 
     def flat_map(self, function: Callable[[Any], Iterable[Any]], schema: str | StructType) -> Flow:
-        """Make any number of rows of each, by a function that returns or yields them."""
+        """Map each row to any number of rows, by a function that returns or yields them."""
         step = rowwise.FlatMap("flat_map", rowwise.checked(function, "flat_map"))
         return self._python(step, parsed(schema, "flat_map"), "flat_map")
 
@@ -135,10 +135,10 @@ class Flow:
         on_timeout: str = "fail",
         name: str = "enrich",
     ) -> Flow:
-        """Ask another system about each row, many at a time.
+        """Enrich each row with another system's answer, with many calls at a time.
 
-        `function` is `async def`, or a plain one that is run in threads; it returns a row or rows. At
-        most `concurrency` calls of a task are under way at once. A batch that is replayed asks again.
+        `function` returns a row or rows. It is an `async def`, or a plain function, which runs in
+        threads. A task makes at most `concurrency` calls at once. A replayed batch calls it again.
         """
         options: dict[str, Any] = {
             "concurrency": concurrency,
@@ -151,7 +151,7 @@ class Flow:
         return replace(made, ordered=self.ordered and ordered)
 
     def union(self, *others: Flow) -> Flow:
-        """Put flows with the same columns and the same time together."""
+        """Unite flows that have the same columns and the same time."""
         frame = self.frame
         for other in others:
             if other.time != self.time:
@@ -164,7 +164,7 @@ class Flow:
         return replace(self._stepped(frame, "union: Spark"), made=made)
 
     def key_by(self, *columns: str | Column) -> KeyedFlow:
-        """Give each row a key: what follows happens for every key by itself."""
+        """Key the rows. The next operator applies to each key separately."""
         from poundlock.spark.stream.keyedflow import KeyedFlow
 
         if not columns:
@@ -177,21 +177,21 @@ class Flow:
                 frame = frame.withColumn(name, expression)
             elif not isinstance(column, str) and not is_column(column, name):
                 raise UsageError(
-                    f"key_by(): there is a column {name!r} already, which is not this expression: give "
-                    "it another alias"
+                    f"key_by(): there is a column {name!r} already, with another value: give the "
+                    "expression another alias"
                 )
             names.append(name)
         for name in names:
             kind = frame.schema[name].dataType.simpleString()
             if "map<" in kind or "variant" in kind or "collate" in kind:
                 raise UsageError(
-                    f"column {name!r} is of type {kind}, which cannot be a key: use a field or a form "
-                    "of it that can be compared"
+                    f"column {name!r} is of type {kind}, which cannot be a key: use one of its fields, "
+                    "or convert it to a type that can be compared"
                 )
         return KeyedFlow(replace(self, frame=frame, result=None), tuple(names))
 
     def with_time(self, column: str) -> Flow:
-        """Take another column of an operator's rows as their event time. The watermark stays."""
+        """Use another column of an operator's rows as event time. The watermark is unchanged."""
         if self.watermark is None:
             raise UsageError(
                 "with_time() is for a flow in event time: give flow() a time and watermark"
@@ -206,10 +206,10 @@ class Flow:
         frame = rowwise.apply(self.frame, step, schema)
         return self._stepped(frame, f"{name}: a Python function, over Arrow batches")
 
-    # What the keyed operators need.
+    # For the keyed operators.
 
     def require_time(self, operator: str) -> None:
-        """Raise `UsageError` if the flow has no event time that an operator could go by."""
+        """Raise `UsageError` if the flow has no event time."""
         self.check_clock(operator)
         if self.time is None:
             raise UsageError(
@@ -218,10 +218,10 @@ class Flow:
             )
 
     def check_clock(self, operator: str) -> None:
-        """Raise `UsageError` if the flow had event time, and an earlier step has passed none on."""
+        """Raise `UsageError` if an earlier step has dropped the event time."""
         if self.lost:
             cure = (
-                "name it with with_time()" if self.watermark else "start from its .df with flow()"
+                "name one with with_time()" if self.watermark else "start from its .df with flow()"
             )
             raise UsageError(
                 f"operator {operator!r} comes after {self.lost!r}, which passes no event time on: "
@@ -237,7 +237,7 @@ class Flow:
     def input(
         self, key: Sequence[str], operator: str, columns: Sequence[str] | None = None
     ) -> keyed.Input:
-        """Return the rows as an operator takes them, with some columns or with all."""
+        """Return the rows as the input of an operator, with some columns or with all."""
         self.check_clock(operator)
         missing = [name for name in self.position if name not in self.frame.columns]
         if missing:
@@ -251,14 +251,15 @@ class Flow:
         return keyed.Input(self.frame, key, micros, place, arrival, columns)
 
     def watermarked(self) -> tuple[DataFrame, str]:
-        """Return the frame and its time column with Spark's tag on it, for Spark's own operators."""
+        """Return the frame with a tagged time column, for Spark's own operators, and its name."""
         assert self.time is not None
         assert self.watermark is not None
         time, tag = self._time(), {WATERMARK_TAG: self.watermark.delay}
-        # Spark's own operators leave out rows without a time, and say nothing.
+        # Spark's own operators silently drop rows without a time.
         missing = F.raise_error(F.lit(f"{keyed.FAILED}{keyed.NO_TIME}")).cast("timestamp")
         time = F.when(time.isNull(), missing).otherwise(time)
-        name = _TIME if self.shift else self.time  # in its place: Spark allows one tag in a frame
+        # It replaces the time column, as Spark allows one tag in a frame.
+        name = _TIME if self.shift else self.time
         return self.frame.withColumn(name, time.alias(name, metadata=tag)), name
 
     def _time(self) -> Column:
@@ -279,7 +280,7 @@ class Flow:
         """Return the flow of an operator's results."""
         if time is None:
             time, shift = self.time, self.shift
-        # Spark's operators in processing time pass no watermark on.
+        # In processing time, Spark's stateful operators pass no watermark on.
         passes = Domain.PROCESSING not in operator.domains and self.watermark is not None
         lost = "" if passes or self.time is None else operator.name
         return Flow(
@@ -301,20 +302,20 @@ def flow(
     watermark: Duration | Watermark | None = None,
     position: str | Sequence[str] = (),
 ) -> Flow:
-    """Begin a flow over a streaming frame.
+    """Begin a flow over a streaming DataFrame.
 
     Args:
-        time: The column of event time, or `ingestion()`. Without one the flow goes by processing time.
-        watermark: How long to wait for rows that come late: a duration, or `bounded`, `monotone`,
-            `punctuated`. May be left out if the frame has a watermark already.
-        position: Columns that say where a row stood in its source, such as Kafka's `partition` and
-            `offset`. Rows of a key with equal times are taken in this order; without it, in an order
-            that only depends on their content. Either way a replay gives the same.
+        time: The column of event time, or `ingestion()`. Default: processing time.
+        watermark: How long to wait for late rows: a duration, `bounded`, `monotone` or `punctuated`.
+            Leave it out if the DataFrame has a watermark already.
+        position: Columns with the position of a row in its source, such as Kafka's `partition` and
+            `offset`. Rows of a key with equal times are processed in this order, by default in an
+            order that depends only on their content. In both cases a replay gives the same result.
     """
     if not isinstance(frame, DataFrame) or not frame.isStreaming:
         raise UsageError(
-            "flow() takes a streaming DataFrame: open the source with spark.readStream, or with "
-            "poundlock.read_kafka and the like"
+            "flow() takes a streaming DataFrame: open the source with spark.readStream, or with a "
+            "function such as poundlock.read_kafka"
         )
     if isinstance(time, Ingestion):
         frame = frame.withColumn(_ARRIVED, F.current_timestamp())
@@ -331,7 +332,7 @@ def flow(
             "watermark='10 seconds'"
         )
     if watermark is None:
-        # Rows that an operator with state has made come before the watermark that made it give them.
+        # A stateful operator's rows come before the watermark at which it emitted them.
         made = read_plan(frame).stateful
         return Flow(frame, time, existing, _positions(frame, position), made=made)
     if existing is not None:
@@ -349,7 +350,7 @@ def flow(
 
 
 def parsed(schema: str | StructType, operator: str) -> StructType:
-    """Return a schema that a user gave as text."""
+    """Return a schema that may be given as text."""
     if isinstance(schema, StructType):
         return schema
     try:
@@ -357,11 +358,14 @@ def parsed(schema: str | StructType, operator: str) -> StructType:
     except Exception as error:
         problem = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"operator {operator!r}: the schema {schema!r} cannot be read, write it as 'id string, "
-            f"total double': {problem}"
+            f"operator {operator!r}: the schema {schema!r} cannot be read: {problem}. Write it as 'id "
+            "string, total double'"
         ) from error
     if not isinstance(found, StructType):
-        raise UsageError(f"operator {operator!r}: the schema {schema!r} has no column names")
+        raise UsageError(
+            f"operator {operator!r}: the schema {schema!r} has no column names: write it as 'id "
+            "string, total double'"
+        )
     return found
 
 
@@ -391,7 +395,7 @@ def _check_time(frame: DataFrame, time: Any) -> None:
 
 
 def _existing_watermark(frame: DataFrame) -> Watermark | None:
-    """Return the watermark that the frame's plan defines, if it does."""
+    """Return the watermark in the frame's plan, if there is one."""
     for node in walk(analyzed_plan(frame)):
         if node.nodeName() == "EventTimeWatermark":
             return Watermark(watermark_delay(node))
@@ -399,7 +403,7 @@ def _existing_watermark(frame: DataFrame) -> Watermark | None:
 
 
 def analysed(step: str, build: Callable[[], Any]) -> Any:
-    """Return what `build` makes. Spark's refusal becomes a `UsageError` that names the operator."""
+    """Return the result of `build`. Spark's error becomes a `UsageError` that names the operator."""
     try:
         return build()
     except AnalysisException as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IntervalJoin:
-    """An interval join, by Spark's own join or by an operator."""
+    """An interval join of two flows."""
 
     left: KeyedFlow
     right: KeyedFlow
@@ -32,7 +32,7 @@ class IntervalJoin:
     name: str
 
     def _columns(self) -> StructType:
-        """Return the columns of both, the key once."""
+        """Return the columns of both flows, with the key once."""
         left = self.left.flow.frame.schema.fields
         right = [f for f in self.right.flow.frame.schema.fields if f.name not in self.right.key]
         both = {field.name for field in left} & {field.name for field in right}
@@ -83,12 +83,12 @@ class IntervalJoin:
         inputs = {0: self.left, 1: self.right}
         why = "a function is given" if function else "late rows have an output"
         made = self.left.run(operator, outputs, inputs, f"an interval join, because {why}")
-        # A pair's time is the later of the two, and no column of it has that.
+        # The time of a pair is the later one of both rows, which no column has.
         return replace(made, lost=self.name)
 
 
 class _Both:
-    """Makes a row of two: all of the left one, and of the right one what is not its key."""
+    """Combines two rows: all columns of the left one, and those of the right one without its key."""
 
     def __init__(self, columns: Sequence[str], key: Sequence[str]) -> None:
         self._places = [at for at, name in enumerate(columns) if name not in key]

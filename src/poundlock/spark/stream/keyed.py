@@ -1,12 +1,12 @@
-"""Runs an operator of `poundlock.stream` inside Spark: thin, and in whole groups of rows.
+"""Runs an operator of `poundlock.stream` inside Spark, on pages of keys.
 
-Spark's `transformWithState` makes a call for each key, and several through a socket for its state. So
-the keys are spread over pages, and a page is what Spark takes for a key:
+Spark's `transformWithState` calls Python for each key, and uses a socket several times for its state.
+To make fewer calls, keys are grouped in pages by their hash. For Spark, a page is one key:
 
     rows -> pack -> (page, Arrow bytes) -> transformWithState -> (output, Arrow bytes) -> unpack -> rows
 
-Rows travel as Arrow in both directions. A page's state is one value of bytes, and its timers are in
-there too: Spark is asked for one timer per page, the earliest.
+A page's state is one value of bytes, which includes the timers of its keys. Spark has one timer for
+each page, for the earliest of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PAGE, _TIME, _HASH, _PLACE = "__page", "__time", "__hash", "__place"
 
 @dataclass(frozen=True)
 class Input:
-    """The rows of one input of an operator, and what they are sorted by."""
+    """The rows of one input of an operator, and their order."""
 
     frame: DataFrame
     key: Sequence[str]
@@ -72,7 +72,7 @@ class Input:
     columns: Sequence[str] | None = None  # what the operator is given of a row; None: everything
 
     def packed(self, number: int, pages: int) -> DataFrame:
-        """Return this input in packets of rows, each of one page."""
+        """Return this input as packets of rows. A packet belongs to one page."""
         columns = self.frame.columns if self.columns is None else self.columns
         order = {f"{_PLACE}{index}": column for index, column in enumerate(self.place)}
         page = F.lit(0)
@@ -94,7 +94,7 @@ class Input:
 
 
 def content_hash(frame: DataFrame, names: Sequence[str]) -> Column:
-    """Return a hash of some columns, for an order between rows that nothing else tells apart."""
+    """Return a hash of some columns, by which rows of equal time and position are sorted."""
     columns = [
         part
         for field in frame.schema.fields
@@ -106,12 +106,12 @@ def content_hash(frame: DataFrame, names: Sequence[str]) -> Column:
 
 @dataclass(frozen=True)
 class _Pack:
-    """Sorts rows by page and cuts them into packets, as `mapInArrow` wants it."""
+    """A function for `mapInArrow` that sorts rows by page and splits them into packets."""
 
     number: int
     arrival: bool
-    # Makes every operator's shuffle its own: Spark would share equal ones, and an operator that reads
-    # from a shared one is given no watermark.
+    # Unique, so that Spark does not share the shuffle between operators. An operator that reads from a
+    # shared shuffle gets no watermark.
     owner: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -126,7 +126,7 @@ class _Pack:
             yield from self._packets(waiting)
 
     def _placed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Number the rows by the task's partition and their place in it."""
+        """Add the number of the partition, and of the row in it."""
         context = TaskContext.get()
         partition, seen = context.partitionId() if context else 0, 0
         for batch in batches:
@@ -166,7 +166,7 @@ def _places(table: pa.Table) -> list[str]:
 
 
 def _sorted(table: pa.Table, *first: str) -> pa.Table:
-    """Return rows by these columns, and then by time, place in the source and content."""
+    """Sort rows by these columns, and then by time, position in the source and content."""
     places = _places(table)
     if places:  # of any type
         return table.sort_by([(name, "ascending") for name in (*first, _TIME, *places, _HASH)])
@@ -182,7 +182,7 @@ class Outputs:
 
     @cached_property
     def arrow(self) -> dict[str, pa.Schema]:
-        """The same in Arrow, made once: every page of a batch asks for it."""
+        """The Arrow schemas. They are cached because every page of a batch needs them."""
         return {name: to_arrow_schema(s, timezone="UTC") for name, s in self.schemas.items()}
 
     def table(self, operator: str, name: str, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
@@ -204,22 +204,22 @@ class Outputs:
 
 
 def _fitted(values: Sequence[Any], kind: pa.DataType) -> Sequence[Any]:
-    """Return values as Arrow takes them: decimals rounded as Spark does it, times as ours are."""
+    """Convert values for Arrow. Decimals are rounded as in Spark, numbers are times in ms."""
     if pa.types.is_decimal(kind):
         step = Decimal(1).scaleb(-kind.scale)
         return [EXACT.quantize(v, step) if isinstance(v, Decimal) else v for v in values]
     if pa.types.is_timestamp(kind):
-        # Whole numbers are milliseconds, as all times that a function is given.
+        # Whole numbers are milliseconds, as in all times that a function gets.
         return [v * 1000 if type(v) is int else v for v in values]
     if pa.types.is_date(kind) and any(type(v) is int for v in values):
-        raise TypeError("a number is no date")
+        raise TypeError("a number is not a date")
     if pa.types.is_map(kind):
         return [list(v.items()) if isinstance(v, dict) else v for v in values]
     return values
 
 
 class Processor(StatefulProcessor):
-    """Gives pages to an operator. Spark makes one for each task."""
+    """Runs pages through an operator. Spark creates one processor for each task."""
 
     def __init__(
         self,
@@ -246,12 +246,12 @@ class Processor(StatefulProcessor):
         self._operator.close()
         if dropped := self._operator.late_dropped:
             logger.warning(
-                "operator %s left out %d late rows: an output for them would take them",
+                "operator %s dropped %d late rows: give it an output for late rows to keep them",
                 self._operator.name,
                 dropped,
             )
 
-    # Spark calls these by their names, and by those of their arguments.
+    # Spark fixes the names of these methods and of their arguments.
 
     def handleInputRows(  # noqa: N802
         self,
@@ -277,11 +277,11 @@ class Processor(StatefulProcessor):
         data, timer, seen, pages = stored or (None, None, None, self._pages)
         if pages != self._pages:
             raise UsageError(
-                f"operator {self._operator.name!r} has state in {pages} pages and is now to have "
+                f"operator {self._operator.name!r} has state in {pages} pages, but the flow sets "
                 f"{self._pages}: keep with_pages({pages}), or start with a new checkpoint"
             )
         if firing is not None and firing != timer:
-            return  # the page was woken by its rows before, and has asked for another time since
+            return  # the page ran for its rows in this batch, and has set another timer
         events, broadcast, latest = read_packets(packets, self._keys)
         clock = self._clock(timer_values, latest)
         before = Clock(BEGINNING if seen is None else seen, clock.now) if self._chained else None
@@ -301,8 +301,8 @@ class Processor(StatefulProcessor):
     def _clock(self, timer_values: Any, latest: int) -> Clock:
         if self._mode == "none":
             return Clock(now=latest)
-        # Spark has no watermark below zero, and shows none as zero. Flink's is one less than Spark's:
-        # no row with that time is expected any more, where Spark still takes those.
+        # Spark's watermark is zero before the first row. Spark still accepts rows at the watermark,
+        # and Flink does not, so Flink's watermark is one less.
         watermark = timer_values.getCurrentWatermarkInMs()
         return Clock(
             watermark - 1 if watermark > 0 else BEGINNING,
@@ -310,12 +310,12 @@ class Processor(StatefulProcessor):
         )
 
     def _due(self, due: Mapping[Domain, int | None], clock: Clock) -> int | None:
-        """Return when Spark must wake the page, in the time that its own timers go by."""
+        """Return the time of the page's timer in Spark, by the clock of its time mode."""
         event, processing = due[Domain.EVENT], due[Domain.PROCESSING]
         if self._mode == "eventTime":
             return None if event is None else max(event + 1, 1)
         if self._mode == "processingTime" and event is not None:
-            return clock.now + 1  # Spark wakes by one clock only: look at the other in each batch
+            return clock.now + 1  # Spark's timers use one clock, so check event time in each batch
         return processing
 
     def _set_timer(self, old: int | None, new: int | None, *, fired: bool) -> None:
@@ -330,7 +330,7 @@ class Processor(StatefulProcessor):
 def read_packets(
     packets: Iterable[tuple[int, bytes]], keys: Sequence[Sequence[str]]
 ) -> tuple[dict[tuple[Any, ...], list[Event]], list[Event], int]:
-    """Return each key's rows in order, the rows that are for every page, and the latest time."""
+    """Return each key's rows in order, the rows for every page, and the latest time."""
     tables: dict[int, list[pa.Table]] = defaultdict(list)
     for number, data in packets:
         tables[number].append(from_bytes(data))
@@ -359,13 +359,13 @@ def read_packets(
 
 
 def python_rows(table: pa.Table) -> Iterator[Row]:
-    """Return a table's rows as user code sees them."""
+    """Return a table's rows for user code."""
     columns = [_python(column) for column in table.columns]
     return map(row_type(tuple(table.column_names)), zip(*columns, strict=True))
 
 
 def _key_values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a key's column as values that are equal where Spark takes them for equal."""
+    """Return the values of a key column, which are equal whenever Spark's values are equal."""
     values = _python(column)
     if pa.types.is_floating(column.type):
         return [None if v is None else _NAN if v != v else v + 0.0 for v in values]  # -0.0 is 0.0
@@ -375,7 +375,7 @@ def _key_values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a struct or array as what can be looked up: a tuple."""
+    """Return a struct or array as a tuple, which can be a key of a dictionary."""
     if isinstance(value, dict | list):
         return tuple(map(_frozen, value.values() if isinstance(value, dict) else value))
     return (_NAN if value != value else value + 0.0) if isinstance(value, float) else value
@@ -383,7 +383,7 @@ def _frozen(value: Any) -> Any:
 
 def _python(column: pa.ChunkedArray) -> list[Any]:
     if pa.types.is_timestamp(column.type) and column.type.tz:
-        # All zones are one instant, and UTC is the quickest to make.
+        # The instant is the same in every time zone, and UTC converts fastest.
         column = column.cast(pa.timestamp("us", "UTC"))
     if pa.types.is_map(column.type):
         return [None if value is None else dict(value) for value in column.to_pylist()]
@@ -391,7 +391,7 @@ def _python(column: pa.ChunkedArray) -> list[Any]:
 
 
 def time_mode(operator: Operator) -> str:
-    """Return which of Spark's clocks the operator's pages are woken by."""
+    """Return Spark's time mode for the operator's timers."""
     if Domain.PROCESSING in operator.domains:
         return "processingTime"
     return "eventTime" if Domain.EVENT in operator.domains else "none"
@@ -405,7 +405,7 @@ def run(
     pages: int = PAGES,
     chained: bool = False,
 ) -> DataFrame:
-    """Return what an operator makes of its inputs, packed: see `output` and `tagged`."""
+    """Return an operator's results, packed: see `output` and `tagged`."""
     packed = [each.packed(number, pages) for number, each in inputs.items()]
     union = packed[0]
     for frame in packed[1:]:
@@ -426,7 +426,7 @@ TAG = "output"
 
 
 def tagged(raw: DataFrame, outputs: Outputs) -> DataFrame:
-    """Return the rows of all outputs: the output's name, and a struct column for each of them."""
+    """Return the rows of all outputs: the output's name, and a struct column for each output."""
     schema = StructType().add(TAG, "string")
     for name, columns in outputs.schemas.items():
         schema = schema.add(struct_column(name), columns)

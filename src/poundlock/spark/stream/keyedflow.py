@@ -1,4 +1,4 @@
-"""Flows with a key: windows, process functions, joins, patterns and rolling aggregates."""
+"""Keyed flows: windows, process functions, joins, patterns and rolling aggregates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from poundlock.stream.windows import Assigner
 
 @dataclass(frozen=True)
 class KeyedFlow:
-    """A flow whose rows have a key: what is done to it happens for every key by itself."""
+    """A flow whose rows have a key. Every operation applies to each key separately."""
 
     flow: Flow
     key: tuple[str, ...]
@@ -48,10 +48,10 @@ class KeyedFlow:
         return self.flow.df
 
     def with_pages(self, pages: int) -> KeyedFlow:
-        """Spread the keys over another number of pages, which is fixed for the life of a checkpoint.
+        """Set the number of pages. It is fixed for the life of a checkpoint.
 
-        More of them for very many keys of which a batch touches few; fewer where a batch's cost matters
-        more than its size.
+        A page is some keys of an operator, whose state is read and written together. Use more pages if
+        there are many keys and a batch touches few of them. Use fewer if small batches must be cheap.
         """
         if not isinstance(pages, int) or pages < 1:
             raise UsageError(f"pages={pages!r}: give a whole number, 1 or more")
@@ -67,14 +67,14 @@ class KeyedFlow:
         late_output: str | None = None,
         name: str = "window",
     ) -> WindowedFlow:
-        """Gather rows in windows: `tumbling`, `sliding`, `sessions`, `count`, `global_windows`.
+        """Assign rows to windows: `tumbling`, `sliding`, `sessions`, `count`, `global_windows`.
 
-        `allowed_lateness`: how long past the watermark a row still changes its window, which then gives
-        its result again. `late_output`: the name of an output for rows that come later than that.
+        `allowed_lateness`: how long after its end a window still accepts rows. It fires again for them.
+        `late_output`: the name of a side output for rows that are later than that.
         """
         if not isinstance(windows, Assigner):
             raise UsageError(
-                f"operator {name!r}: {windows!r} are no windows, use tumbling('1 minute') and the like"
+                f"operator {name!r}: {windows!r} are no windows: use tumbling('1 minute') or the like"
             )
         self.flow.check_clock(name)
         lateness = milliseconds(allowed_lateness, "allowed_lateness")
@@ -92,12 +92,12 @@ class KeyedFlow:
         return self.run(operator, outputs, {0: self}, "a process function")
 
     def connect(self, other: KeyedFlow) -> ConnectedFlow:
-        """Put a second flow with the same kind of key beside this one, for a co-process function."""
+        """Connect a second flow with the same type of key, for a co-process function."""
         self._check_other(other, "connect")
         return ConnectedFlow(self, other)
 
     def broadcast(self, rules: Flow) -> BroadcastFlow:
-        """Give a second flow's rows to all keys, such as rules that change while running."""
+        """Send a second flow's rows to all keys, such as rules that change at run time."""
         if not isinstance(rules, Flow):
             raise UsageError("broadcast() takes a flow without a key: leave its key_by() out")
         if (rules.time is None) != (self.flow.time is None):
@@ -120,10 +120,11 @@ class KeyedFlow:
         right_late_output: str | None = None,
         name: str = "interval_join",
     ) -> Flow:
-        """Join each row with those of another flow whose time is from `lower` to `upper` after its own.
+        """Join each row with the other flow's rows that are from `lower` to `upper` later.
 
-        Without `function` a result has the columns of both, which Spark's own join computes unless late
-        rows are wanted too. With one, it is what `function(left, right, ctx)` returns.
+        Without `function` a result has the columns of both rows. Spark's own join computes it, unless
+        there is an output for late rows. With `function(left, right, ctx)`, the results are the rows
+        that it returns.
         """
         self._check_other(other, name)
         self.flow.require_time(name)
@@ -152,9 +153,9 @@ class KeyedFlow:
     ) -> Flow:
         """Find a pattern in each key's rows.
 
-        `select(match, ctx)` makes rows of a match, `{stage: [rows]}`. Without it a match becomes the
-        key, its start and end, and a list of rows for each stage. `timed_out` is a name, a function
-        and a schema for matches that `within` ended before they were complete.
+        `select(match, ctx)` returns the rows for a match, `{stage: [rows]}`. Without it, a result has
+        the key, the match's start and end, and a list of rows for each stage. `timed_out` is a side
+        output for partial matches that timed out: its name, a function like `select`, and a schema.
         """
         if not isinstance(pattern, Pattern):
             raise UsageError(f"operator {name!r}: start a pattern with begin('name')")
@@ -192,34 +193,37 @@ class KeyedFlow:
     # Rolling aggregates: a result for every row.
 
     def reduce(self, function: Callable[[Any, Any], Any], *, name: str = "reduce") -> Flow:
-        """Combine each row with the result so far, and give the new result for every row."""
-        return self._rolling(RollingOperator(name, self.flow.frame.columns, function))
+        """Combine each row with the result so far, and emit the new result for every row."""
+        return self._run_rolling(RollingOperator(name, self.flow.frame.columns, function))
 
     def sum(self, column: str) -> Flow:
-        """Give, for every row, the key's first row with the sum of a column so far."""
-        return self._rolling(rolling("sum", self.flow.frame.columns, "sum", column))
+        """Emit, for every row, the key's first row with the sum of a column so far."""
+        return self._roll("sum", column)
 
     def min(self, column: str) -> Flow:
-        """Give, for every row, the key's first row with the least of a column so far."""
-        return self._rolling(rolling("min", self.flow.frame.columns, "min", column))
+        """Emit, for every row, the key's first row with the least value of a column so far."""
+        return self._roll("min", column)
 
     def max(self, column: str) -> Flow:
-        """Give, for every row, the key's first row with the greatest of a column so far."""
-        return self._rolling(rolling("max", self.flow.frame.columns, "max", column))
+        """Emit, for every row, the key's first row with the greatest value of a column so far."""
+        return self._roll("max", column)
 
     def min_by(self, column: str) -> Flow:
-        """Give, for every row, the key's row with the least of a column so far."""
-        return self._rolling(rolling("min_by", self.flow.frame.columns, "min_by", column))
+        """Emit, for every row, the key's row with the least value of a column so far."""
+        return self._roll("min_by", column)
 
     def max_by(self, column: str) -> Flow:
-        """Give, for every row, the key's row with the greatest of a column so far."""
-        return self._rolling(rolling("max_by", self.flow.frame.columns, "max_by", column))
+        """Emit, for every row, the key's row with the greatest value of a column so far."""
+        return self._roll("max_by", column)
 
-    def _rolling(self, operator: RollingOperator) -> Flow:
+    def _roll(self, kind: str, column: str) -> Flow:
+        return self._run_rolling(rolling(kind, self.flow.frame.columns, kind, column))
+
+    def _run_rolling(self, operator: RollingOperator) -> Flow:
         outputs = {MAIN: StructType(self.flow.frame.schema.fields)}
         return self.run(operator, outputs, {0: self}, "a rolling aggregate")
 
-    # What all have in common.
+    # For all operators.
 
     def key_fields(self) -> list[StructField]:
         """Return the columns of the key, with their types."""
@@ -232,8 +236,8 @@ class KeyedFlow:
         others = [field.dataType.simpleString() for field in other.key_fields()]
         if kinds != others:
             raise UsageError(
-                f"{name}(): one key is ({', '.join(kinds)}) and the other ({', '.join(others)}): make "
-                "them alike"
+                f"{name}(): one key is ({', '.join(kinds)}) and the other ({', '.join(others)}): use "
+                "keys of the same types"
             )
         if (self.flow.time is None) != (other.flow.time is None):
             raise UsageError(f"{name}() needs both flows in event time, or both in processing time")
@@ -248,12 +252,12 @@ class KeyedFlow:
         shift: int = 0,
         columns: Sequence[str] | None = None,
     ) -> Flow:
-        """Return the flow of what an operator makes of its inputs."""
+        """Return the flow of an operator's results."""
         if not keeps_keyed_state(self.df.sparkSession):
             raise UsageError(
-                f"operator {operator.name!r} needs the state backend 'rocksdb', for Spark keeps keyed "
-                "state in no other: open the session with poundlock.session(), or leave state_backend= "
-                "out"
+                f"operator {operator.name!r} needs the state backend 'rocksdb', the only one that "
+                "supports keyed state: open the session with poundlock.session(), without "
+                "state_backend="
             )
         rows = {
             number: each.flow.input(each.key, operator.name, columns)
@@ -270,7 +274,7 @@ class KeyedFlow:
 
 @dataclass(frozen=True)
 class ConnectedFlow:
-    """Two flows with the same kind of key."""
+    """Two flows with the same type of key."""
 
     first: KeyedFlow
     second: KeyedFlow
@@ -287,13 +291,13 @@ class ConnectedFlow:
 
 @dataclass(frozen=True)
 class BroadcastFlow:
-    """A flow with a key, beside rows that are meant for all keys."""
+    """A keyed flow, and a flow whose rows are broadcast to all its keys."""
 
     keyed: KeyedFlow
     rules: Flow
 
     def process(self, function: BroadcastProcessFunction, *, name: str | None = None) -> Flow:
-        """Run a function over both. What it keeps of the rules is kept once in every page of keys."""
+        """Run a function over both. Each page of keys has a copy of its broadcast state."""
         name = name or _named(function, BroadcastProcessFunction)
         outputs, mine = _outputs(function, name), self.keyed
         operator = BroadcastProcessOperator(
@@ -316,7 +320,7 @@ def _outputs(function: Any, name: str) -> dict[str, StructType]:
     for output, columns in declared_outputs(function).items():
         if not isinstance(columns, str | StructType):
             raise UsageError(
-                f"operator {name!r}: output {output!r} needs types, write it as 'id string, n long'"
+                f"operator {name!r}: output {output!r} lacks types: write it as 'id string, n long'"
             )
         schemas[output] = parsed(columns, name)
     return schemas

@@ -1,4 +1,4 @@
-"""Steps without state that call a Python function for each row, over whole Arrow batches."""
+"""Stateless steps, which call a Python function for each row of an Arrow batch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pyspark.sql.types import StructType
 from poundlock.errors import UsageError
 from poundlock.spark.stream.keyed import Outputs, python_rows
 from poundlock.stream.enrich import enrich
-from poundlock.stream.operator import MAIN, blamed
+from poundlock.stream.operator import MAIN, operator_error
 from poundlock.stream.rows import Row, shaped
 
 
 @dataclass(frozen=True)
 class Step:
-    """A function and what becomes of its results."""
+    """A function, and how its results become rows."""
 
     name: str
     function: Callable[[Any], Any]
@@ -29,7 +29,7 @@ class Step:
 
 
 class Filter(Step):
-    """Keeps the rows for which the function is true."""
+    """Keeps the rows for which the function returns true."""
 
     def rows(self, rows: Sequence[Row], fields: Sequence[str]) -> Sequence[tuple[Any, ...]]:
         return [row for row in rows if self.function(row)]
@@ -51,7 +51,7 @@ class FlatMap(Step):
 
 @dataclass(frozen=True)
 class Enrich(Step):
-    """Makes rows of each by asking another system, many at a time."""
+    """Makes rows of each row from another system's answers, with many calls at a time."""
 
     options: Mapping[str, Any]
 
@@ -61,14 +61,14 @@ class Enrich(Step):
 
 
 def checked(function: Any, name: str) -> Any:
-    """Return a function that a user gave. Raises `UsageError` for what cannot be called."""
+    """Return the value if it is a function. Raises `UsageError` if not."""
     if not callable(function):
-        raise UsageError(f"operator {name!r} needs a function, and was given {function!r}")
+        raise UsageError(f"operator {name!r} needs a function and was given {function!r}: give one")
     return function
 
 
 def apply(frame: DataFrame, step: Step, schema: StructType) -> DataFrame:
-    """Return the frame of what a step makes of a frame's rows."""
+    """Return the frame of a step's results."""
     outputs = Outputs({MAIN: schema})
     return frame.mapInArrow(_Apply(step, outputs, schema.names), schema)
 
@@ -91,4 +91,4 @@ class _Apply:
         try:
             return self.step.rows(rows, self.fields)
         except Exception as error:
-            raise blamed(self.step.name, error) from error
+            raise operator_error(self.step.name, error) from error

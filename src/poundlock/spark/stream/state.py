@@ -1,4 +1,4 @@
-"""State from outside: what the operators of a query have kept in its checkpoint."""
+"""Reads the state of a query's operators from its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from poundlock.spark.stream.keyed import STATE
 from poundlock.stream.operator import read_key, read_page
 from poundlock.stream.times import Domain
 
-_WANTED = "Give the checkpoint_location of a query with state that has finished a batch"
+_HINT = "Give the checkpoint_location of a query with state that has finished a batch"
 
 
 @dataclass(frozen=True)
 class OperatorState:
-    """One operator of a query, as its checkpoint knows it."""
+    """One stateful operator of a query."""
 
     number: int
     kind: str  # Spark's name for it
     stores: tuple[str, ...]
     partitions: int
-    batches: tuple[int, int]  # the first and the last whose state is there
+    batches: tuple[int, int]  # the first and the last batch whose state exists
 
     @property
     def ours(self) -> bool:
@@ -34,21 +34,21 @@ class OperatorState:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one key has kept."""
+    """The state and timers of one key."""
 
     key: tuple[Any, ...]
     state: dict[str, Any]
-    timers: dict[str, list[int]]  # when it will be called back, by the kind of time
+    timers: dict[str, list[int]]  # by domain, in milliseconds
     page: int
 
 
 def operators(spark: SparkSession, checkpoint: str) -> list[OperatorState]:
-    """Return the operators with state of the query that this checkpoint belongs to."""
+    """Return the stateful operators of the query with this checkpoint."""
     found: dict[int, list[Any]] = {}
     for row in _read(spark.read.format("state-metadata"), checkpoint).collect():
         found.setdefault(row.operatorId, []).append(row)
     if not found:
-        raise UsageError(f"there is no state in {checkpoint}. {_WANTED}")
+        raise UsageError(f"there is no state in {checkpoint}. {_HINT}")
     return [
         OperatorState(
             number,
@@ -64,12 +64,8 @@ def operators(spark: SparkSession, checkpoint: str) -> list[OperatorState]:
 def entries(
     spark: SparkSession, checkpoint: str, operator: int = 0, batch: int | None = None
 ) -> Iterator[Entry]:
-    """Yield what each key of one of our operators has kept, after the last batch or after `batch`."""
-    reader = spark.read.format("statestore").option("operatorId", operator)
-    reader = reader.option("stateVarName", STATE)
-    if batch is not None:
-        reader = reader.option("batchId", batch)
-    frame = _read(reader, checkpoint)
+    """Yield the keys of one of Poundlock's operators, after the last batch or after `batch`."""
+    frame = _read(_reader(spark, operator, batch).option("stateVarName", STATE), checkpoint)
     for row in frame.select("key.page", "value.data").toLocalIterator():
         for key, rest in read_page(None if row.data is None else bytes(row.data))[1].items():
             value, state, timers = read_key(key, rest)
@@ -81,11 +77,13 @@ def entries(
 def rows(
     spark: SparkSession, checkpoint: str, operator: int = 0, batch: int | None = None
 ) -> DataFrame:
-    """Return the state of one of Spark's own operators: a key and a value for each."""
+    """Return the state of one of Spark's own operators, as pairs of key and value."""
+    return _read(_reader(spark, operator, batch), checkpoint)
+
+
+def _reader(spark: SparkSession, operator: int, batch: int | None) -> Any:
     reader = spark.read.format("statestore").option("operatorId", operator)
-    if batch is not None:
-        reader = reader.option("batchId", batch)
-    return _read(reader, checkpoint)
+    return reader if batch is None else reader.option("batchId", batch)
 
 
 def _read(reader: Any, checkpoint: str) -> DataFrame:
@@ -93,6 +91,4 @@ def _read(reader: Any, checkpoint: str) -> DataFrame:
         return reader.load(checkpoint)
     except PySparkException as error:
         problem = str(error).strip().splitlines()[0]
-        raise UsageError(
-            f"the state in {checkpoint} cannot be read: {problem}. {_WANTED}"
-        ) from error
+        raise UsageError(f"the state in {checkpoint} cannot be read: {problem}. {_HINT}") from error

@@ -1,6 +1,6 @@
-"""Windows over a flow with a key: Spark's own where they do, else on keyed state.
+"""Windows over a keyed flow: Spark's own windows if they suffice, else windows on keyed state.
 
-The two differ for rows that are late by less than a batch: Spark's still takes them.
+They differ for rows that are late by less than a batch. Spark's own windows still accept those.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WINDOW = [StructField("window_start", TimestampType()), StructField("window_end
 
 @dataclass(frozen=True)
 class WindowedFlow:
-    """Rows in windows, that wait for what is to be computed of them."""
+    """A keyed flow with windows, on which a computation can be called."""
 
     keyed: KeyedFlow
     windows: Assigner
@@ -50,15 +50,17 @@ class WindowedFlow:
         process: Callable[..., Any] | None = None,
         side_outputs: Mapping[str, str | StructType] | None = None,
     ) -> Flow:
-        """Aggregate each window as its rows come: nothing but the result so far is kept.
+        """Aggregate each window row by row. Only the accumulators are kept.
 
-        `what` are Spark's expressions (`F.avg("celsius").alias("mean")`, or SQL) or one `Aggregate` of
-        your own, whose `schema` has the columns of its result. A result has the key, `window_start`,
-        `window_end` and those columns; with `process(key, window, result, ctx)` it has the columns of
-        `schema`, which are then those of what that function returns.
+        `what` is Spark's expressions (`F.avg("celsius").alias("mean")`, or SQL), or one `Aggregate` of
+        your own with `schema`, the columns of its result. A result has the key, `window_start`,
+        `window_end` and the results. With `process(key, window, result, ctx)`, the results are the rows
+        that this function returns, and `schema` has their columns.
         """
         if not what:
-            raise UsageError(f"operator {self.name!r}: aggregate() needs something to compute")
+            raise UsageError(
+                f"operator {self.name!r}: aggregate() needs an argument: give an expression"
+            )
         own = [each for each in what if isinstance(each, Aggregate)]
         if own:
             if len(what) > 1 or schema is None:
@@ -66,8 +68,7 @@ class WindowedFlow:
                     f"operator {self.name!r}: give one Aggregate and the schema of its result"
                 )
             return self._by_aggregate(own[0], parsed(schema, self.name), process, side_outputs)
-        if (process is None) != (schema is None):
-            raise UsageError(f"operator {self.name!r}: schema= is that of what process= returns")
+        self._check_schema(process, schema)
         columns = aggregation.columns([each for each in what if not isinstance(each, Aggregate)])
         reason = self._not_native(process)
         if reason is None:
@@ -82,8 +83,7 @@ class WindowedFlow:
         schema: str | StructType | None = None,
     ) -> Flow:
         """Combine the rows of each window, two by two. A result has all columns, and the window's."""
-        if (process is None) != (schema is None):
-            raise UsageError(f"operator {self.name!r}: schema= is that of what process= returns")
+        self._check_schema(process, schema)
         rest = [f for f in self._frame.schema.fields if f.name not in self.keyed.key]
         chosen = StructType(rest) if schema is None else parsed(schema, self.name)
         return self._by_aggregate(Reduce(function), chosen, process, None)
@@ -95,27 +95,25 @@ class WindowedFlow:
         *,
         side_outputs: Mapping[str, str | StructType] | None = None,
     ) -> Flow:
-        """Give each window's rows to `function(key, window, rows, ctx)`, which returns rows.
+        """Pass each window's rows to `function(key, window, rows, ctx)`, which returns rows.
 
-        Every row of a window is kept until then; `aggregate` keeps less.
+        All rows of a window are kept until it fires. `aggregate` keeps less.
         """
         if not callable(function):
-            raise UsageError(f"operator {self.name!r}: process() takes a function")
-        return self._run(
-            self._frame,
-            parsed(schema, self.name),
-            None,
-            function,
-            side_outputs,
-            "a window function",
-        )
+            raise UsageError(f"operator {self.name!r}: process() needs a function: give one")
+        made = parsed(schema, self.name)
+        return self._run(self._frame, made, None, function, side_outputs, "a window function")
+
+    def _check_schema(self, process: Any, schema: Any) -> None:
+        if (process is None) != (schema is None):
+            raise UsageError(f"operator {self.name!r}: give process= and schema= together")
 
     @property
     def _frame(self) -> DataFrame:
         return self.keyed.flow.frame
 
     def _not_native(self, process: Any) -> str | None:
-        """Say why Spark's own windows would not do. None: they do."""
+        """Return why Spark's own windows do not suffice; None: they do."""
         windows, flow = self.windows, self.keyed.flow
         reasons = {
             "Spark has no such windows": not isinstance(windows, TimeWindows | SessionWindows)
