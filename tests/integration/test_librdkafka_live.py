@@ -31,7 +31,8 @@ from kafka.protocol.producer import EndTxnRequest
 
 from poundlock import errors
 from poundlock.servers import kafka
-from poundlock.sinks.kafka.producer import ArrowProducer, Identity
+from poundlock.sinks.kafka.producer import ArrowProducer
+from poundlock.sinks.kafka.types import ProducerIdentity
 
 SECONDS = 30
 # With an authorizer, whoever is not named where others are is kept out; the rest stays open to all.
@@ -110,7 +111,7 @@ def read(kafka_server: kafka.Cluster, topic: str, *, committed: bool = True) -> 
     return sorted(found, key=lambda message: (message.partition(), message.offset()))
 
 
-def finish(producer: ArrowProducer) -> Identity:
+def finish(producer: ArrowProducer) -> ProducerIdentity:
     """End a task: flush, take the identity, leave the transaction open."""
     producer.flush(SECONDS)
     identity = producer.identity()
@@ -119,7 +120,11 @@ def finish(producer: ArrowProducer) -> Identity:
 
 
 def end(
-    admin: KafkaAdminClient, transactional_id: str, identity: Identity, *, commit: bool = True
+    admin: KafkaAdminClient,
+    transactional_id: str,
+    identity: ProducerIdentity,
+    *,
+    commit: bool = True,
 ) -> None:
     """End a transaction of somebody else, as the driver does."""
 

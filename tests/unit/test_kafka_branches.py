@@ -6,7 +6,7 @@ import pytest
 
 from poundlock.core.model import Branch, Namespace, Transaction
 from poundlock.errors import NoFreeId
-from poundlock.sinks.kafka.branches import parse_id, transactional_id
+from poundlock.sinks.kafka.branches import parse_transactional_id, transactional_id
 
 WHERE = Transaction(Namespace("p", "00ff"), 3, 7, 1)
 
@@ -21,7 +21,7 @@ def ids(held_ids: frozenset[str] = frozenset(), tasks: int = 20, bound: int = 8)
 def test_tasks_of_a_batch_have_ids_of_their_own_as_long_as_there_are_some() -> None:
     assert len(set(ids(tasks=8))) == 8
     assert len(set(ids(tasks=20))) == 8
-    assert {parse_id(id_) for id_ in ids()} == {(Namespace("p", "00ff"), 3, "out")}
+    assert {parse_transactional_id(id_) for id_ in ids()} == {(Namespace("p", "00ff"), 3, "out")}
 
 
 def test_an_id_that_a_decided_batch_holds_is_never_opened_again() -> None:

@@ -1,9 +1,9 @@
-"""Kafka as a source: Spark's own connector, and the consumer group told how far we are.
+"""Kafka as a source: Spark's own connector, and offsets for a consumer group.
 
 Spark keeps a query's offsets in its checkpoint and never commits them to a group, so lag tools see
-nothing. A source that names a group hands them back: after the batch is final (ON_BATCH), inside the
-batch's own decision (TRANSACTIONAL), or not at all (DISABLED). The checkpoint stays the truth in every
-case.
+nothing. A source with a group hands the offsets back: after the batch is final (ON_BATCH), inside the
+batch's decision (TRANSACTIONAL), or not at all (DISABLED). Spark always reads on from the checkpoint,
+never from the group.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from typing import Any
 
 from poundlock.core.model import checked_name
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.sinks.kafka.branches import client_settings
-from poundlock.sinks.kafka.client import KafkaClient
-from poundlock.sinks.kafka.offsets import GroupOffsetsBranch, GroupOffsetsParticipant, Offsets
-from poundlock.sinks.kafka.producer_settings import SECRET
+from poundlock.sinks.kafka import cluster
+from poundlock.sinks.kafka.client import ClientOwner
+from poundlock.sinks.kafka.offsets import (
+    GroupOffsetsBranch,
+    GroupOffsetsParticipant,
+    Offsets,
+    commit_offsets,
+)
+from poundlock.sinks.kafka.settings import SECRET, client_settings
 
 logger = logging.getLogger("poundlock")
 
@@ -35,8 +40,8 @@ class OffsetMode(Enum):
     DISABLED = "disabled"
 
 
-class KafkaSource:
-    """What a pipeline must know of a Kafka source that it reads through us."""
+class KafkaSource(ClientOwner):
+    """What a pipeline must know about a Kafka source that was opened with `read_kafka`."""
 
     def __init__(
         self,
@@ -49,7 +54,6 @@ class KafkaSource:
         self.mode = mode if group else OffsetMode.DISABLED
         self.settings = dict(settings)
         self.topics = tuple(topics)  # none, where they are named by a pattern
-        self._client: KafkaClient | None = None
         self._pending: dict[int, Offsets] = {}  # by batch, until the batch is final
         self._participant: GroupOffsetsParticipant | None = None
 
@@ -69,8 +73,9 @@ class KafkaSource:
         return self.settings["bootstrap.servers"], self.group, self.mode
 
     def preflight(self) -> None:
-        """See that the brokers let us in and have the topics. Touches nothing."""
-        missing = [name for name, found in self.client.topics(self.topics).items() if not found]
+        """Check that we can log in and that the topics exist. Changes nothing."""
+        topics = self.client.run(cluster.topics, self.topics)
+        missing = [name for name, found in topics.items() if not found]
         if missing:
             raise UsageError(
                 f"the source's topics {', '.join(missing)} do not exist at "
@@ -120,24 +125,13 @@ class KafkaSource:
         if not offsets:
             return
         try:
-            self.client.commit_group_offsets(self.group, offsets)
+            self.client.run(commit_offsets, self.group, offsets)
         except PoundlockError as error:
             if not stopping:
                 raise
             logger.warning(
                 "group %s: offsets not handed back while stopping: %s", self.group, error
             )
-
-    @property
-    def client(self) -> KafkaClient:
-        if self._client is None:
-            self._client = KafkaClient(self.settings)
-        return self._client
-
-    def close(self) -> None:
-        """Let go of the connections."""
-        if self._client is not None:
-            self._client.close()
 
 
 _sources: dict[str, KafkaSource] = {}  # what a frame's plan names by a token: no secret goes there

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from poundlock.core.model import checked_name
 from poundlock.errors import UsageError
-from poundlock.sinks.kafka.producer_settings import SECRET
+from poundlock.sinks.kafka.settings import SECRET
 from poundlock.sqljob.statements import Statement, split_all
 
 _TABLES = ("source", "window", "match", "sink")

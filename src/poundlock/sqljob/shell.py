@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.sinks.kafka.producer_settings import SECRET
+from poundlock.sinks.kafka.settings import SECRET
 from poundlock.spark import internals
 from poundlock.spark.pipeline.pipeline import Pipeline
 from poundlock.spark.pipeline.query import Query
