@@ -35,7 +35,7 @@ _STATE_BY_OUTCOME = {
     Outcome.UNKNOWN: BranchState.NO_WITNESS,
 }
 
-_STATE_BY_PROGRESS = {
+_SEEN = {
     Progress.SETTLED: BranchState.COMMITTED,
     Progress.PENDING: BranchState.PREPARED,
     # The topic of a decided batch was deleted, or deleted and created again: an operator must decide.
@@ -48,8 +48,9 @@ def transactional_id(branch: Branch, bound: int) -> str:
 
     The id contains the generation, so a driver never opens an id that an earlier driver has in doubt.
     """
-    transaction = branch.transaction
-    stem = f"{_prefix(transaction.namespace)}{transaction.generation}.{branch.sink}"
+    transaction, namespace = branch.transaction, branch.transaction.namespace
+    owner = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}"
+    stem = f"{owner}.{transaction.generation}.{branch.sink}"
     ids = (f"{stem}.{slot}" for slot in range(bound))
     free = [id_ for id_ in ids if id_ not in branch.held_ids]
     if free:  # use all that are free, so that tasks do not collide behind a block of held ids
@@ -61,10 +62,6 @@ def transactional_id(branch: Branch, bound: int) -> str:
         transaction=str(transaction),
         sink=branch.sink,
     )
-
-
-def _prefix(namespace: Namespace) -> str:
-    return f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
 
 
 class IdParts(NamedTuple):
@@ -142,7 +139,7 @@ class KafkaBranches(ClientOwner, Participant):
                     "has the fix and ask its maintainers for the repair",
                     sink=self.name,
                 )
-            states[receipt.id] = _STATE_BY_PROGRESS[settlement.progress]
+            states[receipt.id] = _SEEN[settlement.progress]
             self.hidden = self.hidden or settlement.hidden
         return states
 
@@ -161,15 +158,16 @@ class KafkaBranches(ClientOwner, Participant):
         return shows_abort(now, _identity(receipt))
 
     def newest_generation(self, namespace: Namespace) -> int:
-        prefix = _prefix(namespace)
+        prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         known = self.client.run(transactions.list_by_prefix, prefix, states=())
         parsed = (parse_transactional_id(txn.transactional_id) for txn in known)
         return max((it.generation for it in parsed if it and it.namespace == namespace), default=0)
 
     def find(self, namespace: Namespace) -> list[Stray]:
         self.hidden = False
+        prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         mine: dict[str, int] = {}
-        for txn in self.client.run(transactions.list_by_prefix, _prefix(namespace)):
+        for txn in self.client.run(transactions.list_by_prefix, prefix):
             parsed = parse_transactional_id(txn.transactional_id)
             # Names are compared whole, because one name may be the beginning of another.
             if parsed and (parsed.namespace, parsed.sink) == (namespace, self.name):

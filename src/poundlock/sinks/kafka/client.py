@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from itertools import chain
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
@@ -246,14 +247,14 @@ class KafkaClient:
             by_node = await _group_by_node(waiting, locate, missing)
             asked = sum(map(len, by_node.values()))
             requests = [partial(_ask, ask, node, group) for node, group in by_node.items()]
-            for part in await self.gather(requests):
-                for item, answer in part.items():
-                    if not isinstance(answer, TryAgain):
-                        answers[item] = answer
-                        continue
-                    missing[item] = answer
-                    if answer.stale:
-                        mark_moved(item)
+            parts = await self.gather(requests)
+            for item, answer in chain.from_iterable(part.items() for part in parts):
+                if not isinstance(answer, TryAgain):
+                    answers[item] = answer
+                    continue
+                missing[item] = answer
+                if answer.stale:
+                    mark_moved(item)
             before, waiting = len(waiting), [item for item in waiting if item not in answers]
             if not waiting or self.seconds_left <= pause:
                 break

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from poundlock.core.model import Branch, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, Semantic, frame_mismatch
-from poundlock.core.sparksql import to_json
+from poundlock.core.sparksql import row_json
 from poundlock.errors import UsageError
 from poundlock.sinks.kafka import cluster, witness
 from poundlock.sinks.kafka.branches import NEVER_MS, KafkaBranches
@@ -21,7 +21,9 @@ from poundlock.sinks.kafka.types import LastRecord
 from poundlock.sinks.kafka.witness import Evidence
 from poundlock.sinks.kafka.writer import KafkaWriter
 
-_DEFAULT_TIMEOUT_MS = 900_000  # Kafka's own limit, where we may not ask for it
+_DEFAULT_TIMEOUT_MS = (
+    900_000  # Kafka's default limit, used where we may not read the brokers' limit
+)
 _HEADERS = "array<struct<key:string,value:binary>>"
 _AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", "date")
 
@@ -33,18 +35,19 @@ class Kafka(KafkaBranches):
         topic: The topic. None: each row names its own in `topic_column`.
         bootstrap_servers: `host:port`, several with commas.
         name: The sink's name in its pipeline; the topic's by default.
-        key: Column for the key; numbers and dates are written as text.
+        key: Column for the key. Numbers and dates are written as text.
         value: Column for the value, or "json" for the whole row as JSON.
         headers, partition, timestamp: Columns for these, none by default.
         topic_column: Column with the topic of each row, where `topic` is None.
         semantic: "exactly_once", "at_least_once" or "none".
-        transaction_timeout: Seconds, or "never" (Kafka 4.1 and later, where the brokers allow it); as
-            long as the brokers allow by default.
-        transactional_ids: How many ids the sink uses; several times the tasks of a batch.
+        transaction_timeout: Seconds, or "never" (Kafka 4.1 and later, where the brokers allow it). By
+            default as long as the brokers allow.
+        transactional_ids: How many ids the sink uses. Give several times the tasks of a batch.
+        flush_timeout: Seconds that a task waits until its rows are acknowledged.
         settings: Any setting of librdkafka, security included.
 
     If neither key nor value is named, the columns `key`, `value`, `headers`, `partition` and
-    `timestamp` are taken where the frame has them, as in Spark's own sink.
+    `timestamp` are used if the DataFrame has them, as in Spark's own sink.
     """
 
     commitment = Commitment.TRANSACTIONAL
@@ -93,39 +96,43 @@ class Kafka(KafkaBranches):
         exact = self.semantic is Semantic.EXACTLY_ONCE
         return "isolation.level=read_committed" if exact else "nothing"
 
-    # What the frame must have.
+    # What the DataFrame must have.
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
-        named = self._columns
-        if named["key"] is None and named["value"] is None:
-            named = {key: name or (key if key in columns else None) for key, name in named.items()}
-            named["value"] = named["value"] or "value"
         wanted: dict[str, str] = {}
         problems: list[str] = []
-        if self.topic is None:
-            named = named | {"topic": self._topic_column}
-        for role, name in named.items():
-            if name is None:
-                continue
+        for role, name in self._columns_by_role(columns).items():
             if role == "value" and name == "json" and "json" not in columns:
-                wanted["value"] = _whole_row(columns)
-            elif name not in columns:
+                wanted["value"] = f"CAST({row_json(columns)} AS BINARY)"
+                continue
+            if name not in columns:
                 problems.append(f"there is no column {name!r} for the {role}")
+                continue
+            expression = _EXPRESSIONS[role](columns[name])
+            if expression is not None:
+                wanted[role] = expression
             else:
-                expression = _EXPRESSIONS[role](columns[name])
-                if expression is None:
-                    problems.append(
-                        f"column {name!r} has type {columns[name].type}, but the {role} needs "
-                        f"{_ACCEPTED[role]}"
-                    )
-                else:
-                    wanted[role] = expression
+                problems.append(
+                    f"column {name!r} has type {columns[name].type}, but the {role} needs "
+                    f"{_ACCEPTED[role]}"
+                )
         if problems:
             raise frame_mismatch(self.name, problems, columns)
         return wanted
 
+    def _columns_by_role(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        named = self._columns
+        if named["key"] is None and named["value"] is None:
+            named = {
+                role: name or (role if role in columns else None) for role, name in named.items()
+            }
+            named["value"] = named["value"] or "value"
+        if self.topic is None:
+            named = named | {"topic": self._topic_column}
+        return {role: name for role, name in named.items() if name is not None}
+
     def check_dead_letters(self) -> None:
-        """A letter is one JSON text, without a key, whatever columns the sink takes otherwise."""
+        """Check for a fixed topic. A dead letter is one JSON text without a key."""
         if self.topic is None:
             raise UsageError("a sink for bad rows needs a fixed topic", sink=self.name)
 
@@ -150,7 +157,7 @@ class Kafka(KafkaBranches):
             )
         if found.replication < 2:
             return [
-                f"topic {self.topic} has {found.replication} replica: what a broker loses, is lost"
+                f"topic {self.topic} has {found.replication} replica: what its broker loses is lost"
             ]
         return []
 
@@ -162,9 +169,9 @@ class Kafka(KafkaBranches):
         if version < 2 or speaks < END_TXN_VERSION:
             raise UsageError(
                 f"the brokers have transaction.version {version} and EndTxn up to version {speaks}, "
-                f"but exactly-once needs 2 and {END_TXN_VERSION}: only then can anybody tell a "
-                "committed transaction from an aborted one. Use Kafka 4.1 or later and upgrade the "
-                "feature: kafka-features.sh upgrade --feature transaction.version=2",
+                f"but exactly-once needs 2 and {END_TXN_VERSION}: only then can a "
+                "committed transaction be told from an aborted one. Use Kafka 4.1 or later and upgrade "
+                "the feature: kafka-features.sh upgrade --feature transaction.version=2",
                 sink=self.name,
             )
         releases = {broker.release[:2] for broker in brokers}
@@ -192,7 +199,7 @@ class Kafka(KafkaBranches):
         config = self.client.run(cluster.broker_config, [name])
         if config.values is None:
             self._timeout_ms = self._timeout_ms or _DEFAULT_TIMEOUT_MS
-            return [f"{name} could not be read ({config.why}): taking {self._timeout_ms} ms"]
+            return [f"{name} could not be read ({config.why}): using {self._timeout_ms} ms"]
         limit = _smallest(config.values, name, _DEFAULT_TIMEOUT_MS)
         if self._timeout_ms is None:
             self._timeout_ms = limit
@@ -281,14 +288,6 @@ def _milliseconds(column: Column) -> str | None:
     if column.type == "timestamp_ntz":
         return f"unix_millis(CAST({column.sql} AS TIMESTAMP))"
     return f"unix_millis({column.sql})" if column.type == "timestamp" else None
-
-
-def _whole_row(columns: Mapping[str, Column]) -> str:
-    fields = ", ".join(
-        f"'{name.replace(chr(92), chr(92) * 2).replace(chr(39), chr(92) + chr(39))}', {column.sql}"
-        for name, column in columns.items()
-    )
-    return f"CAST({to_json(f'named_struct({fields})', nulls=False)} AS BINARY)"
 
 
 _EXPRESSIONS = {
