@@ -134,9 +134,8 @@ class KafkaSource(ClientOwner):
             )
 
 
-_sources: dict[
-    str, KafkaSource
-] = {}  # a plan names a source by a token, so that no secret is in the plan
+# By token. A plan holds only the token, so it holds no secret.
+_sources: dict[str, KafkaSource] = {}
 
 
 def source_of(options: Mapping[str, str]) -> KafkaSource | None:
@@ -195,9 +194,7 @@ def read_kafka(
     token = uuid.uuid4().hex
     _sources[token] = KafkaSource(group, mode, known, topics)
     for name in ("py4j.clientserver", "py4j.java_gateway"):
-        logging.getLogger(name).addFilter(
-            _NO_SECRETS
-        )  # adding the same filter twice changes nothing
+        logging.getLogger(name).addFilter(_NO_SECRETS)  # a second time changes nothing
     reader = spark.readStream.format("kafka").option(SOURCE_OPTION, token)
     return reader.options(**chosen).load()
 

@@ -117,13 +117,15 @@ class KafkaBranches(ClientOwner, Participant):
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         answers = end_transactions(self.client, list(map(_identity, receipts)), commit=True)
         pairs = list(zip(receipts, answers, strict=True))
-        seen = self._seen([receipt for receipt, answer in pairs if answer is Answer.DONE])
+        seen = self._read_settlements(
+            [receipt for receipt, answer in pairs if answer is Answer.DONE]
+        )
         return [
             seen[receipt.id] if answer is Answer.DONE else self._conclude(receipt, answer)
             for receipt, answer in pairs
         ]
 
-    def _seen(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
+    def _read_settlements(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
         """Check that commits have reached every partition: the coordinator's answer is not enough."""
         if not receipts:
             return {}

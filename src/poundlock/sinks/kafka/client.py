@@ -262,6 +262,11 @@ class KafkaClient:
             if not all_answered:  # otherwise the rest waited only because of `IN_FLIGHT`
                 await self._link.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+        return self._collected(answers, waiting, missing)
+
+    def _collected(
+        self, answers: Mapping[Item, T], waiting: Iterable[Item], missing: Mapping[Item, TryAgain]
+    ) -> Collected[Item, T]:
         missing = {item: missing.get(item, TryAgain("not asked in time")) for item in waiting}
         self._in_doubt |= any(again.stale for again in missing.values())
         return Collected(answers, missing)

@@ -30,7 +30,6 @@ from poundlock.errors import (
 )
 
 PRODUCER = 0
-CONF_UNKNOWN = -2
 PARTITION_UNASSIGNED = -1
 COPY = 0x2  # the library copies key and value, so Arrow's buffers may be freed after the call
 PARTITION_PER_MESSAGE = 0x8

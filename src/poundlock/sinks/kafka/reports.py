@@ -67,9 +67,8 @@ class Ledger:
     changed: threading.Condition = field(default_factory=threading.Condition)
     rows: int = 0  # acknowledged
     offsets: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)  # first and last
-    unplaced: set[TopicPartition] = field(
-        default_factory=set
-    )  # where the last rows have no offset yet
+    # Partitions whose last rows have no offset yet.
+    unplaced: set[TopicPartition] = field(default_factory=set)
     identity: ProducerIdentity | None = None
     problem: Problem | None = None
     trouble: Failure | None = None
