@@ -1,7 +1,7 @@
 """The driver's Kafka client against a real broker.
 
-First the answer matrix: what EndTxn version 5 says of a transaction, whatever became of it, and what
-its own records prove.
+First the answer matrix: what EndTxn version 5 answers about a transaction after each possible end, and
+what the transaction's own records prove.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def wait_for(client: Probe, id_: str, state: str) -> None:
     eventually(lambda: client.describe([id_])[id_].state == state)
 
 
-# The matrix. Each returns the transaction once that has happened to it.
+# The matrix. Each function returns a transaction after this has happened to it.
 
 
 def still_open(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
@@ -272,18 +272,18 @@ def test_the_answer_matrix(cluster, client, topic, happened, answer, outcome):
     assert (left.row in read_committed(cluster, topic)) is seen
 
 
-def test_an_id_that_never_was(client: Probe):
+def test_an_id_that_never_existed(client: Probe):
     assert client.end("never-was", 1, 0, commit=True) is Answer.FORGOTTEN
     assert client.describe(["never-was"]) == {"never-was": None}
 
 
-def test_nothing_was_ever_written(cluster, client, topic):
+def test_a_transaction_without_rows(cluster, client, topic):
     left = leave_open(cluster, topic, rows=0)
     assert client.end(*left.identity, commit=True) is Answer.CONTRADICTED
     assert client.outcome(left.identity, []).outcome is Outcome.UNKNOWN
 
 
-def test_every_end_raises_the_epoch_so_version_5_was_spoken(cluster, client, topic):
+def test_every_end_raises_the_epoch_as_version_5_does(cluster, client, topic):
     for commit in (True, False):
         left = leave_open(cluster, topic)
         client.end(*left.identity, commit=commit)
@@ -302,7 +302,7 @@ def test_a_zombie_cannot_write_after_the_commit(cluster, client, topic):
     assert "zombie" not in read_committed(cluster, topic)
 
 
-def test_many_ends_are_answered_each_for_itself_and_in_order(cluster, client, topic):
+def test_many_ends_have_their_own_answers_in_order(cluster, client, topic):
     lefts = [leave_open(cluster, topic) for _ in range(6)]
     client.end(*lefts[1].identity, commit=False)
     initialise(cluster, lefts[4].id)
@@ -404,7 +404,7 @@ def test_deleted_records_are_no_witness(cluster, client, topic):
     assert client.outcome(left.identity, left.written).outcome is Outcome.UNKNOWN
 
 
-def test_a_topic_that_was_deleted_or_created_anew_is_no_witness(cluster, client, topic):
+def test_a_topic_that_was_deleted_or_created_again_is_no_witness(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     admin.delete_topics([topic])[topic].result(SECONDS)
@@ -420,7 +420,7 @@ def test_a_topic_that_was_deleted_or_created_anew_is_no_witness(cluster, client,
     assert "created anew" in evidence.why
 
 
-# What is settled.
+# Settlements.
 
 
 def test_an_open_or_aborted_transaction_is_never_settled(cluster, client, topic):
@@ -447,7 +447,7 @@ def test_a_lost_record_is_not_settled(cluster, client, topic):
     assert client.settled(left.identity, [beyond]).progress is not Progress.SETTLED
 
 
-def test_a_deleted_topic_is_lost_even_if_created_anew(cluster, client, topic):
+def test_a_deleted_topic_is_lost_even_if_created_again(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     admin.delete_topics([topic])[topic].result(SECONDS)
@@ -458,7 +458,7 @@ def test_a_deleted_topic_is_lost_even_if_created_anew(cluster, client, topic):
     assert client.settled(left.identity, left.written).progress is Progress.LOST
 
 
-# Finding what is open.
+# Finding open transactions.
 
 
 def test_open_transactions_are_found_by_prefix_on_every_broker(cluster, client, topic):
@@ -585,7 +585,7 @@ def test_a_silent_broker_ends_in_time(cluster, topic):
         eventually(lambda: client.end(*left.identity, commit=True) is Answer.DONE)
 
 
-def test_an_address_where_nobody_is(tmp_path):
+def test_an_address_without_a_broker(tmp_path):
     with (
         Probe({"bootstrap.servers": "127.0.0.1:9"}, time_limit=1) as client,
         pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"),

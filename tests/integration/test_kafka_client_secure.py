@@ -150,7 +150,7 @@ def leave_open(settings: dict[str, str]) -> tuple[TransactionIdentity, list[Last
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_the_driver_speaks_as_its_producers_do(secured, mechanism):
+def test_the_driver_logs_in_as_its_producers_do(secured, mechanism):
     user = {"PLAIN": "driver", "SCRAM-SHA-512": "scram"}[mechanism]
     settings = {**secured, "sasl.mechanism": mechanism, "sasl.username": user}
     identity, written = leave_open(settings)
@@ -203,7 +203,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused(secured, tmp_path):
         client.describe(["mine.x"])
 
 
-def test_a_certificate_for_another_host_is_refused_unless_told_otherwise(secured):
+def test_a_certificate_for_another_host_is_refused_by_default(secured):
     elsewhere = secured["bootstrap.servers"].replace("127.0.0.1", "localhost")
     settings = {**secured, "bootstrap.servers": elsewhere}
     with Probe(settings) as client, pytest.raises(UsageError, match="localhost"):

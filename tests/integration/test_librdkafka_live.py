@@ -35,7 +35,7 @@ from poundlock.sinks.kafka.producer import ArrowProducer
 from poundlock.sinks.kafka.types import ProducerIdentity
 
 SECONDS = 30
-# With an authorizer, whoever is not named where others are is kept out; the rest stays open to all.
+# A resource with access rules is closed to users without a rule. Other resources are open to all.
 GUARDED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
@@ -158,7 +158,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
-# What arrives.
+# Rows that arrive.
 
 
 def test_rows_stay_unseen_until_somebody_else_commits(kafka_server, admin, target, producers):
@@ -419,7 +419,7 @@ def test_memory_comes_back_and_does_not_grow_with_the_batch(target, producers):
 # Errors by name.
 
 
-def test_a_fenced_producer_learns_it(target, producers):
+def test_a_fenced_producer_raises(target, producers):
     old = producers("twice")
     old.write(target, keys=None, values=pa.array([b"old"]))
     old.flush(SECONDS)
@@ -453,7 +453,7 @@ def test_a_batch_that_the_topic_finds_too_large(topic, producers):
         assert part in str(caught.value)
 
 
-def test_a_compacted_topic_wants_keys(topic, producers):
+def test_a_compacted_topic_needs_keys(topic, producers):
     target = topic(**{"cleanup.policy": "compact"})
     producer = producers()
     producer.write(target, keys=None, values=pa.array([b"v"] * 3))
@@ -468,7 +468,7 @@ def test_an_unknown_topic(producers):
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "a b", "x" * 300])
-def test_a_topic_that_cannot_be(producers, name):
+def test_a_topic_with_an_impossible_name(producers, name):
     with pytest.raises((errors.BadRow, errors.UsageError), match="topic"):
         producers().write(name, keys=None, values=pa.array([b"v"]))
 
@@ -546,10 +546,10 @@ def test_tls_and_passwords():
             producer.begin(2)
 
 
-# Last, for it is hard on the broker.
+# Last, because it kills the broker.
 
 
-def test_every_row_once_though_the_broker_is_killed_in_between(kafka_server, target, producers):
+def test_every_row_once_although_the_broker_is_killed(kafka_server, target, producers):
     batches, size = 20, 2000
     restart = threading.Thread(target=lambda: (kafka_server.kill(1), kafka_server.start(1)))
     producer = producers("survivor")

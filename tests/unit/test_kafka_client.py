@@ -66,7 +66,7 @@ def test_sasl_is_translated_under_both_of_its_names(name: str):
     assert (config["sasl_plain_username"], config["sasl_plain_password"]) == ("me", SECRET)
 
 
-def test_tls_verifies_certificate_and_host_name_unless_told_otherwise():
+def test_tls_verifies_certificate_and_host_name_by_default():
     context = to_kafka_python({**SERVERS, "security.protocol": "SSL"})["ssl_context"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
@@ -83,7 +83,7 @@ def test_tls_verifies_certificate_and_host_name_unless_told_otherwise():
     assert to_kafka_python(trusting)["ssl_context"].verify_mode is ssl.CERT_NONE
 
 
-def test_what_only_tunes_a_producer_is_passed_over():
+def test_settings_that_only_tune_a_producer_are_ignored():
     tuned = {"linger.ms": "5", "compression.type": "zstd", "transaction.timeout.ms": "60000"}
     assert to_kafka_python({**SERVERS, **tuned}) == to_kafka_python(SERVERS)
 
@@ -102,14 +102,14 @@ def test_what_only_tunes_a_producer_is_passed_over():
         "https.ca.location",
     ],
 )
-def test_a_guarding_setting_that_cannot_be_honoured_is_refused_by_name(name: str):
+def test_an_unsupported_security_setting_is_refused_by_name(name: str):
     with pytest.raises(UsageError, match=name.replace(".", r"\.")) as caught:
         to_kafka_python({**SERVERS, name: SECRET})
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM"])
-def test_a_mechanism_that_cannot_be_spoken_is_refused_by_name(mechanism: str):
+def test_an_unsupported_sasl_mechanism_is_refused_by_name(mechanism: str):
     with pytest.raises(UsageError, match=mechanism):
         to_kafka_python({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism})
 
@@ -143,7 +143,7 @@ def test_a_mechanism_that_cannot_be_spoken_is_refused_by_name(mechanism: str):
         ),
     ],
 )
-def test_settings_that_cannot_work_are_refused_with_their_name(settings, said: str):
+def test_wrong_settings_are_refused_by_name(settings, said: str):
     with pytest.raises(UsageError, match=said):
         KafkaClient(settings)
 
@@ -161,7 +161,7 @@ def test_no_secret_is_shown(caplog: pytest.LogCaptureFixture):
     assert "still heard" in caplog.text
 
 
-def test_a_pem_in_place_of_a_path_is_not_quoted():
+def test_a_pem_instead_of_a_path_is_not_quoted():
     with pytest.raises(UsageError) as caught:
         to_kafka_python({**SERVERS, "security.protocol": "SSL", "ssl.ca.pem": SECRET})
     assert SECRET not in str(caught.value)
@@ -170,7 +170,7 @@ def test_a_pem_in_place_of_a_path_is_not_quoted():
 # kafka-python.
 
 
-def test_a_release_of_kafka_python_that_lost_a_part_is_refused_by_name(
+def test_a_release_of_kafka_python_without_a_method_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.delattr(_kafka_python._Manager, "send")
@@ -189,7 +189,7 @@ def test_a_release_of_kafka_python_with_other_arguments_is_refused(
 # EndTxn.
 
 
-def test_only_version_5_of_end_txn_is_ever_sent():
+def test_only_version_5_of_end_txn_is_sent():
     assert END_TXN_VERSION == 5
 
 
@@ -204,11 +204,11 @@ def test_only_version_5_of_end_txn_is_ever_sent():
         (105, Answer.FORGOTTEN),  # TRANSACTIONAL_ID_NOT_FOUND
     ],
 )
-def test_the_answers_that_decide(code: int, answer: Answer):
+def test_answers_that_decide(code: int, answer: Answer):
     assert read_answer(code, "id") is answer
 
 
-def test_nothing_but_no_error_means_done():
+def test_only_no_error_means_done():
     assert [error for error, answer in ANSWERS.items() if answer is Answer.DONE] == [errors.NoError]
     done = [code for code in range(-1, 140) if meaning(code) is Answer.DONE]
     assert done == [0]
@@ -234,7 +234,7 @@ def meaning(code: int) -> object:
         (9999, "error 9999", True),  # a code from the future
     ],
 )
-def test_the_answers_that_decide_nothing_are_asked_for_again(code: int, name: str, stale: bool):
+def test_after_other_answers_the_client_asks_again(code: int, name: str, stale: bool):
     again = read_answer(code, "id")
     assert isinstance(again, TryAgain)
     assert (str(again), again.stale) == (name, stale)
@@ -247,11 +247,11 @@ def test_a_missing_permission_is_raised_with_its_name(code: int):
 
 
 @pytest.mark.parametrize("code", [5, 6, 14, 15, 16, 56, 74, 78])
-def test_what_may_pass_is_asked_for_again(code: int):
+def test_after_a_passing_error_the_client_asks_again(code: int):
     assert isinstance(check_error(code, "it", "READ"), TryAgain)
 
 
-def test_what_will_not_pass_is_raised():
+def test_a_lasting_error_is_raised():
     assert check_error(0, "it", "READ") is None
     with pytest.raises(NotAuthorised, match=r"refused it .*grant READ on Topic t"):
         check_error(29, "it", "READ on Topic t")
@@ -288,7 +288,7 @@ ODD = Evidence(Outcome.UNKNOWN, "odd")
         ([], Outcome.UNKNOWN),
     ],
 )
-def test_partitions_bear_witness_together(parts: list[Evidence], outcome: Outcome):
+def test_evidence_of_partitions_is_combined(parts: list[Evidence], outcome: Outcome):
     evidence = combine(parts)
     assert evidence.outcome is outcome
     assert all(part.why in evidence.why for part in parts)
@@ -322,7 +322,7 @@ def test_a_description_is_read_as_the_outcome_of_this_transaction_only(
     assert shows_abort(now, identity) is (outcome is Outcome.ABORTED)
 
 
-def test_an_unknown_id_says_nothing():
+def test_an_unknown_id_proves_nothing():
     identity = TransactionIdentity("id", 7, 3)
     assert read_outcome(None, identity).outcome is Outcome.UNKNOWN
     assert not shows_abort(None, identity)
@@ -339,7 +339,7 @@ def test_a_login_that_was_refused_is_not_an_outage():
     _raise_if_refused(errors.KafkaConnectionError("reset"))
 
 
-# Asking, with brokers that are told what to answer.
+# Questions to scripted brokers.
 
 
 class Script:
@@ -438,7 +438,7 @@ def test_a_listing_while_coordinators_move_does_not_count():
         asyncio.run(list_by_prefix(wired(answer)[0], "a."))
 
 
-def test_what_may_pass_is_asked_again_until_the_time_is_up():
+def test_a_question_is_repeated_until_the_time_is_up():
     client, _ = wired(lambda node, request: None)
     client._connected, tries = True, 0
 
@@ -485,7 +485,7 @@ def test_a_coordinator_is_looked_up_once_for_many_and_kept():
 @pytest.mark.parametrize(
     ("code", "answer"), [(51, Answer.BUSY), (14, Answer.UNREACHABLE), (-1, Answer.UNREACHABLE)]
 )
-def test_an_end_without_a_decision_says_so_when_time_is_up(code: int, answer: Answer):
+def test_an_end_without_a_decision_is_reported_when_the_time_is_up(code: int, answer: Answer):
     def script(node, request):
         return coordinators(request, 1) if node is None else SimpleNamespace(error_code=code)
 
@@ -504,7 +504,7 @@ def test_a_broker_too_old_for_version_5_is_refused():
         asyncio.run(end(wired(answer)[0], [TransactionIdentity("id", 7, 3)], commit=True))
 
 
-# The witness, with partitions that are made up.
+# The witness, with scripted partitions.
 
 TOPIC_ID = "w6uTz_0tRRebSn6VE0079Q"
 COMMIT, ABORT = 1, 0
@@ -592,7 +592,7 @@ def test_no_marker_and_readers_held_back_is_open():
         ([], "no record"),
     ],
 )
-def test_what_proves_nothing_is_unknown(batches: list[bytes], why: str):
+def test_records_that_prove_nothing_are_unknown(batches: list[bytes], why: str):
     evidence = ask_record(*batches)
     assert evidence.outcome is Outcome.UNKNOWN
     assert why in evidence.why
@@ -604,7 +604,7 @@ def test_a_record_whose_topic_id_was_not_recorded_is_no_witness():
     assert evidence.outcome is Outcome.UNKNOWN
 
 
-# What is settled.
+# Settlements.
 
 
 def progress(
@@ -694,7 +694,7 @@ def test_a_transaction_that_stays_open_in_a_partition_is_torn():
     assert "t-1@10: producer 7 is open there since 9" in settlement.why
 
 
-def test_a_topic_created_anew_is_lost():
+def test_a_topic_created_again_is_lost():
     assert progress(topic_id="AAAAAAAAAAAAAAAAAAAAAA").progress is Progress.LOST
 
 

@@ -1,4 +1,4 @@
-"""The Arrow producer, as far as it can be tried without a broker."""
+"""The Arrow producer, without a broker."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_settings_that_pass():
     check_settings(NOBODY | {"acks": "1", "enable.idempotence": "false"}, transactional=False)
 
 
-def test_settings_that_only_fit_together_are_named():
+def test_settings_that_do_not_fit_together_are_named():
     with pytest.raises(errors.UsageError, match=r"max\.in\.flight"):
         ArrowProducer(NOBODY | {"max.in.flight": "10"}, transactional_id="x")
 
@@ -280,7 +280,7 @@ def test_the_ledger_keeps_first_and_last_offsets():
     assert ledger.offsets == {("t", 0): (5, 42), ("t", 1): (0, 0)}
 
 
-def test_rows_without_offsets_are_counted_and_remembered_until_later_ones_have_some():
+def test_rows_without_offsets_are_remembered_until_later_rows_have_offsets():
     ledger = Ledger()
     ledger.add(Delivered(("t", 0), 10, None))
     assert ledger.rows == 10 and ledger.unplaced == {("t", 0)}
@@ -319,7 +319,7 @@ def test_trouble_is_not_a_problem():
 # A producer without a broker.
 
 
-def test_no_broker_is_unavailable_and_says_which():
+def test_an_unreachable_broker_is_named():
     with (
         ArrowProducer(NOBODY, transactional_id="x") as producer,
         pytest.raises(errors.Unavailable, match=r"could not begin.*127\.0\.0\.1:1.*refused"),
