@@ -417,7 +417,7 @@ def test_a_topic_that_was_deleted_or_created_again_is_no_witness(cluster, client
     committed(cluster, client, topic)  # something of ours at the same offsets
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
-    assert "created anew" in evidence.why
+    assert "created again" in evidence.why
 
 
 # Settlements.

@@ -65,7 +65,7 @@ def transactional_id(branch: Branch, bound: int) -> str:
 
 
 class IdParts(NamedTuple):
-    """What a transactional id of ours says."""
+    """What a transactional id of Poundlock contains."""
 
     namespace: Namespace
     generation: int
@@ -73,7 +73,7 @@ class IdParts(NamedTuple):
 
 
 def parse_transactional_id(id: str) -> IdParts | None:
-    """Return the parts of a transactional id. None if it is not ours."""
+    """Return the parts of a transactional id. None if it is not Poundlock's."""
     match = re.fullmatch(
         rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)", id, flags=re.ASCII
     )

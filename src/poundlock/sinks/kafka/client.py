@@ -40,7 +40,7 @@ Item = TypeVar("Item", bound=Hashable)
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_BRIEF_SECONDS = 5.0
+_BRIEF_SECONDS = 5.0  # for questions that must not wait for a dead partition
 _SHARE = 3  # one request gets this fraction of a call's time, so that a hung broker can be replaced
 _GRACE_SECONDS = 5.0  # beyond a call's limit, before its thread is given up
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between rounds

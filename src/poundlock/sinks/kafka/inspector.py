@@ -19,7 +19,7 @@ from poundlock.sinks.kafka.sink import Kafka
 
 
 class KafkaInspector(Inspector):
-    """Shows every transaction of ours that the brokers hold open."""
+    """Shows every transaction of Poundlock that the brokers hold open."""
 
     system = "Kafka"
 

@@ -130,7 +130,7 @@ class Link:
         self._net.start()
 
     def post(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Start a coroutine on the link's thread; return its awaitable future."""
+        """Start a coroutine on the link's thread. Return its awaitable future."""
         try:
             return self._manager.call_soon(work)
         except Exception as error:  # the thread has ended, with this error

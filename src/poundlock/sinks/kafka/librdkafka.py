@@ -1,4 +1,4 @@
-"""The part of librdkafka that we use: its C interface, and its errors as ours.
+"""The part of librdkafka that we use: its C interface, and its errors translated.
 
 The library is the one inside confluent-kafka. Only functions and structs of the public header
 `rdkafka.h` are used, so any 2.x library works. No callback is registered: the library reports through

@@ -381,7 +381,7 @@ def _partition_progress(
             return Settlement(Progress.PENDING, f"{record}: {missing[where]}")
     stable = view.stable.answers[where]
     if stable is None or view.leaders.topic_id(record.topic) != record.topic_id:
-        return Settlement(Progress.LOST, f"{record}: the topic was deleted, or created anew")
+        return Settlement(Progress.LOST, f"{record}: the topic was deleted, or created again")
     if stable > record.offset:
         return Settlement(Progress.SETTLED, f"{record}: the last stable offset is {stable}")
     high = view.high.answers.get(where)

@@ -156,7 +156,7 @@ class _Reader:
         if error in (errors.UnknownTopicIdError, errors.InconsistentTopicIdError):
             if self._leaders.topic_id(name) == self.last.topic_id:
                 return TryAgain(error_name(part.error_code))  # the broker has not heard of it yet
-            raise _RecordGone("the topic was deleted and created anew")
+            raise _RecordGone("the topic was deleted and created again")
         if error is errors.OffsetOutOfRangeError:
             raise _RecordGone("the record is no longer there")
         return check_error(part.error_code, f"the records of {name}", grant) or part
