@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from poundlock.errors import UsageError
+
+# Settings whose names match hold a secret. Their values are never shown.
+SECRET_NAME = re.compile(r"password|secret|token|credential|passphrase|jaas|\.pem$|\.config$")
 
 
 def resolve(name: str, value: str) -> str:

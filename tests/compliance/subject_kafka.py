@@ -98,7 +98,7 @@ class KafkaSubject(Subject):
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"worth": Column("worth", "binary")}
-        says = "no column 'value' for the value.* It has worth binary"
+        says = "no column 'value' for the value.* The DataFrame has worth binary"
         yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame))
 
     @contextmanager

@@ -1,7 +1,7 @@
 """The driver's Kafka client against a real broker.
 
-First the answer matrix: what EndTxn version 5 says of a transaction, whatever became of it, and what
-its own records prove.
+First the answer matrix: what EndTxn version 5 answers about a transaction after each possible end, and
+what the transaction's own records prove.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from kafka_probe import Probe
 from poundlock.errors import Unavailable, UsageError
 from poundlock.servers import kafka
-from poundlock.sinks.kafka import witness as _kafka_witness
-from poundlock.sinks.kafka.client import Answer, Identity, KafkaClient, Outcome, Progress, Written
+from poundlock.sinks.kafka import witness
+from poundlock.sinks.kafka.transactions import Answer, Progress
+from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
+from poundlock.sinks.kafka.witness import Outcome
 
 SECONDS = 20
 
@@ -34,8 +36,8 @@ def cluster() -> Iterator[kafka.Cluster]:
 
 
 @pytest.fixture(scope="module")
-def client(cluster: kafka.Cluster) -> Iterator[KafkaClient]:
-    with KafkaClient(cluster.client_settings()) as client:
+def client(cluster: kafka.Cluster) -> Iterator[Probe]:
+    with Probe(cluster.client_settings()) as client:
         yield client
 
 
@@ -62,8 +64,8 @@ def eventually(what: Callable[[], bool]) -> None:
 class Open:
     """A transaction that its producer left open, as a task would."""
 
-    identity: Identity
-    written: list[Written]
+    identity: TransactionIdentity
+    written: list[LastRecord]
     row: str  # the first it wrote
     producer: object  # lives on, and could be a zombie
 
@@ -113,12 +115,12 @@ def leave_open(
     while eos.get("producer_id", -1) < 0:
         assert time.monotonic() < until
         producer.poll(0.05)
-    with KafkaClient(cluster.client_settings()) as client:
+    with Probe(cluster.client_settings()) as client:
         topic_id = client.topic_ids([topic])[topic]
     assert topic_id is not None
-    written = [Written(topic, topic_id, part, offset) for part, offset in sorted(last.items())]
+    written = [LastRecord(topic, topic_id, part, offset) for part, offset in sorted(last.items())]
     assert len(last) == (len(partitions) if rows else 0)
-    identity = Identity(id_, eos["producer_id"], eos["producer_epoch"])
+    identity = TransactionIdentity(id_, eos["producer_id"], eos["producer_epoch"])
     return Open(identity, written, f"{token}/0", producer)
 
 
@@ -153,64 +155,64 @@ def read_committed(cluster: kafka.Cluster, topic: str) -> list[str]:
     return rows
 
 
-def wait_for(client: KafkaClient, id_: str, state: str) -> None:
+def wait_for(client: Probe, id_: str, state: str) -> None:
     eventually(lambda: client.describe([id_])[id_].state == state)
 
 
-# The matrix. Each returns the transaction once that has happened to it.
+# The matrix. Each function returns a transaction after this has happened to it.
 
 
-def still_open(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def still_open(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     return leave_open(cluster, topic)
 
 
-def committed(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def committed(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = leave_open(cluster, topic)
     assert client.end(*left.identity, commit=True) is Answer.DONE
     wait_for(client, left.id, "CompleteCommit")
     return left
 
 
-def timed_out(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def timed_out(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = leave_open(cluster, topic, timeout_ms=1000)
     wait_for(client, left.id, "CompleteAbort")
     return left
 
 
-def aborted_by_us(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def aborted_by_us(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = leave_open(cluster, topic)
     assert client.end(*left.identity, commit=False) is Answer.DONE
     wait_for(client, left.id, "CompleteAbort")
     return left
 
 
-def aborted_by_its_producer(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def aborted_by_its_producer(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = leave_open(cluster, topic)
     left.producer.abort_transaction(SECONDS)
     wait_for(client, left.id, "CompleteAbort")
     return left
 
 
-def committed_by_its_producer(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def committed_by_its_producer(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = leave_open(cluster, topic)
     left.producer.commit_transaction(SECONDS)
     wait_for(client, left.id, "CompleteCommit")
     return left
 
 
-def committed_then_taken_over(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def committed_then_taken_over(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = committed(cluster, client, topic)
     initialise(cluster, left.id)
     return left
 
 
-def taken_over_while_open(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def taken_over_while_open(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = leave_open(cluster, topic)
     initialise(cluster, left.id)
     return left
 
 
-def committed_then_next_aborted(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def committed_then_next_aborted(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = committed(cluster, client, topic)
     following = leave_open(cluster, topic, id_=left.id)
     assert following.identity.producer_id == left.identity.producer_id
@@ -219,7 +221,7 @@ def committed_then_next_aborted(cluster: kafka.Cluster, client: KafkaClient, top
     return left
 
 
-def aborted_then_next_committed(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def aborted_then_next_committed(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = aborted_by_us(cluster, client, topic)
     following = leave_open(cluster, topic, id_=left.id)
     assert following.identity.producer_id == left.identity.producer_id
@@ -228,7 +230,7 @@ def aborted_then_next_committed(cluster: kafka.Cluster, client: KafkaClient, top
     return left
 
 
-def committed_then_next_open(cluster: kafka.Cluster, client: KafkaClient, topic: str) -> Open:
+def committed_then_next_open(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
     left = committed(cluster, client, topic)
     leave_open(cluster, topic, id_=left.id)
     return left
@@ -270,18 +272,18 @@ def test_the_answer_matrix(cluster, client, topic, happened, answer, outcome):
     assert (left.row in read_committed(cluster, topic)) is seen
 
 
-def test_an_id_that_never_was(client: KafkaClient):
+def test_an_id_that_never_existed(client: Probe):
     assert client.end("never-was", 1, 0, commit=True) is Answer.FORGOTTEN
     assert client.describe(["never-was"]) == {"never-was": None}
 
 
-def test_nothing_was_ever_written(cluster, client, topic):
+def test_a_transaction_without_rows(cluster, client, topic):
     left = leave_open(cluster, topic, rows=0)
     assert client.end(*left.identity, commit=True) is Answer.CONTRADICTED
     assert client.outcome(left.identity, []).outcome is Outcome.UNKNOWN
 
 
-def test_every_end_raises_the_epoch_so_version_5_was_spoken(cluster, client, topic):
+def test_every_end_raises_the_epoch_as_version_5_does(cluster, client, topic):
     for commit in (True, False):
         left = leave_open(cluster, topic)
         client.end(*left.identity, commit=commit)
@@ -300,11 +302,11 @@ def test_a_zombie_cannot_write_after_the_commit(cluster, client, topic):
     assert "zombie" not in read_committed(cluster, topic)
 
 
-def test_many_ends_are_answered_each_for_itself_and_in_order(cluster, client, topic):
+def test_many_ends_have_their_own_answers_in_order(cluster, client, topic):
     lefts = [leave_open(cluster, topic) for _ in range(6)]
     client.end(*lefts[1].identity, commit=False)
     initialise(cluster, lefts[4].id)
-    asked = [left.identity for left in lefts] + [Identity("never-was", 1, 0)]
+    asked = [left.identity for left in lefts] + [TransactionIdentity("never-was", 1, 0)]
     answers = client.end_many(asked, commit=True)
     assert answers == [
         Answer.DONE,
@@ -336,7 +338,7 @@ def test_a_marker_counts_while_another_transaction_holds_readers_back(cluster, c
     eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
     where = {(part.topic, part.partition) for part in left.written}
     stable = client.last_stable_offsets(where)
-    assert all(stable[part.topic, part.partition] <= part.last_offset for part in left.written)
+    assert all(stable[part.topic, part.partition] <= part.offset for part in left.written)
     assert client.witness_all(left.identity.producer_id, left.written).outcome is Outcome.COMMITTED
     assert client.witness_all(older.identity.producer_id, older.written).outcome is Outcome.OPEN
 
@@ -346,9 +348,9 @@ def test_the_index_decides_where_the_marker_is_too_far(cluster, client, topic, c
     left = leave_open(cluster, topic)
     client.end(*left.identity, commit=commit)
     wait_for(client, left.id, "CompleteCommit" if commit else "CompleteAbort")
-    wire, part = client._wire, left.written[0]
-    ask = partial(_kafka_witness.witness, wire, part, left.identity.producer_id)
-    near, far = wire.run(ask), wire.run(partial(ask, scan_bytes=1))
+    part, producer_id = left.written[0], left.identity.producer_id
+    near = client.run(witness.ask_record, part, producer_id)
+    far = client.run(witness.ask_record, part, producer_id, scan_bytes=1)
     assert near.outcome is far.outcome is (Outcome.COMMITTED if commit else Outcome.ABORTED)
     assert "marker" in near.why
     assert "index" in far.why
@@ -364,7 +366,7 @@ def test_a_record_of_another_producer_is_no_witness(cluster, client, topic):
 def test_an_offset_that_was_never_written_is_no_witness(cluster, client, topic):
     left = committed(cluster, client, topic)
     part = left.written[0]
-    for offset in (part.last_offset + 2, part.last_offset + 100):  # after the marker; far beyond
+    for offset in (part.offset + 2, part.offset + 100):  # after the marker; far beyond
         evidence = client.witness(
             part.topic, part.topic_id, part.partition, offset, left.identity.producer_id
         )
@@ -375,7 +377,7 @@ def test_a_marker_is_not_a_record(cluster, client, topic):
     left = committed(cluster, client, topic)
     part = left.written[0]
     evidence = client.witness(
-        part.topic, part.topic_id, part.partition, part.last_offset + 1, left.identity.producer_id
+        part.topic, part.topic_id, part.partition, part.offset + 1, left.identity.producer_id
     )
     assert evidence.outcome is Outcome.UNKNOWN
 
@@ -384,7 +386,7 @@ def test_deleted_records_are_no_witness(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     parts = [
-        confluent_kafka.TopicPartition(part.topic, part.partition, part.last_offset + 1)
+        confluent_kafka.TopicPartition(part.topic, part.partition, part.offset + 1)
         for part in left.written
     ]
     for future in admin.delete_records(parts[:1]).values():
@@ -402,7 +404,7 @@ def test_deleted_records_are_no_witness(cluster, client, topic):
     assert client.outcome(left.identity, left.written).outcome is Outcome.UNKNOWN
 
 
-def test_a_topic_that_was_deleted_or_created_anew_is_no_witness(cluster, client, topic):
+def test_a_topic_that_was_deleted_or_created_again_is_no_witness(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     admin.delete_topics([topic])[topic].result(SECONDS)
@@ -415,10 +417,10 @@ def test_a_topic_that_was_deleted_or_created_anew_is_no_witness(cluster, client,
     committed(cluster, client, topic)  # something of ours at the same offsets
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
-    assert "created anew" in evidence.why
+    assert "created again" in evidence.why
 
 
-# What is settled.
+# Settlements.
 
 
 def test_an_open_or_aborted_transaction_is_never_settled(cluster, client, topic):
@@ -432,7 +434,7 @@ def test_a_transaction_called_complete_but_open_in_a_partition_is_torn(cluster, 
     # KAFKA-20734 by other means: ask for a partition that another open transaction stands for.
     left = committed(cluster, client, topic)
     still = leave_open(cluster, topic)
-    torn = Identity(left.id, still.identity.producer_id, still.identity.epoch)
+    torn = TransactionIdentity(left.id, still.identity.producer_id, still.identity.epoch)
     settlement = client.settled(torn, still.written)
     assert settlement.progress is Progress.TORN
     assert "open there since" in settlement.why
@@ -441,11 +443,11 @@ def test_a_transaction_called_complete_but_open_in_a_partition_is_torn(cluster, 
 def test_a_lost_record_is_not_settled(cluster, client, topic):
     left = committed(cluster, client, topic)
     part = left.written[0]
-    beyond = Written(part.topic, part.topic_id, part.partition, part.last_offset + 100)
+    beyond = LastRecord(part.topic, part.topic_id, part.partition, part.offset + 100)
     assert client.settled(left.identity, [beyond]).progress is not Progress.SETTLED
 
 
-def test_a_deleted_topic_is_lost_even_if_created_anew(cluster, client, topic):
+def test_a_deleted_topic_is_lost_even_if_created_again(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     admin.delete_topics([topic])[topic].result(SECONDS)
@@ -456,7 +458,7 @@ def test_a_deleted_topic_is_lost_even_if_created_anew(cluster, client, topic):
     assert client.settled(left.identity, left.written).progress is Progress.LOST
 
 
-# Finding what is open.
+# Finding open transactions.
 
 
 def test_open_transactions_are_found_by_prefix_on_every_broker(cluster, client, topic):
@@ -540,7 +542,7 @@ def test_a_group_with_live_members_is_not_touched(cluster, client, topic):
     consumer.close()
 
 
-def test_facts_of_the_cluster(cluster, client, topic):
+def test_facts_of_the_cluster(client):
     assert client.features()["transaction.version"] >= 2
     assert client.max_version("EndTxn") >= 5
     (broker,) = client.brokers().values()
@@ -549,18 +551,13 @@ def test_facts_of_the_cluster(cluster, client, topic):
     assert config.values is not None
     assert config.values["transaction.max.timeout.ms"] == ("900000",)
     assert config.values["no.such"] == ()
-    admin = AdminClient(cluster.client_settings())
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    assert admin.describe_configs([resource])[resource].result(SECONDS)
-    topics = client.topic_config([topic], ["min.insync.replicas"])
-    assert topics[topic].values == {"min.insync.replicas": ("1",)}
 
 
 # Losses.
 
 
 def test_a_lost_broker_is_an_outage_and_its_return_is_noticed(tmp_path):
-    with kafka.running() as cluster, KafkaClient(cluster.client_settings(), time_limit=2) as client:
+    with kafka.running() as cluster, Probe(cluster.client_settings(), time_limit=2) as client:
         topic = make_topic(cluster)
         left, other = leave_open(cluster, topic), leave_open(cluster, topic)
         assert client.end(*other.identity, commit=True) is Answer.DONE
@@ -578,7 +575,7 @@ def test_a_lost_broker_is_an_outage_and_its_return_is_noticed(tmp_path):
 
 def test_a_silent_broker_ends_in_time(cluster, topic):
     left = leave_open(cluster, topic)
-    with KafkaClient(cluster.client_settings(), time_limit=1) as client:
+    with Probe(cluster.client_settings(), time_limit=1) as client:
         assert client.describe([left.id])[left.id] is not None
         cluster.pause(1)
         try:
@@ -588,9 +585,9 @@ def test_a_silent_broker_ends_in_time(cluster, topic):
         eventually(lambda: client.end(*left.identity, commit=True) is Answer.DONE)
 
 
-def test_an_address_where_nobody_is(tmp_path):
+def test_an_address_without_a_broker(tmp_path):
     with (
-        KafkaClient({"bootstrap.servers": "127.0.0.1:9"}, time_limit=1) as client,
+        Probe({"bootstrap.servers": "127.0.0.1:9"}, time_limit=1) as client,
         pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"),
     ):
         client.describe(["x"])
@@ -610,7 +607,7 @@ def test_a_partition_without_a_leader_keeps_a_commit_pending(three: kafka.Cluste
     admin = AdminClient(three.client_settings())
     spread = NewTopic(name, 2, replica_assignment=[[1], [3]])
     admin.create_topics([spread])[name].result(SECONDS)
-    with KafkaClient(three.client_settings(), time_limit=SECONDS) as client:
+    with Probe(three.client_settings(), time_limit=SECONDS) as client:
 
         def led() -> set[int]:
             found = client.topics([name])[name]  # none, at a broker that has not heard of it yet
@@ -626,7 +623,7 @@ def test_a_partition_without_a_leader_keeps_a_commit_pending(three: kafka.Cluste
         assert settlement.progress is Progress.PENDING
         assert f"{name}-1" in settlement.why
         with pytest.raises(Unavailable, match=f"{name}-1|no leader"):
-            KafkaClient(three.client_settings(), time_limit=2).last_stable_offsets([(name, 1)])
+            Probe(three.client_settings(), time_limit=2).last_stable_offsets([(name, 1)])
         three.start(3)
         eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
         assert client.witness_all(left.identity.producer_id, left.written).outcome is (
@@ -639,11 +636,11 @@ def test_a_broker_that_does_not_answer_hides_no_transaction(three: kafka.Cluster
     space = uuid.uuid4().hex[:8]
     lefts = [leave_open(three, topic, id_=f"{space}.{n}") for n in range(9)]
     expected = [left.id for left in lefts]
-    with KafkaClient(three.client_settings(), time_limit=SECONDS) as client:
+    with Probe(three.client_settings(), time_limit=SECONDS) as client:
         assert [it.transactional_id for it in client.list_open(space)] == expected
         three.pause(2)
         try:
-            hasty = KafkaClient(three.client_settings(), time_limit=2)
+            hasty = Probe(three.client_settings(), time_limit=2)
             with hasty, pytest.raises(Unavailable):
                 hasty.list_open(space)
         finally:

@@ -1,6 +1,6 @@
-"""The Kafka sink in a pipeline: bad input, semantics, columns, and the ways to start and stop.
+"""The Kafka sink in a pipeline: bad input, semantics, columns, starting and stopping.
 
-Every refusal is followed by its cure, and then every row must be there exactly once: a refused batch
+After every refusal the cause is removed. Then every row must be there exactly once: a refused batch
 loses nothing and leaves nothing open.
 """
 
@@ -72,7 +72,7 @@ def test_missing_topic(
         (["value", "true AS at"], {"timestamp": "at"}, "the timestamp needs timestamp, or bigint"),
     ],
 )
-def test_frame_that_does_not_fit(
+def test_dataframe_that_does_not_fit(
     spark: SparkSession,
     kafka: oracle.Kafka,
     source: str,
@@ -119,7 +119,7 @@ def test_a_trigger_that_spark_refuses_touches_nothing(
     assert not (tmp_path / "c").exists()
 
 
-def test_what_is_no_sink_is_refused(
+def test_an_object_that_is_not_a_sink_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     pipeline = copying(spark, kafka, source, target, tmp_path / "c")
@@ -149,7 +149,7 @@ def test_source_that_does_not_exist(
     assert not (tmp_path / "c").exists(), "nothing may be touched"
 
 
-# Refused in the batch: aborted whole, and made good after the cure.
+# Refused in the batch: aborted as a whole, and written after the cause is removed.
 
 
 def test_row_larger_than_the_topic_takes(
@@ -245,7 +245,7 @@ def test_row_that_names_a_topic_that_is_not_there(
     kafka.assert_settled(target, f"{target}-2")
 
 
-# Semantics below exactly-once write straight through.
+# Semantics below exactly-once write without a transaction.
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_row_that_names_a_topic_that_is_not_there(
         ("none", lock.Guarantee.NONE),
     ],
 )
-def test_straight_through(
+def test_without_transactions(
     spark: SparkSession,
     kafka: oracle.Kafka,
     source: str,
@@ -273,7 +273,7 @@ def test_straight_through(
     assert kafka.values(target) == twice, "the batch that died is written again"
 
 
-def test_straight_through_beside_exactly_once(
+def test_without_transactions_beside_exactly_once(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     loose = kafka.create()
@@ -332,7 +332,7 @@ def test_partition_that_the_topic_does_not_have(
 # Starting and stopping.
 
 
-def test_stop_lets_the_batch_in_hand_finish(
+def test_stop_lets_the_running_batch_finish(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     steps = Steps(hold_at=Step.DECIDED)
@@ -347,7 +347,7 @@ def test_stop_lets_the_batch_in_hand_finish(
     assert not query.isActive
     assert query.exception() is None
     commits = {file.name for file in (tmp_path / "commits").iterdir() if file.name.isdigit()}
-    assert commits == {"0"}, "the batch in hand, and none after it"
+    assert commits == {"0"}, "the running batch, and none after it"
     assert len(kafka.rows(target)) == 10
     kafka.assert_settled(target)
 
@@ -384,7 +384,7 @@ def test_rows_that_keep_coming(
 def test_started_twice(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """By mistake: the one that runs must not be thrown out by the one that cannot."""
+    """The second start must not stop the query that runs."""
     pipeline = copying(spark, kafka, source, target, tmp_path)
     query = pipeline.start(processingTime="0 seconds")
     query.processAllAvailable()
@@ -399,7 +399,7 @@ def test_started_twice(
 def test_a_task_that_does_not_vote_in_time(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """Silence is a no: the attempt is aborted, and the batch run again."""
+    """Tasks that have not voted count as rejected: the attempt is aborted, and the batch runs again."""
     awake = tmp_path / "awake"
 
     def slow(rows: Iterator[Any]) -> Iterator[Any]:
@@ -431,7 +431,7 @@ def test_a_task_that_does_not_vote_in_time(
 def test_foreach_batch(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """For code that has a `writeStream` already: the same promise, across restarts."""
+    """The same guarantee, across restarts, for code that already has a `writeStream`."""
     frame = read(spark, kafka, source, ["value"], maxOffsetsPerTrigger=15)
 
     def query(function: Any, checkpoint: Path) -> Any:
@@ -445,7 +445,7 @@ def test_foreach_batch(
     first = function()
     query(first, tmp_path / "a").awaitTermination()
     kafka.assert_exact(target, ROWS)
-    # Spark runs the last batch again if it did not get to note that it was over.
+    # Spark runs the last batch again if it could not write that the batch was finished.
     last = max((tmp_path / "a" / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink()
@@ -460,7 +460,7 @@ def test_foreach_batch(
 def test_foreach_batch_is_for_one_query(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """A second query must not find its batches in the log of the first, and pass them over."""
+    """A second query must not find its batches in the log of the first, and skip them."""
     function = lock.foreach_batch(
         sinks.Kafka(target, bootstrap_servers=kafka.servers), name="sensors"
     )
@@ -477,7 +477,7 @@ def test_foreach_batch_is_for_one_query(
     kafka.assert_exact(target, ROWS)
 
 
-def test_foreach_batch_needs_a_checkpoint_that_lasts(
+def test_foreach_batch_needs_a_permanent_checkpoint(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str
 ) -> None:
     sink = sinks.Kafka(target, bootstrap_servers=kafka.servers)

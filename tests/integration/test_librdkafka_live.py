@@ -31,10 +31,11 @@ from kafka.protocol.producer import EndTxnRequest
 
 from poundlock import errors
 from poundlock.servers import kafka
-from poundlock.sinks.kafka.producer import ArrowProducer, Identity
+from poundlock.sinks.kafka.producer import ArrowProducer
+from poundlock.sinks.kafka.types import ProducerIdentity
 
 SECONDS = 30
-# With an authorizer, whoever is not named where others are is kept out; the rest stays open to all.
+# A resource with access rules is closed to users without a rule. Other resources are open to all.
 GUARDED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
@@ -110,7 +111,7 @@ def read(kafka_server: kafka.Cluster, topic: str, *, committed: bool = True) -> 
     return sorted(found, key=lambda message: (message.partition(), message.offset()))
 
 
-def finish(producer: ArrowProducer) -> Identity:
+def finish(producer: ArrowProducer) -> ProducerIdentity:
     """End a task: flush, take the identity, leave the transaction open."""
     producer.flush(SECONDS)
     identity = producer.identity()
@@ -119,7 +120,11 @@ def finish(producer: ArrowProducer) -> Identity:
 
 
 def end(
-    admin: KafkaAdminClient, transactional_id: str, identity: Identity, *, commit: bool = True
+    admin: KafkaAdminClient,
+    transactional_id: str,
+    identity: ProducerIdentity,
+    *,
+    commit: bool = True,
 ) -> None:
     """End a transaction of somebody else, as the driver does."""
 
@@ -153,7 +158,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
-# What arrives.
+# Rows that arrive.
 
 
 def test_rows_stay_unseen_until_somebody_else_commits(kafka_server, admin, target, producers):
@@ -414,7 +419,7 @@ def test_memory_comes_back_and_does_not_grow_with_the_batch(target, producers):
 # Errors by name.
 
 
-def test_a_fenced_producer_learns_it(target, producers):
+def test_a_fenced_producer_raises(target, producers):
     old = producers("twice")
     old.write(target, keys=None, values=pa.array([b"old"]))
     old.flush(SECONDS)
@@ -448,7 +453,7 @@ def test_a_batch_that_the_topic_finds_too_large(topic, producers):
         assert part in str(caught.value)
 
 
-def test_a_compacted_topic_wants_keys(topic, producers):
+def test_a_compacted_topic_needs_keys(topic, producers):
     target = topic(**{"cleanup.policy": "compact"})
     producer = producers()
     producer.write(target, keys=None, values=pa.array([b"v"] * 3))
@@ -463,7 +468,7 @@ def test_an_unknown_topic(producers):
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "a b", "x" * 300])
-def test_a_topic_that_cannot_be(producers, name):
+def test_a_topic_with_an_impossible_name(producers, name):
     with pytest.raises((errors.BadRow, errors.UsageError), match="topic"):
         producers().write(name, keys=None, values=pa.array([b"v"]))
 
@@ -541,10 +546,10 @@ def test_tls_and_passwords():
             producer.begin(2)
 
 
-# Last, for it is hard on the broker.
+# Last, because it kills the broker.
 
 
-def test_every_row_once_though_the_broker_is_killed_in_between(kafka_server, target, producers):
+def test_every_row_once_although_the_broker_is_killed(kafka_server, target, producers):
     batches, size = 20, 2000
     restart = threading.Thread(target=lambda: (kafka_server.kill(1), kafka_server.start(1)))
     producer = producers("survivor")

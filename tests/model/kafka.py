@@ -1,7 +1,7 @@
-"""Kafka by its answers: transactional ids, producer ids and epochs, EndTxn in versions 4 and 5.
+"""A model of Kafka: transactional ids, producer ids and epochs, EndTxn in versions 4 and 5.
 
-`KafkaServer` answers as brokers 4.2.1 and 4.3.1 were seen to answer, case by case. One topic with one
-partition per sink is enough: what matters are offsets, markers and the last stable offset.
+`KafkaServer` answers as brokers 4.2.1 and 4.3.1 answered in each case. One topic with one partition per
+sink is enough, because only offsets, markers and the last stable offset matter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Txn:
 
 @dataclass
 class Meta:
-    """What the coordinator keeps of a transactional id: its last use and nothing before."""
+    """What the coordinator keeps of a transactional id: only its latest transaction."""
 
     pid: int
     epoch: int
@@ -56,7 +56,7 @@ class KafkaServer:
         self.ids: dict[str, Meta] = {}
         self.txns: dict[Key, Txn] = {}
         self.end = 0  # the next offset
-        self.start = 0  # what retention has left
+        self.start = 0  # the first offset that retention has kept
         self.slow = False  # the next end writes its markers later
         self._next_pid = 0
         # Another pipeline's open transaction, in another topic.
@@ -150,7 +150,7 @@ class KafkaServer:
         return min((txn.first for txn in self.txns.values() if not txn.marked), default=self.end)
 
     def read(self, offset: int, pid: int) -> str | None:
-        """Say whether the record is there, when read committed and uncommitted; None: it is gone."""
+        """Return how the transaction of a record ended. None if the record is gone."""
         if offset < self.start:
             return None
         for txn in self.txns.values():
@@ -161,7 +161,7 @@ class KafkaServer:
         return None
 
     def forget_ids(self) -> None:
-        """Expire ids that are not in use, as after seven days."""
+        """Expire ids that are not in use, as Kafka does after seven days."""
         for id_ in [i for i, meta in self.ids.items() if meta.state.startswith("Complete")]:
             del self.ids[id_]
 
@@ -215,7 +215,7 @@ def transactional_id(namespace: Namespace, generation: int, sink: str, slot: int
 
 
 class KafkaSink(Participant):
-    """A sink as the real one is: one producer and one transaction a task, ended by EndTxn 5."""
+    """Like the real sink: one producer and one transaction per task, ended by EndTxn 5."""
 
     commitment = Commitment.TRANSACTIONAL
     bound = 7
@@ -275,7 +275,7 @@ class KafkaSink(Participant):
         return answer
 
     def _seen(self, receipt: Receipt) -> BranchState:
-        """COMMITTED once every reader sees it: the markers are written, the stable offset past it."""
+        """COMMITTED when every reader sees it: its markers are written, the stable offset past it."""
         now = self.wire("witness", lambda: self.server.describe(receipt.id))
         if now == ("PrepareCommit", receipt.handle["pid"], receipt.handle["epoch"] + 1):
             return BranchState.PREPARED
@@ -321,7 +321,7 @@ class KafkaSink(Participant):
             case "CONCURRENT_TRANSACTIONS":
                 return BranchState.PREPARED
             case _:
-                return BranchState.NO_WITNESS  # over, and its id is in use again
+                return BranchState.NO_WITNESS  # it has ended, and its id is in use again
 
 
 class KafkaWriter(Writer):

@@ -1,4 +1,4 @@
-"""Transactional ids: a bounded set, and none that a decided batch still holds."""
+"""Transactional ids: a bounded set, without those that a decided batch still holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from poundlock.core.model import Branch, Namespace, Transaction
 from poundlock.errors import NoFreeId
-from poundlock.sinks.kafka.branches import parse_id, transactional_id
+from poundlock.sinks.kafka.branches import parse_transactional_id, transactional_id
 
 WHERE = Transaction(Namespace("p", "00ff"), 3, 7, 1)
 
@@ -18,10 +18,10 @@ def ids(held_ids: frozenset[str] = frozenset(), tasks: int = 20, bound: int = 8)
     ]
 
 
-def test_tasks_of_a_batch_have_ids_of_their_own_as_long_as_there_are_some() -> None:
+def test_tasks_of_a_batch_have_their_own_ids_while_there_are_enough() -> None:
     assert len(set(ids(tasks=8))) == 8
     assert len(set(ids(tasks=20))) == 8
-    assert {parse_id(id_) for id_ in ids()} == {(Namespace("p", "00ff"), 3, "out")}
+    assert {parse_transactional_id(id_) for id_ in ids()} == {(Namespace("p", "00ff"), 3, "out")}
 
 
 def test_an_id_that_a_decided_batch_holds_is_never_opened_again() -> None:
@@ -32,10 +32,10 @@ def test_an_id_that_a_decided_batch_holds_is_never_opened_again() -> None:
     assert not held & set(chosen)
 
 
-def test_without_a_free_one_the_four_cures_are_named() -> None:
+def test_without_a_free_id_the_four_remedies_are_named() -> None:
     with pytest.raises(NoFreeId) as caught:
         ids(frozenset(ids(tasks=8)))
-    told = str(caught.value)
+    message = str(caught.value)
     for cure in ("Let those finish", "raise transactional_ids=", "fewer tasks", "commits faster"):
-        assert cure in told
-    assert "[p batch 7" in told or str(WHERE) in told
+        assert cure in message
+    assert "[p batch 7" in message or str(WHERE) in message

@@ -13,24 +13,27 @@ import pytest
 from kafka.record.util import calc_crc32c
 
 from kafka import errors
+from kafka_probe import read_outcome
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
 from poundlock.sinks.kafka import kafka_python as _kafka_python
-from poundlock.sinks.kafka.client import (
+from poundlock.sinks.kafka import witness
+from poundlock.sinks.kafka.branches import shows_abort
+from poundlock.sinks.kafka.client import KafkaClient, TryAgain, _raise_if_refused, check_error
+from poundlock.sinks.kafka.cluster import parse_topic_id, spell_topic_id
+from poundlock.sinks.kafka.settings import to_kafka_python
+from poundlock.sinks.kafka.transactions import (
+    ANSWERS,
+    END_TXN_VERSION,
     Answer,
-    Evidence,
-    Identity,
-    KafkaClient,
-    Outcome,
     Progress,
     TxnDescription,
-    Written,
+    end,
+    list_by_prefix,
+    read_answer,
+    settlements,
 )
-from poundlock.sinks.kafka.partitions import parse_id, spell_id
-from poundlock.sinks.kafka.settings import translate
-from poundlock.sinks.kafka.settlement import settlements
-from poundlock.sinks.kafka.transactions import ANSWERS, END_TXN_VERSION, end, list_open, meaning
-from poundlock.sinks.kafka.wire import Again, Wire, _raise_if_refused, judge
-from poundlock.sinks.kafka.witness import _said, together, witness
+from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
+from poundlock.sinks.kafka.witness import Evidence, Outcome, combine
 
 SERVERS = {"bootstrap.servers": "a:9092, b:9093"}
 SECRET = "hunter2-very-secret"
@@ -41,7 +44,7 @@ LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": SECR
 
 
 def test_plain_settings_need_only_servers():
-    assert translate(SERVERS) == {
+    assert to_kafka_python(SERVERS) == {
         "bootstrap_servers": ["a:9092", "b:9093"],
         "security_protocol": "PLAINTEXT",
     }
@@ -49,7 +52,7 @@ def test_plain_settings_need_only_servers():
 
 @pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
 def test_sasl_is_translated_under_both_of_its_names(name: str):
-    config = translate(
+    config = to_kafka_python(
         {
             **SERVERS,
             "security.protocol": "sasl_plaintext",
@@ -63,26 +66,26 @@ def test_sasl_is_translated_under_both_of_its_names(name: str):
     assert (config["sasl_plain_username"], config["sasl_plain_password"]) == ("me", SECRET)
 
 
-def test_tls_verifies_certificate_and_host_name_unless_told_otherwise():
-    context = translate({**SERVERS, "security.protocol": "SSL"})["ssl_context"]
+def test_tls_verifies_certificate_and_host_name_by_default():
+    context = to_kafka_python({**SERVERS, "security.protocol": "SSL"})["ssl_context"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
     nameless = {**SERVERS, "security.protocol": "ssl"}
     nameless["ssl.endpoint.identification.algorithm"] = "none"
-    context = translate(nameless)["ssl_context"]
+    context = to_kafka_python(nameless)["ssl_context"]
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert not context.check_hostname
 
     trusting = {**SERVERS, "security.protocol": "SASL_SSL", **LOGIN}
     trusting["enable.ssl.certificate.verification"] = "false"
-    assert translate(trusting)["ssl_context"].verify_mode is ssl.CERT_NONE
+    assert to_kafka_python(trusting)["ssl_context"].verify_mode is ssl.CERT_NONE
 
 
-def test_what_only_tunes_a_producer_is_passed_over():
+def test_settings_that_only_tune_a_producer_are_ignored():
     tuned = {"linger.ms": "5", "compression.type": "zstd", "transaction.timeout.ms": "60000"}
-    assert translate({**SERVERS, **tuned}) == translate(SERVERS)
+    assert to_kafka_python({**SERVERS, **tuned}) == to_kafka_python(SERVERS)
 
 
 @pytest.mark.parametrize(
@@ -99,16 +102,16 @@ def test_what_only_tunes_a_producer_is_passed_over():
         "https.ca.location",
     ],
 )
-def test_a_guarding_setting_that_cannot_be_honoured_is_refused_by_name(name: str):
+def test_an_unsupported_security_setting_is_refused_by_name(name: str):
     with pytest.raises(UsageError, match=name.replace(".", r"\.")) as caught:
-        translate({**SERVERS, name: SECRET})
+        to_kafka_python({**SERVERS, name: SECRET})
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM"])
-def test_a_mechanism_that_cannot_be_spoken_is_refused_by_name(mechanism: str):
+def test_an_unsupported_sasl_mechanism_is_refused_by_name(mechanism: str):
     with pytest.raises(UsageError, match=mechanism):
-        translate({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism})
+        to_kafka_python({**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": mechanism})
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_a_mechanism_that_cannot_be_spoken_is_refused_by_name(mechanism: str):
         ),
     ],
 )
-def test_settings_that_cannot_work_are_refused_with_their_name(settings, said: str):
+def test_wrong_settings_are_refused_by_name(settings, said: str):
     with pytest.raises(UsageError, match=said):
         KafkaClient(settings)
 
@@ -158,16 +161,16 @@ def test_no_secret_is_shown(caplog: pytest.LogCaptureFixture):
     assert "still heard" in caplog.text
 
 
-def test_a_pem_in_place_of_a_path_is_not_quoted():
+def test_a_pem_instead_of_a_path_is_not_quoted():
     with pytest.raises(UsageError) as caught:
-        translate({**SERVERS, "security.protocol": "SSL", "ssl.ca.pem": SECRET})
+        to_kafka_python({**SERVERS, "security.protocol": "SSL", "ssl.ca.pem": SECRET})
     assert SECRET not in str(caught.value)
 
 
 # kafka-python.
 
 
-def test_a_release_of_kafka_python_that_lost_a_part_is_refused_by_name(
+def test_a_release_of_kafka_python_without_a_method_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.delattr(_kafka_python._Manager, "send")
@@ -186,7 +189,7 @@ def test_a_release_of_kafka_python_with_other_arguments_is_refused(
 # EndTxn.
 
 
-def test_only_version_5_of_end_txn_is_ever_sent():
+def test_only_version_5_of_end_txn_is_sent():
     assert END_TXN_VERSION == 5
 
 
@@ -201,19 +204,19 @@ def test_only_version_5_of_end_txn_is_ever_sent():
         (105, Answer.FORGOTTEN),  # TRANSACTIONAL_ID_NOT_FOUND
     ],
 )
-def test_the_answers_that_decide(code: int, answer: Answer):
-    assert meaning(code, "id") is answer
+def test_answers_that_decide(code: int, answer: Answer):
+    assert read_answer(code, "id") is answer
 
 
-def test_nothing_but_no_error_means_done():
+def test_only_no_error_means_done():
     assert [error for error, answer in ANSWERS.items() if answer is Answer.DONE] == [errors.NoError]
-    done = [code for code in range(-1, 140) if _meaning(code) is Answer.DONE]
+    done = [code for code in range(-1, 140) if meaning(code) is Answer.DONE]
     assert done == [0]
 
 
-def _meaning(code: int) -> object:
+def meaning(code: int) -> object:
     try:
-        return meaning(code, "id")
+        return read_answer(code, "id")
     except NotAuthorised:
         return NotAuthorised
 
@@ -231,29 +234,29 @@ def _meaning(code: int) -> object:
         (9999, "error 9999", True),  # a code from the future
     ],
 )
-def test_the_answers_that_decide_nothing_are_asked_for_again(code: int, name: str, stale: bool):
-    again = meaning(code, "id")
-    assert isinstance(again, Again)
+def test_after_other_answers_the_client_asks_again(code: int, name: str, stale: bool):
+    again = read_answer(code, "id")
+    assert isinstance(again, TryAgain)
     assert (str(again), again.stale) == (name, stale)
 
 
 @pytest.mark.parametrize("code", [53, 31])
 def test_a_missing_permission_is_raised_with_its_name(code: int):
     with pytest.raises(NotAuthorised, match="WRITE on TransactionalId my-id"):
-        meaning(code, "my-id")
+        read_answer(code, "my-id")
 
 
 @pytest.mark.parametrize("code", [5, 6, 14, 15, 16, 56, 74, 78])
-def test_what_may_pass_is_asked_for_again(code: int):
-    assert isinstance(judge(code, "it", "READ"), Again)
+def test_after_a_passing_error_the_client_asks_again(code: int):
+    assert isinstance(check_error(code, "it", "READ"), TryAgain)
 
 
-def test_what_will_not_pass_is_raised():
-    assert judge(0, "it", "READ") is None
+def test_a_lasting_error_is_raised():
+    assert check_error(0, "it", "READ") is None
     with pytest.raises(NotAuthorised, match=r"refused it .*grant READ on Topic t"):
-        judge(29, "it", "READ on Topic t")
+        check_error(29, "it", "READ on Topic t")
     with pytest.raises(Unavailable, match="INVALID_REQUEST"):
-        judge(42, "it", "READ")
+        check_error(42, "it", "READ")
 
 
 # The witness.
@@ -285,8 +288,8 @@ ODD = Evidence(Outcome.UNKNOWN, "odd")
         ([], Outcome.UNKNOWN),
     ],
 )
-def test_partitions_bear_witness_together(parts: list[Evidence], outcome: Outcome):
-    evidence = together(parts)
+def test_evidence_of_partitions_is_combined(parts: list[Evidence], outcome: Outcome):
+    evidence = combine(parts)
     assert evidence.outcome is outcome
     assert all(part.why in evidence.why for part in parts)
 
@@ -314,16 +317,20 @@ def test_a_description_is_read_as_the_outcome_of_this_transaction_only(
     state: str, producer_id: int, epoch: int, outcome: Outcome
 ):
     now = TxnDescription(state, producer_id, epoch, 1, None, frozenset())
-    assert _said(now, Identity("id", 7, 3)).outcome is outcome
+    identity = TransactionIdentity("id", 7, 3)
+    assert read_outcome(now, identity).outcome is outcome
+    assert shows_abort(now, identity) is (outcome is Outcome.ABORTED)
 
 
-def test_an_unknown_id_says_nothing():
-    assert _said(None, Identity("id", 7, 3)).outcome is Outcome.UNKNOWN
+def test_an_unknown_id_proves_nothing():
+    identity = TransactionIdentity("id", 7, 3)
+    assert read_outcome(None, identity).outcome is Outcome.UNKNOWN
+    assert not shows_abort(None, identity)
 
 
 def test_topic_ids_are_spelled_as_kafka_spells_them():
     spelled = "w6uTz_0tRRebSn6VE0079Q"
-    assert spell_id(parse_id(spelled)) == spelled
+    assert spell_topic_id(parse_topic_id(spelled)) == spelled
 
 
 def test_a_login_that_was_refused_is_not_an_outage():
@@ -332,7 +339,7 @@ def test_a_login_that_was_refused_is_not_an_outage():
     _raise_if_refused(errors.KafkaConnectionError("reset"))
 
 
-# Asking, with brokers that are told what to answer.
+# Questions to scripted brokers.
 
 
 class Script:
@@ -356,11 +363,11 @@ class Script:
         time.sleep(seconds)
 
 
-def wired(answer, seconds: float = 0.2) -> tuple[Wire, Script]:
-    wire, script = Wire(SERVERS, seconds), Script(answer)
-    wire._link = script
-    wire._deadline = time.monotonic() + seconds
-    return wire, script
+def wired(answer, seconds: float = 0.2) -> tuple[KafkaClient, Script]:
+    client, script = KafkaClient(SERVERS, time_limit=seconds), Script(answer)
+    client._link = script
+    client._deadline = time.monotonic() + seconds
+    return client, script
 
 
 def metadata(leaders: dict[int, int], brokers: tuple[int, ...] = (1, 2)) -> SimpleNamespace:
@@ -395,8 +402,8 @@ def test_listing_asks_every_broker_and_filters_by_itself():
             return metadata({0: 1, 1: 2})
         return listing("a.1", "ab.1") if node == 1 else listing("a.2")
 
-    wire, script = wired(answer)
-    found = asyncio.run(list_open(wire, "a."))
+    client, script = wired(answer)
+    found = asyncio.run(list_by_prefix(client, "a."))
     assert [it.transactional_id for it in found] == ["a.1", "a.2"]
     assert {node for node, name in script.asked if name == "ListTransactionsRequest"} == {1, 2}
 
@@ -410,15 +417,15 @@ def test_a_broker_that_cannot_list_makes_the_listing_unavailable(bad):
             return metadata({0: 1, 1: 2})
         return listing("a.1") if node == 1 else bad
 
-    with pytest.raises(Again, match="broker 2"):
-        asyncio.run(list_open(wired(answer)[0], "a."))
+    with pytest.raises(TryAgain, match="broker 2"):
+        asyncio.run(list_by_prefix(wired(answer)[0], "a."))
 
 
 def test_coordinators_without_a_leader_make_the_listing_unavailable():
     for leader in (-1, 3):  # nobody, and one that is not listed
-        wire, _ = wired(lambda node, request, leader=leader: metadata({0: 1, 1: leader}))
-        with pytest.raises(Again, match=r"partitions \[1\] of __transaction_state"):
-            asyncio.run(list_open(wire, "a."))
+        client, _ = wired(lambda node, request, leader=leader: metadata({0: 1, 1: leader}))
+        with pytest.raises(TryAgain, match=r"partitions \[1\] of __transaction_state"):
+            asyncio.run(list_by_prefix(client, "a."))
 
 
 def test_a_listing_while_coordinators_move_does_not_count():
@@ -427,26 +434,26 @@ def test_a_listing_while_coordinators_move_does_not_count():
     def answer(node, request):
         return next(views) if node is None else listing()
 
-    with pytest.raises(Again, match="moved"):
-        asyncio.run(list_open(wired(answer)[0], "a."))
+    with pytest.raises(TryAgain, match="moved"):
+        asyncio.run(list_by_prefix(wired(answer)[0], "a."))
 
 
-def test_what_may_pass_is_asked_again_until_the_time_is_up():
-    wire, _ = wired(lambda node, request: None)
-    wire._connected, tries = True, 0
+def test_a_question_is_repeated_until_the_time_is_up():
+    client, _ = wired(lambda node, request: None)
+    client._connected, tries = True, 0
 
     async def work():
         nonlocal tries
         tries += 1
         if tries < 3:
-            raise Again("not yet")
+            raise TryAgain("not yet")
         return tries
 
-    assert asyncio.run(wire._persist(work)) == 3
-    wire._deadline = time.monotonic()
+    assert asyncio.run(client._repeat(work)) == 3
+    client._deadline = time.monotonic()
     tries = 0
-    with pytest.raises(Again, match="not yet"):
-        asyncio.run(wire._persist(work))
+    with pytest.raises(TryAgain, match="not yet"):
+        asyncio.run(client._repeat(work))
 
 
 def test_an_end_follows_its_coordinator():
@@ -458,8 +465,8 @@ def test_an_end_follows_its_coordinator():
         assert (request._min_version, request._max_version) == (5, 5)
         return SimpleNamespace(error_code=16 if node == 1 else 0)  # NOT_COORDINATOR
 
-    wire, script = wired(answer)
-    assert asyncio.run(end(wire, [Identity("id", 7, 3)], commit=True)) == [Answer.DONE]
+    client, script = wired(answer)
+    assert asyncio.run(end(client, [TransactionIdentity("id", 7, 3)], commit=True)) == [Answer.DONE]
     assert [node for node, name in script.asked if name == "EndTxnRequest"] == [1, 2]
 
 
@@ -467,10 +474,10 @@ def test_a_coordinator_is_looked_up_once_for_many_and_kept():
     def answer(node, request):
         return coordinators(request, 1) if node is None else SimpleNamespace(error_code=0)
 
-    wire, script = wired(answer, seconds=5)
-    many = [Identity(f"id-{n}", n, 0) for n in range(450)]
+    client, script = wired(answer, seconds=5)
+    many = [TransactionIdentity(f"id-{n}", n, 0) for n in range(450)]
     for _ in range(2):
-        assert asyncio.run(end(wire, many, commit=True)) == [Answer.DONE] * 450
+        assert asyncio.run(end(client, many, commit=True)) == [Answer.DONE] * 450
     names = [name for _, name in script.asked]
     assert (names.count("FindCoordinatorRequest"), names.count("EndTxnRequest")) == (1, 900)
 
@@ -478,11 +485,13 @@ def test_a_coordinator_is_looked_up_once_for_many_and_kept():
 @pytest.mark.parametrize(
     ("code", "answer"), [(51, Answer.BUSY), (14, Answer.UNREACHABLE), (-1, Answer.UNREACHABLE)]
 )
-def test_an_end_without_a_decision_says_so_when_time_is_up(code: int, answer: Answer):
+def test_an_end_without_a_decision_is_reported_when_the_time_is_up(code: int, answer: Answer):
     def script(node, request):
         return coordinators(request, 1) if node is None else SimpleNamespace(error_code=code)
 
-    assert asyncio.run(end(wired(script)[0], [Identity("id", 7, 3)], commit=True)) == [answer]
+    client, _ = wired(script)
+    identities = [TransactionIdentity("id", 7, 3)]
+    assert asyncio.run(end(client, identities, commit=True)) == [answer]
 
 
 def test_a_broker_too_old_for_version_5_is_refused():
@@ -492,10 +501,10 @@ def test_a_broker_too_old_for_version_5_is_refused():
         return errors.IncompatibleBrokerVersion("No version of EndTxn")
 
     with pytest.raises(UsageError, match=r"transaction\.version 2"):
-        asyncio.run(end(wired(answer)[0], [Identity("id", 7, 3)], commit=True))
+        asyncio.run(end(wired(answer)[0], [TransactionIdentity("id", 7, 3)], commit=True))
 
 
-# The witness, with partitions that are made up.
+# The witness, with scripted partitions.
 
 TOPIC_ID = "w6uTz_0tRRebSn6VE0079Q"
 COMMIT, ABORT = 1, 0
@@ -523,7 +532,7 @@ def ask_record(
     topic = SimpleNamespace(
         error_code=0,
         name="t",
-        topic_id=parse_id(TOPIC_ID),
+        topic_id=parse_topic_id(TOPIC_ID),
         partitions=[SimpleNamespace(partition_index=0, leader_id=1, replica_nodes=[1])],
     )
     at = {struct.unpack_from(">q", it)[0]: it for it in batches}
@@ -544,8 +553,8 @@ def ask_record(
         )
         return SimpleNamespace(error_code=0, responses=[SimpleNamespace(partitions=[part])])
 
-    wire, _ = wired(answer, seconds=2)
-    return asyncio.run(witness(wire, Written("t", TOPIC_ID, 0, offset), 7))
+    client, _ = wired(answer, seconds=2)
+    return asyncio.run(witness.ask_record(client, LastRecord("t", TOPIC_ID, 0, offset), 7))
 
 
 OURS = batch(10, 7, 3)
@@ -583,19 +592,19 @@ def test_no_marker_and_readers_held_back_is_open():
         ([], "no record"),
     ],
 )
-def test_what_proves_nothing_is_unknown(batches: list[bytes], why: str):
+def test_records_that_prove_nothing_are_unknown(batches: list[bytes], why: str):
     evidence = ask_record(*batches)
     assert evidence.outcome is Outcome.UNKNOWN
     assert why in evidence.why
 
 
 def test_a_record_whose_topic_id_was_not_recorded_is_no_witness():
-    wire, _ = wired(lambda node, request: None)
-    evidence = asyncio.run(witness(wire, Written("t", "", 0, 10), 7))
+    client, _ = wired(lambda node, request: None)
+    evidence = asyncio.run(witness.ask_record(client, LastRecord("t", "", 0, 10), 7))
     assert evidence.outcome is Outcome.UNKNOWN
 
 
-# What is settled.
+# Settlements.
 
 
 def progress(
@@ -615,7 +624,7 @@ def progress(
     topic = SimpleNamespace(
         error_code=0,
         name="t",
-        topic_id=parse_id(topic_id),
+        topic_id=parse_topic_id(topic_id),
         partitions=[
             SimpleNamespace(partition_index=0, leader_id=1, replica_nodes=[1]),
             SimpleNamespace(partition_index=1, leader_id=leader, replica_nodes=[2]),
@@ -656,9 +665,9 @@ def progress(
                 part = SimpleNamespace(partition_index=1, error_code=0, active_producers=[state])
                 return SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=[part])])
 
-    written = [Written("t", TOPIC_ID, 0, 10), Written("t", TOPIC_ID, 1, 10)]
-    wire, _ = wired(answer, seconds=0.1)
-    (settlement,) = asyncio.run(settlements(wire, [(Identity("id", 7, 3), written)]))
+    written = [LastRecord("t", TOPIC_ID, 0, 10), LastRecord("t", TOPIC_ID, 1, 10)]
+    client, _ = wired(answer, seconds=0.1)
+    (settlement,) = asyncio.run(settlements(client, [(TransactionIdentity("id", 7, 3), written)]))
     return settlement
 
 
@@ -685,7 +694,7 @@ def test_a_transaction_that_stays_open_in_a_partition_is_torn():
     assert "t-1@10: producer 7 is open there since 9" in settlement.why
 
 
-def test_a_topic_created_anew_is_lost():
+def test_a_topic_created_again_is_lost():
     assert progress(topic_id="AAAAAAAAAAAAAAAAAAAAAA").progress is Progress.LOST
 
 

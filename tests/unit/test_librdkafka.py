@@ -1,4 +1,4 @@
-"""The Arrow producer, as far as it can be tried without a broker."""
+"""The Arrow producer, without a broker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from poundlock import errors
-from poundlock.sinks.kafka import producer_abi as abi
-from poundlock.sinks.kafka import producer_columns as columns
-from poundlock.sinks.kafka.producer import ArrowProducer, Identity, check_settings
-from poundlock.sinks.kafka.producer_abi import Failure
-from poundlock.sinks.kafka.producer_errors import translate
-from poundlock.sinks.kafka.producer_events import Delivered, Ledger, Problem, Trouble
+from poundlock.sinks.kafka import columns, librdkafka
+from poundlock.sinks.kafka.librdkafka import Failure, translate_error
+from poundlock.sinks.kafka.producer import ArrowProducer
+from poundlock.sinks.kafka.reports import Delivered, Ledger, Problem, Trouble
+from poundlock.sinks.kafka.settings import check_settings
+from poundlock.sinks.kafka.types import ProducerIdentity
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}
 ROWS = [b"one", None, b"", b"\x00\xff four", b"five" * 100]
@@ -33,8 +33,8 @@ def seen_by_c(column: pa.Array) -> list[bytes | None]:
 
 def codes() -> dict[str, int]:
     """Every error of the library, by name."""
-    library = abi.load()
-    return {abi.text(library.err2name(code)): code for code in range(-200, 200)}
+    library = librdkafka.load()
+    return {librdkafka.decode(library.err2name(code)): code for code in range(-200, 200)}
 
 
 # Columns.
@@ -118,7 +118,7 @@ def test_headers_of_a_wrong_type():
 def test_rows_fill_the_messages_part_by_part():
     import numpy as np
 
-    messages = np.zeros(2, abi.MESSAGE)
+    messages = np.zeros(2, librdkafka.MESSAGE)
     rows = columns.Rows("t", 9, pa.array([b"k", None, b"kkk"]), pa.array([b"", b"vv", None]))
     parts = [(start, part.copy()) for start, part in rows.fill(messages)]
     assert [(start, len(part)) for start, part in parts] == [(0, 2), (2, 1)]
@@ -174,7 +174,7 @@ def test_settings_that_pass():
     check_settings(NOBODY | {"acks": "1", "enable.idempotence": "false"}, transactional=False)
 
 
-def test_settings_that_only_fit_together_are_named():
+def test_settings_that_do_not_fit_together_are_named():
     with pytest.raises(errors.UsageError, match=r"max\.in\.flight"):
         ArrowProducer(NOBODY | {"max.in.flight": "10"}, transactional_id="x")
 
@@ -230,10 +230,10 @@ NAMED = {
 @pytest.mark.parametrize("name", NAMED)
 def test_errors_by_name(name):
     kind, advice = NAMED[name]
-    error = translate(
-        Failure(codes()[name], "so it was"), "rows were not written",
-        topic="t", group="g", transactional_id="x",
-    )  # fmt: skip
+    failure = Failure(codes()[name], "so it was")
+    error = translate_error(
+        failure, "rows were not written", topic="t", group="g", transactional_id="x"
+    )
     assert type(error) is kind
     assert str(error).startswith(f"rows were not written: {name}: so it was. What to do: ")
     assert advice in str(error)
@@ -242,26 +242,26 @@ def test_errors_by_name(name):
 
 
 def test_every_name_in_the_table_is_a_name_of_the_library():
-    from poundlock.sinks.kafka import producer_errors as table
-
     known = set(codes())
-    assert set(table._BY_NAME) | table.CONSEQUENCES | table.TIMEOUTS <= known
+    assert set(librdkafka._RULE_BY_NAME) | librdkafka.CONSEQUENCES | librdkafka.TIMEOUTS <= known
     assert known >= set(NAMED)
 
 
 def test_a_missing_driver_is_named_with_the_command(monkeypatch):
-    abi.load.cache_clear()
+    librdkafka.load.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
     try:
         with pytest.raises(errors.UsageError, match=r"pip install 'poundlock\[kafka\]'"):
-            abi.load()
+            librdkafka.load()
     finally:
-        abi.load.cache_clear()
+        librdkafka.load.cache_clear()
 
 
 def test_the_library_of_a_source_build_is_found_in_the_process(tmp_path):
-    bundled = abi.load().path
-    found = list(abi._candidates(tmp_path / "confluent_kafka"))  # nothing lies beside it there
+    bundled = librdkafka.load().path
+    found = list(
+        librdkafka._candidates(tmp_path / "confluent_kafka")
+    )  # nothing lies beside it there
     assert os.path.realpath(bundled) in map(os.path.realpath, found)
 
 
@@ -275,16 +275,16 @@ def test_the_ledger_keeps_first_and_last_offsets():
         Delivered(("t", 1), 1, 0),
         Delivered(("t", 0), 3, 40),
     ):
-        ledger.note(report)
+        ledger.add(report)
     assert ledger.rows == 14
     assert ledger.offsets == {("t", 0): (5, 42), ("t", 1): (0, 0)}
 
 
-def test_rows_without_offsets_are_counted_and_remembered_until_later_ones_have_some():
+def test_rows_without_offsets_are_remembered_until_later_rows_have_offsets():
     ledger = Ledger()
-    ledger.note(Delivered(("t", 0), 10, None))
+    ledger.add(Delivered(("t", 0), 10, None))
     assert ledger.rows == 10 and ledger.unplaced == {("t", 0)}
-    ledger.note(Delivered(("t", 0), 10, 7))
+    ledger.add(Delivered(("t", 0), 10, 7))
     assert ledger.offsets == {("t", 0): (7, 16)} and not ledger.unplaced
 
 
@@ -295,23 +295,23 @@ def test_the_first_problem_stays_unless_it_was_only_a_consequence():
     )
     ledger = Ledger()
     for report, kept in ((purged, purged), (fenced, fenced), (later, fenced), (purged, fenced)):
-        ledger.note(report)
+        ledger.add(report)
         assert ledger.problem is kept
 
 
 def test_a_producer_id_that_changes_is_a_problem():
     ledger = Ledger()
-    ledger.note(Identity(7, 0))
-    ledger.note(Identity(7, 0))
+    ledger.add(ProducerIdentity(7, 0))
+    ledger.add(ProducerIdentity(7, 0))
     assert ledger.problem is None
-    ledger.note(Identity(7, 1))
+    ledger.add(ProducerIdentity(7, 1))
     assert ledger.problem is not None and ledger.identity == (7, 0)
 
 
 def test_trouble_is_not_a_problem():
     ledger = Ledger()
-    ledger.note(Trouble(Failure(codes()["_TRANSPORT"], "refused")))
-    ledger.note(Trouble(Failure(codes()["_ALL_BROKERS_DOWN"], "1/1 brokers are down")))
+    ledger.add(Trouble(Failure(codes()["_TRANSPORT"], "refused")))
+    ledger.add(Trouble(Failure(codes()["_ALL_BROKERS_DOWN"], "1/1 brokers are down")))
     assert ledger.problem is None
     assert ledger.trouble is not None and ledger.trouble.text == "refused"
 
@@ -319,7 +319,7 @@ def test_trouble_is_not_a_problem():
 # A producer without a broker.
 
 
-def test_no_broker_is_unavailable_and_says_which():
+def test_an_unreachable_broker_is_named():
     with (
         ArrowProducer(NOBODY, transactional_id="x") as producer,
         pytest.raises(errors.Unavailable, match=r"could not begin.*127\.0\.0\.1:1.*refused"),

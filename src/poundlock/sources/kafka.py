@@ -1,9 +1,9 @@
-"""Kafka as a source: Spark's own connector, and the consumer group told how far we are.
+"""Kafka as a source: Spark's own connector, and offsets for a consumer group.
 
 Spark keeps a query's offsets in its checkpoint and never commits them to a group, so lag tools see
-nothing. A source that names a group hands them back: after the batch is final (ON_BATCH), inside the
-batch's own decision (TRANSACTIONAL), or not at all (DISABLED). The checkpoint stays the truth in every
-case.
+nothing. A source with a group hands the offsets back: after the batch is final (ON_BATCH), inside the
+batch's decision (TRANSACTIONAL), or not at all (DISABLED). Spark always reads on from the checkpoint,
+never from the group.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from typing import Any
 
 from poundlock.core.model import checked_name
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.sinks.kafka.branches import client_settings
-from poundlock.sinks.kafka.client import KafkaClient
-from poundlock.sinks.kafka.offsets import GroupOffsetsBranch, GroupOffsetsParticipant, Offsets
-from poundlock.sinks.kafka.producer_settings import SECRET
+from poundlock.secret import SECRET_NAME
+from poundlock.sinks.kafka import cluster
+from poundlock.sinks.kafka.client import ClientOwner
+from poundlock.sinks.kafka.offsets import (
+    GroupOffsetsBranch,
+    GroupOffsetsParticipant,
+    Offsets,
+    commit_offsets,
+)
+from poundlock.sinks.kafka.settings import client_settings
 
 logger = logging.getLogger("poundlock")
 
@@ -35,8 +41,8 @@ class OffsetMode(Enum):
     DISABLED = "disabled"
 
 
-class KafkaSource:
-    """What a pipeline must know of a Kafka source that it reads through us."""
+class KafkaSource(ClientOwner):
+    """What a pipeline must know about a Kafka source that was opened with `read_kafka`."""
 
     def __init__(
         self,
@@ -48,8 +54,7 @@ class KafkaSource:
         self.group = group or ""
         self.mode = mode if group else OffsetMode.DISABLED
         self.settings = dict(settings)
-        self.topics = tuple(topics)  # none, where they are named by a pattern
-        self._client: KafkaClient | None = None
+        self.topics = tuple(topics)  # none if a pattern names them
         self._pending: dict[int, Offsets] = {}  # by batch, until the batch is final
         self._participant: GroupOffsetsParticipant | None = None
 
@@ -69,8 +74,9 @@ class KafkaSource:
         return self.settings["bootstrap.servers"], self.group, self.mode
 
     def preflight(self) -> None:
-        """See that the brokers let us in and have the topics. Touches nothing."""
-        missing = [name for name, found in self.client.topics(self.topics).items() if not found]
+        """Check that we can log in and that the topics exist. Changes nothing."""
+        topics = self.client.run(cluster.topics, self.topics)
+        missing = [name for name, found in topics.items() if not found]
         if missing:
             raise UsageError(
                 f"the source's topics {', '.join(missing)} do not exist at "
@@ -88,7 +94,7 @@ class KafkaSource:
         return GroupOffsetsBranch(self.participant(), offsets)
 
     def positions(self, offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-        """Read Spark's spelling of a Kafka source's end offsets."""
+        """Convert a Kafka source's end offsets from Spark's form."""
         return {
             (topic, int(partition)): offset
             for topic, partitions in offsets.items()
@@ -103,14 +109,14 @@ class KafkaSource:
     def completed(self, batch: int, *, stopping: bool = False) -> None:
         """Commit a final batch's offsets to the group, and drop older ones.
 
-        Runs in the batch's own thread, so there is never more than one commit in flight. Errors are
-        passed over only while stopping: then the next start hands the offsets back.
+        Runs in the batch's own thread, so there is never more than one commit at a time. Errors are
+        ignored only while stopping, because the next start hands the offsets back.
         """
         if self.mode is not OffsetMode.ON_BATCH:
             return
         if batch not in self._pending:
             logger.warning(
-                "group %s: batch %d is final, but its offsets were never noted; they will be handed "
+                "group %s: batch %d is final, but its offsets are unknown; they will be handed "
                 "back with the next batch",
                 *(self.group, batch),
             )
@@ -120,7 +126,7 @@ class KafkaSource:
         if not offsets:
             return
         try:
-            self.client.commit_group_offsets(self.group, offsets)
+            self.client.run(commit_offsets, self.group, offsets)
         except PoundlockError as error:
             if not stopping:
                 raise
@@ -128,23 +134,13 @@ class KafkaSource:
                 "group %s: offsets not handed back while stopping: %s", self.group, error
             )
 
-    @property
-    def client(self) -> KafkaClient:
-        if self._client is None:
-            self._client = KafkaClient(self.settings)
-        return self._client
 
-    def close(self) -> None:
-        """Let go of the connections."""
-        if self._client is not None:
-            self._client.close()
-
-
-_sources: dict[str, KafkaSource] = {}  # what a frame's plan names by a token: no secret goes there
+# By token. A plan holds only the token, so it holds no secret.
+_sources: dict[str, KafkaSource] = {}
 
 
 def source_of(options: Mapping[str, str]) -> KafkaSource | None:
-    """Return the source that a plan's options name, if it was opened through `read_kafka`."""
+    """Return the source that a plan's options name, if it was opened with `read_kafka`."""
     return _sources.get(options.get(SOURCE_OPTION, ""))
 
 
@@ -165,11 +161,12 @@ def read_kafka(
     """Open Kafka topics as a streaming DataFrame, with Spark's own connector.
 
     Args:
-        topic: One topic or several; or give `pattern`, a regular expression.
+        topic: One topic or several.
+        pattern: A regular expression for topics, instead of `topic`.
         starting_offsets: "earliest", "latest" (Spark's default) or offsets by topic and partition.
-        group: A consumer group that is told how far the pipeline is, for lag tools.
-        offsets: When the group is told: "on_batch", "transactional" or "disabled".
-        read_uncommitted: Also read rows of transactions that may yet be aborted.
+        group: A consumer group that gets the pipeline's offsets, for lag tools.
+        offsets: When the group gets them: "on_batch", "transactional" or "disabled".
+        read_uncommitted: Also read rows of transactions that may still be aborted.
         settings: Security settings in librdkafka's names, the same as for a Kafka sink.
         options: Any further option of Spark's connector, such as maxOffsetsPerTrigger.
     """
@@ -198,16 +195,16 @@ def read_kafka(
     token = uuid.uuid4().hex
     _sources[token] = KafkaSource(group, mode, known, topics)
     for name in ("py4j.clientserver", "py4j.java_gateway"):
-        logging.getLogger(name).addFilter(_NO_SECRETS)  # twice the same filter changes nothing
+        logging.getLogger(name).addFilter(_NO_SECRETS)  # a second time changes nothing
     reader = spark.readStream.format("kafka").option(SOURCE_OPTION, token)
     return reader.options(**chosen).load()
 
 
 class _NoSecrets(logging.Filter):
-    """At DEBUG py4j writes every call with its arguments: not those that hold a password."""
+    """Drops calls with a password. At DEBUG py4j logs every call with its arguments."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno > logging.DEBUG or not SECRET.search(record.getMessage())
+        return record.levelno > logging.DEBUG or not SECRET_NAME.search(record.getMessage())
 
 
 _NO_SECRETS = _NoSecrets()
@@ -227,33 +224,33 @@ def _offset_mode(offsets: str | OffsetMode) -> OffsetMode:
 
 
 def _java_security(settings: Mapping[str, str]) -> dict[str, str]:
-    """Say librdkafka's security settings in the words of Spark's Java client."""
-    said: dict[str, str] = {}
+    """Translate librdkafka's security settings for Spark's Java client."""
+    java: dict[str, str] = {}
     protocol = settings.get("security.protocol")
     if protocol is None:
-        return said
-    said["kafka.security.protocol"] = protocol.upper()
+        return java
+    java["kafka.security.protocol"] = protocol.upper()
     if "SASL" in protocol.upper():
         mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "PLAIN"
         module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
-        said["kafka.sasl.mechanism"] = mechanism
-        said["kafka.sasl.jaas.config"] = (
+        java["kafka.sasl.mechanism"] = mechanism
+        java["kafka.sasl.jaas.config"] = (
             f"org.apache.kafka.common.security.{module} required "
             f"username={_jaas(settings.get('sasl.username', ''))} "
             f"password={_jaas(settings.get('sasl.password', ''))};"
         )
     if "SSL" in protocol.upper():
         if "ssl.ca.location" in settings:
-            said["kafka.ssl.truststore.type"] = "PEM"
-            said["kafka.ssl.truststore.location"] = settings["ssl.ca.location"]
+            java["kafka.ssl.truststore.type"] = "PEM"
+            java["kafka.ssl.truststore.location"] = settings["ssl.ca.location"]
         if settings.get("ssl.endpoint.identification.algorithm") == "none":
-            said["kafka.ssl.endpoint.identification.algorithm"] = ""
+            java["kafka.ssl.endpoint.identification.algorithm"] = ""
         if "ssl.certificate.location" in settings:
             raise UsageError(
-                "Spark's connector takes a client certificate only as a keystore: give it as options "
-                "of Spark's own, kafka.ssl.keystore.location and so on"
+                "Spark's connector takes a client certificate only as a keystore: give it as "
+                "options of Spark, kafka.ssl.keystore.location and so on"
             )
-    return said
+    return java
 
 
 def _jaas(text: str) -> str:

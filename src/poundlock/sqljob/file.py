@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from poundlock.core.model import checked_name
 from poundlock.errors import UsageError
-from poundlock.sinks.kafka.producer_settings import SECRET
+from poundlock.secret import SECRET_NAME
 from poundlock.sqljob.arguments import check_names
 from poundlock.sqljob.statements import Statement, split_all
 
@@ -125,7 +125,7 @@ def _flatten(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _is_secret(key: str, value: Any) -> bool:
     if not isinstance(value, str) or value.startswith(("env:", "file:")):
         return False
-    if SECRET.search(key.lower()):
+    if SECRET_NAME.search(key.lower()):
         return True
     try:
         return "password=" in value.replace(" ", "").lower() or bool(urlsplit(value).password)

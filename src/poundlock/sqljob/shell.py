@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.sinks.kafka.producer_settings import SECRET
+from poundlock.secret import SECRET_NAME
 from poundlock.spark import internals
 from poundlock.spark.pipeline.pipeline import Pipeline
 from poundlock.spark.pipeline.query import Query
@@ -223,7 +223,7 @@ def read_lines(history: Path) -> Iterator[str]:
                 continue
             _, pending = split(f"{pending}\n{line}" if pending else line)
             address = "://" in line and "@" in line
-            if line.strip() and not address and not SECRET.search(line.lower()):
+            if line.strip() and not address and not SECRET_NAME.search(line.lower()):
                 remember(line)
             yield line
 

@@ -1,39 +1,36 @@
-"""Branches that are Kafka transactions: how the driver checks, commits, finds and aborts them.
+"""Branches that are Kafka transactions: the driver checks, commits, finds and aborts them.
 
-The Kafka sink's branches hold rows, those of the source hold consumer-group offsets; in all else they
-are the same. Every answer of Kafka's is taken for what it proves and no more: see `Answer`.
+The sink's branches hold rows. The source's branches hold consumer-group offsets. Otherwise they are the
+same. What an answer of Kafka proves is decided here; how Kafka is asked is in `transactions`.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState
-from poundlock.errors import GuaranteeBroken, NoFreeId, UsageError
-from poundlock.secret import resolve_all
-from poundlock.sinks.kafka.client import (
-    Answer,
-    Evidence,
-    Identity,
-    KafkaClient,
-    Outcome,
-    Progress,
-    TxnDescription,
-    Written,
-)
+from poundlock.errors import GuaranteeBroken, NoFreeId, Unavailable
+from poundlock.sinks.kafka import transactions
+from poundlock.sinks.kafka.client import ClientOwner, KafkaClient
+from poundlock.sinks.kafka.transactions import Answer, Progress, TxnDescription
+from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
+from poundlock.sinks.kafka.witness import Evidence, Outcome
+
+_log = logging.getLogger(__name__)
 
 NEVER_MS = 2147483647  # Kafka 4.1 and later never expire a transaction with this time-out
 PREFIX = "poundlock"
 
-_WITNESSED = {
+_STATE_BY_OUTCOME = {
     Outcome.COMMITTED: BranchState.COMMITTED,
     Outcome.ABORTED: BranchState.ABORTED,
-    # The end is on its way: ask again.
+    # The end is being carried out: ask again.
     Outcome.OPEN: BranchState.PREPARED,
     Outcome.UNKNOWN: BranchState.NO_WITNESS,
 }
@@ -41,22 +38,22 @@ _WITNESSED = {
 _SEEN = {
     Progress.SETTLED: BranchState.COMMITTED,
     Progress.PENDING: BranchState.PREPARED,
-    # The topic was deleted, or made anew, under a decided batch: a person must say what follows.
+    # The topic of a decided batch was deleted, or deleted and created again: an operator must decide.
     Progress.LOST: BranchState.NO_WITNESS,
 }
 
 
 def transactional_id(branch: Branch, bound: int) -> str:
-    """Choose an id for a branch: one of a bounded set, and none that is still held.
+    """Choose an id for a branch: one of a bounded set that no decided batch still holds.
 
-    The generation is part of it, so no driver ever opens an id that an earlier one may have in doubt.
+    The id contains the generation, so a driver never opens an id that an earlier driver has in doubt.
     """
-    transaction = branch.transaction
-    stem = _stem(transaction.namespace, transaction.generation, branch.sink)
-    free = [
-        id_ for id_ in (f"{stem}.{slot}" for slot in range(bound)) if id_ not in branch.held_ids
-    ]
-    if free:  # spread over all that are free, so that tasks do not meet behind a held block
+    transaction, namespace = branch.transaction, branch.transaction.namespace
+    owner = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}"
+    stem = f"{owner}.{transaction.generation}.{branch.sink}"
+    ids = (f"{stem}.{slot}" for slot in range(bound))
+    free = [id_ for id_ in ids if id_ not in branch.held_ids]
+    if free:  # use all that are free, so that tasks do not collide behind a block of held ids
         return free[branch.task_attempt % len(free)]
     raise NoFreeId(
         f"all {bound} transactional ids of the sink are held by batches that are decided but not "
@@ -67,19 +64,23 @@ def transactional_id(branch: Branch, bound: int) -> str:
     )
 
 
-def _stem(namespace: Namespace, generation: int, sink: str) -> str:
-    return f"{PREFIX}.{namespace.pipeline}.{namespace.identity}.{generation}.{sink}"
+class IdParts(NamedTuple):
+    """What a transactional id of Poundlock contains."""
+
+    namespace: Namespace
+    generation: int
+    sink: str
 
 
-def parse_id(id: str) -> tuple[Namespace, int, str] | None:
-    """Read namespace, generation and sink off a transactional id; None if it is not one of ours."""
+def parse_transactional_id(id: str) -> IdParts | None:
+    """Return the parts of a transactional id. None if it is not Poundlock's."""
     match = re.fullmatch(
         rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)", id, flags=re.ASCII
     )
-    return (Namespace(match[1], match[2]), int(match[3]), match[4]) if match else None
+    return IdParts(Namespace(match[1], match[2]), int(match[3]), match[4]) if match else None
 
 
-class KafkaBranches(Participant):
+class KafkaBranches(ClientOwner, Participant):
     """The driver's half of a participant whose branches are Kafka transactions."""
 
     system = "Kafka"
@@ -87,31 +88,18 @@ class KafkaBranches(Participant):
     def __init__(self, name: str, settings: Mapping[str, str]):
         self.name = name
         self.settings = dict(settings)
-        self._client: KafkaClient | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_client": None}  # connections stay on the driver
 
     @abstractmethod
-    def written(self, receipt: Receipt) -> list[Written]:
-        """Return what the branch wrote, partition by partition."""
+    def last_records(self, receipt: Receipt) -> list[LastRecord]:
+        """Return the branch's last record in each partition."""
 
     @abstractmethod
     def witness(self, receipt: Receipt) -> Evidence:
-        """Prove what became of a branch that its coordinator has forgotten."""
-
-    @property
-    def client(self) -> KafkaClient:
-        if self._client is None:
-            self._client = KafkaClient(self.settings)
-        return self._client
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
+        """Prove how a branch ended that its coordinator has forgotten."""
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        described = self.client.describe([receipt.id for receipt in receipts])
+        ids = [receipt.id for receipt in receipts]
+        described = self.client.run(transactions.describe, ids)
         return [self._refusal(receipt, described[receipt.id]) for receipt in receipts]
 
     def _refusal(self, receipt: Receipt, now: TxnDescription | None) -> str | None:
@@ -122,26 +110,29 @@ class KafkaBranches(Participant):
             return "another producer has taken over its transactional id"
         if now.state != "Ongoing":
             return f"its transaction is not open but {now.state}"
-        here = {(part.topic, part.partition) for part in self.written(receipt)}
-        missing = here - now.partitions
+        written = {record.topic_partition for record in self.last_records(receipt)}
+        missing = written - now.partitions
         return f"its transaction does not contain {sorted(missing)}" if missing else None
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        answers = self.client.end_many([_identity(receipt) for receipt in receipts], commit=True)
+        answers = end_transactions(self.client, list(map(_identity, receipts)), commit=True)
         pairs = list(zip(receipts, answers, strict=True))
-        seen = self._seen([receipt for receipt, answer in pairs if answer is Answer.DONE])
+        seen = self._read_settlements(
+            [receipt for receipt, answer in pairs if answer is Answer.DONE]
+        )
         return [
             seen[receipt.id] if answer is Answer.DONE else self._conclude(receipt, answer)
             for receipt, answer in pairs
         ]
 
-    def _seen(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
-        """Look whether decided commits have reached every partition: an answer alone is not enough."""
+    def _read_settlements(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
+        """Check that commits have reached every partition: the coordinator's answer is not enough."""
         if not receipts:
             return {}
-        handles = [(_identity(receipt), self.written(receipt)) for receipt in receipts]
+        commits = [(_identity(receipt), self.last_records(receipt)) for receipt in receipts]
+        settlements = self.client.run_briefly(transactions.settlements, commits)
         states: dict[str, BranchState] = {}
-        for receipt, settlement in zip(receipts, self.client.settled_many(handles), strict=True):
+        for receipt, settlement in zip(receipts, settlements, strict=True):
             if settlement.progress is Progress.TORN:
                 raise GuaranteeBroken(
                     f"Kafka calls the transaction of {receipt.id} complete, but a partition never "
@@ -155,41 +146,35 @@ class KafkaBranches(Participant):
         return states
 
     def _conclude(self, receipt: Receipt, answer: Answer) -> BranchState:
-        """Say where a branch stands whose commit was not answered with DONE."""
+        """Return the state of a branch whose commit was not answered with DONE."""
         if answer is Answer.BUSY:
             return BranchState.PREPARED
         if answer is Answer.UNREACHABLE:
             return BranchState.UNREACHABLE
         if answer is Answer.CONTRADICTED and self._was_aborted(receipt):
             return BranchState.ABORTED
-        return _WITNESSED[self.witness(receipt).outcome]
+        return _STATE_BY_OUTCOME[self.witness(receipt).outcome]
 
     def _was_aborted(self, receipt: Receipt) -> bool:
-        """Confirm that the coordinator remembers this very transaction as aborted."""
-        identity, now = _identity(receipt), self.client.describe([receipt.id])[receipt.id]
-        return (
-            now is not None
-            and now.producer_id == identity.producer_id
-            and now.state in ("PrepareAbort", "CompleteAbort")
-            # A client's own abort leaves the epoch, version 5 and a time-out raise it.
-            and now.epoch in (identity.epoch, identity.epoch + 1)
-        )
+        now = self.client.run(transactions.describe, [receipt.id])[receipt.id]
+        return shows_abort(now, _identity(receipt))
 
     def newest_generation(self, namespace: Namespace) -> int:
         prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
-        parsed = (parse_id(found.transactional_id) for found in self.client.list_all(prefix))
-        return max((it[1] for it in parsed if it and it[0] == namespace), default=0)
+        known = self.client.run(transactions.list_by_prefix, prefix, states=())
+        parsed = (parse_transactional_id(txn.transactional_id) for txn in known)
+        return max((it.generation for it in parsed if it and it.namespace == namespace), default=0)
 
     def find(self, namespace: Namespace) -> list[Stray]:
         self.hidden = False
         prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         mine: dict[str, int] = {}
-        for found in self.client.list_open(prefix):
-            parsed = parse_id(found.transactional_id)
-            # Compared whole, for a prefix would also be that of another name.
-            if parsed and (parsed[0], parsed[2]) == (namespace, self.name):
-                mine[found.transactional_id] = parsed[1]
-        described = self.client.describe(mine)
+        for txn in self.client.run(transactions.list_by_prefix, prefix):
+            parsed = parse_transactional_id(txn.transactional_id)
+            # Names are compared whole, because one name may be the beginning of another.
+            if parsed and (parsed.namespace, parsed.sink) == (namespace, self.name):
+                mine[txn.transactional_id] = parsed.generation
+        described = self.client.run(transactions.describe, mine)
         return [
             stray_of(self.name, id_, generation, now)
             for id_, generation in mine.items()
@@ -197,16 +182,38 @@ class KafkaBranches(Participant):
         ]
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        identities = [Identity(stray.id, *_producer(stray.handle)) for stray in strays]
-        meanings = {
+        answers = end_transactions(self.client, list(map(_identity, strays)), commit=False)
+        states = {
             Answer.DONE: BranchState.ABORTED,
-            # Whoever fenced it, or forgot it, has aborted what was open.
+            # Its transaction was aborted when its producer was fenced, or before the id was forgotten.
             Answer.FORGOTTEN: BranchState.ABORTED,
             Answer.BUSY: BranchState.UNREACHABLE,
             Answer.UNREACHABLE: BranchState.UNREACHABLE,
             Answer.CONTRADICTED: BranchState.COMMITTED,
         }
-        return [meanings[answer] for answer in self.client.end_many(identities, commit=False)]
+        return [states[answer] for answer in answers]
+
+
+def end_transactions(
+    client: KafkaClient, identities: Sequence[TransactionIdentity], *, commit: bool
+) -> list[Answer]:
+    """Commit or abort transactions. UNREACHABLE for all if nobody can be asked."""
+    try:
+        return client.run(transactions.end, identities, commit=commit)
+    except Unavailable as error:
+        _log.warning("%s", error)
+        return [Answer.UNREACHABLE] * len(identities)
+
+
+def shows_abort(now: TxnDescription | None, identity: TransactionIdentity) -> bool:
+    """Whether the coordinator remembers this transaction, and no later one, as aborted."""
+    return (
+        now is not None
+        and now.producer_id == identity.producer_id
+        and now.state in ("PrepareAbort", "CompleteAbort")
+        # An abort by an older client keeps the epoch. Version 5 and a time-out raise it by one.
+        and now.epoch in (identity.epoch, identity.epoch + 1)
+    )
 
 
 def stray_of(sink: str, id: str, generation: int, now: TxnDescription) -> Stray:
@@ -217,20 +224,6 @@ def stray_of(sink: str, id: str, generation: int, now: TxnDescription) -> Stray:
     return Stray(sink, id, generation, now.state, handle, now.started_at, ends)
 
 
-def _identity(receipt: Receipt) -> Identity:
-    return Identity(receipt.id, *_producer(receipt.handle))
-
-
-def _producer(handle: Mapping[str, Any]) -> tuple[int, int]:
-    return handle["producer_id"], handle["epoch"]
-
-
-def client_settings(bootstrap_servers: str, settings: Mapping[str, str] | None) -> dict[str, str]:
-    """Put the two ways to name the brokers together, and refuse a contradiction."""
-    given = resolve_all(settings or {})
-    named = given.get("bootstrap.servers", bootstrap_servers)
-    if named != bootstrap_servers:
-        raise UsageError(
-            "bootstrap_servers= and settings['bootstrap.servers'] differ: give it once"
-        )
-    return given | {"bootstrap.servers": bootstrap_servers}
+def _identity(branch: Receipt | Stray) -> TransactionIdentity:
+    handle: Mapping[str, Any] = branch.handle
+    return TransactionIdentity(branch.id, handle["producer_id"], handle["epoch"])

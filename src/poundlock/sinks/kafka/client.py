@@ -1,218 +1,410 @@
-"""The driver's half of the Kafka sink on the wire.
+"""The driver's connection to a Kafka cluster: requests, routing, time limits and errors.
 
-Used from one thread at a time. Every call ends within the time limit; after a lost connection the next
-call connects again. Errors are Poundlock's: `Unavailable` where a repeat may help, `NotAuthorised` with
-the permission that is missing, `UsageError` for settings and brokers that cannot work.
+A question to Kafka is a coroutine whose first argument is a `KafkaClient`, such as `transactions.end`.
+`KafkaClient.run` runs it and returns its result. Calls come from one thread at a time. The sockets
+belong to a thread of kafka-python, on which the coroutines run.
+
+Most questions use `KafkaClient.collect`. It finds the node of every item and asks all nodes at once. It
+asks again about the items whose answer was `TryAgain`, until all are answered or the time is up.
+
+Errors are Poundlock's: `Unavailable` where a repeat may help, `NotAuthorised` with the missing
+permission, `UsageError` for settings and brokers that cannot work.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from types import TracebackType
-from typing import TypeVar
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from itertools import chain
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from poundlock.errors import Unavailable
-from poundlock.sinks.kafka import cluster, partitions, transactions
-from poundlock.sinks.kafka import witness as witnesses
-from poundlock.sinks.kafka.cluster import Broker, Config, GroupOffsets
-from poundlock.sinks.kafka.kafka_python import api_key
-from poundlock.sinks.kafka.partitions import Partition, ProducerState, Topic, Written
-from poundlock.sinks.kafka.settlement import Progress, Settlement, settlements
-from poundlock.sinks.kafka.transactions import (
-    END_TXN_VERSION,
-    Answer,
-    Identity,
-    OpenTxn,
-    TxnDescription,
+from poundlock.errors import NotAuthorised, Unavailable, UsageError
+from poundlock.sinks.kafka.kafka_python import (
+    IN_FLIGHT,
+    Link,
+    LoginCut,
+    check_parts,
+    error_name,
+    errors,
+    metadata,
 )
-from poundlock.sinks.kafka.wire import Wire
-from poundlock.sinks.kafka.witness import Evidence, Outcome
+from poundlock.sinks.kafka.settings import servers, to_kafka_python
 
-__all__ = [
-    "END_TXN_VERSION",
-    "Answer",
-    "Broker",
-    "Config",
-    "Evidence",
-    "GroupOffsets",
-    "Identity",
-    "KafkaClient",
-    "OpenTxn",
-    "Outcome",
-    "Partition",
-    "ProducerState",
-    "Progress",
-    "Settlement",
-    "Topic",
-    "TxnDescription",
-    "Written",
-]
-
+Item = TypeVar("Item", bound=Hashable)
 T = TypeVar("T")
+P = ParamSpec("P")
 
-_log = logging.getLogger(__name__)
+_BRIEF_SECONDS = 5.0  # for questions that must not wait for a dead partition
+_SHARE = 3  # one request gets this fraction of a call's time, so that a hung broker can be replaced
+_GRACE_SECONDS = 5.0  # beyond a call's limit, before its thread is given up
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between rounds
+_KEYS = 500  # in one FindCoordinator request
+_CHECK_LOGIN = "check sasl.mechanism, sasl.username and sasl.password"
 
-_GLANCE_SECONDS = 5.0  # a look at how far things are must not wait for a dead partition
+
+class CoordinatorKind(IntEnum):
+    """What a coordinator coordinates. The numbers are Kafka's."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
+class TryAgain(Exception):
+    """An answer that another try may change. `stale`: the item may be on another node by now."""
+
+    def __init__(self, reason: str, *, stale: bool = True):
+        super().__init__(reason)
+        self.stale = stale
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(Generic[Item, T]):
+    """The answers about some items, and the reasons why the other items have none."""
+
+    answers: Mapping[Item, T]
+    missing: Mapping[Item, TryAgain]
+
+    def require_all(self, about: str) -> Mapping[Item, T]:
+        """Return the answers. Raises `Unavailable` if one is missing."""
+        if self.missing:
+            item, reason = next(iter(self.missing.items()))
+            more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
+            raise Unavailable(
+                f"Kafka gave no answer about {about} of {item}{more} in time: {reason}. Check that "
+                "every broker is up and reachable; the same step may be repeated"
+            )
+        return self.answers
 
 
 class KafkaClient:
-    """Ends, describes and proves transactions that other processes wrote."""
+    """Asks a cluster. Connects when first used, and again after a lost connection."""
 
     def __init__(self, settings: Mapping[str, str], *, time_limit: float = 30.0):
-        """Take librdkafka's settings and seconds for each call. Does not connect yet."""
-        self._wire = Wire(settings, time_limit)
+        """Take librdkafka's settings, and the seconds that each call may take. Does not connect."""
+        self._servers = ",".join(servers(settings))
+        self._config = to_kafka_python(settings)
+        check_parts()
+        self._time_limit = time_limit
+        self._limit = time_limit  # of the running call
+        self._deadline = 0.0
+        self._link: Link | None = None
+        self._connected = False
+        self._in_doubt = False  # an item got no answer: the addresses we know may be old
+        self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
 
     def __repr__(self) -> str:
-        return f"KafkaClient({self._wire.servers})"
+        return f"KafkaClient({self._servers})"
 
     def __enter__(self) -> KafkaClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections. The next call opens them again."""
-        self._wire.close()
+        """Close the connections. The next call opens them again."""
+        link, self._link = self._link, None
+        self._coordinators.clear()
+        if link is not None:
+            link.close()
 
-    # Transactions, by their coordinators.
+    def run(
+        self,
+        work: Callable[Concatenate[KafkaClient, P], Awaitable[T]],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Run `work(client, ...)` within the time limit and return its result.
 
-    def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool) -> Answer:
-        """Commit or abort one transaction."""
-        return self.end_many([Identity(transactional_id, producer_id, epoch)], commit)[0]
-
-    def end_many(self, identities: Sequence[Identity], commit: bool) -> list[Answer]:
-        """Commit or abort each transaction, many at a time. Answers stand in the order asked.
-
-        To abort a stray, pass the producer id and epoch just described. An InitProducerId would abort
-        it as well, but wipe out the coordinator's memory of the outcome.
+        After `TryAgain` all of it is run again, so it must be safe to repeat.
         """
+        return self._run(partial(work, self, *arguments, **named), self._time_limit)
+
+    def run_briefly(
+        self,
+        work: Callable[Concatenate[KafkaClient, P], Awaitable[T]],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Run `work` as `run` does, but for a few seconds at most: the caller will ask again."""
+        limit = min(_BRIEF_SECONDS, self._time_limit)
+        return self._run(partial(work, self, *arguments, **named), limit)
+
+    def _run(self, work: Callable[[], Awaitable[T]], limit: float) -> T:
+        self._limit, self._deadline = limit, time.monotonic() + limit
+        done, outcome = threading.Event(), dict[str, Any]()
+
+        async def job() -> None:
+            try:
+                outcome["value"] = await self._repeat(work)
+            except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
+                outcome["error"] = error
+            finally:
+                done.set()
+
+        self._in_doubt, answered = False, False
         try:
-            return self._run(lambda wire: transactions.end(wire, identities, commit))
-        except Unavailable as error:  # nobody could be asked at all
-            _log.warning("%s", error)
-            return [Answer.UNREACHABLE] * len(identities)
+            if self._link is None:
+                self._link, self._connected = Link(self._config), False
+            self._link.post(job)
+            if not done.wait(limit + _GRACE_SECONDS):
+                raise TryAgain(f"the client's own time limit of {limit:g} s did not work")
+            if "error" in outcome:
+                raise outcome["error"]
+            answered = True
+            return outcome["value"]
+        except (errors.KafkaError, TryAgain) as error:
+            raise Unavailable(
+                f"Kafka at {self._servers} did not answer: {_text_of(error)}. Check that the brokers "
+                "are up and reachable from the driver; the same step may be repeated"
+            ) from error
+        finally:
+            if self._in_doubt or not answered:
+                # Connect again next time: kafka-python uses only the addresses that it knows.
+                self.close()
 
-    def describe(self, ids: Collection[str]) -> dict[str, TxnDescription | None]:
-        """Describe transactional ids; None for one that Kafka does not know."""
-        found = self._run(lambda wire: transactions.describe(wire, ids))
-        return dict(found.all("the state"))
+    # What follows runs on the link's thread.
 
-    def list_open(self, prefix: str) -> list[OpenTxn]:
-        """List the unfinished transactions, on all brokers, whose id begins with `prefix`.
+    @property
+    def seconds_left(self) -> float:
+        """The time that the running call still has."""
+        return max(0.0, self._deadline - time.monotonic())
 
-        Kafka leaves out, without a word, ids that the user may not DESCRIBE.
+    @property
+    def _request_seconds(self) -> float:
+        return min(self.seconds_left, self._limit / _SHARE)
+
+    async def _repeat(self, work: Callable[[], Awaitable[T]]) -> T:
+        await self._connect()
+        assert self._link is not None
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await work()
+            except TryAgain:
+                if self.seconds_left <= pause:
+                    raise
+            await self._link.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _connect(self) -> None:
+        if self._connected:
+            return
+        assert self._link is not None
+        # kafka-python retries until its time is up, whatever the reason. Try each address once first,
+        # so that a wrong password is reported at once.
+        reasons = await self._link.try_addresses(self.seconds_left)
+        for reason in reasons:
+            _raise_if_refused(reason)
+        if reasons and all(isinstance(reason, LoginCut) for reason in reasons):
+            raise NotAuthorised(f"Kafka cut off the driver's login each time: {_CHECK_LOGIN}")
+        try:
+            await self._link.bootstrap(self.seconds_left)
+        except errors.KafkaTimeoutError as late:
+            raise (reasons or [late])[0] from late
+        self._connected = True
+
+    async def send(self, node: int | None, request: Any) -> Any:
+        """Send one request to a node, or to any node, and return the answer. Raises `TryAgain`."""
+        assert self._link is not None
+        try:
+            return await self._link.send(request, node, self._request_seconds)
+        except errors.UnknownBrokerIdError as error:
+            await self._link.refresh(self._request_seconds)
+            raise TryAgain(f"broker {node} is not known") from error
+        except errors.KafkaError as error:
+            _raise_if_refused(error)
+            raise TryAgain(_text_of(error)) from error
+
+    async def gather(self, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+        """Run coroutines at the same time. Return their results in order."""
+        assert self._link is not None
+        futures = [self._link.post(job) for job in jobs]
+        return [await future for future in futures]
+
+    async def collect(
+        self,
+        items: Iterable[Item],
+        locate: Callable[[Sequence[Item]], Awaitable[Mapping[Item, int | TryAgain]]],
+        ask: Callable[[int, Sequence[Item]], Awaitable[Mapping[Item, T | TryAgain]]],
+        mark_moved: Callable[[Item], None] = lambda item: None,
+    ) -> Collected[Item, T]:
+        """Ask about every item at its node, until all are answered or the time is up.
+
+        `mark_moved` is called with every item that may have moved to another node.
         """
-        return self._run(lambda wire: transactions.list_open(wire, prefix))
+        assert self._link is not None
+        waiting, pause = list(dict.fromkeys(items)), _FIRST_PAUSE
+        answers: dict[Item, T] = {}
+        missing: dict[Item, TryAgain] = {}
+        while waiting:
+            by_node = await _group_by_node(waiting, locate, missing)
+            asked = sum(map(len, by_node.values()))
+            requests = [partial(_ask, ask, node, group) for node, group in by_node.items()]
+            parts = await self.gather(requests)
+            for item, answer in chain.from_iterable(part.items() for part in parts):
+                if not isinstance(answer, TryAgain):
+                    answers[item] = answer
+                    continue
+                missing[item] = answer
+                if answer.stale:
+                    mark_moved(item)
+            before, waiting = len(waiting), [item for item in waiting if item not in answers]
+            if not waiting or self.seconds_left <= pause:
+                break
+            all_answered = asked and before - len(waiting) >= asked
+            if not all_answered:  # otherwise the rest waited only because of `IN_FLIGHT`
+                await self._link.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        return self._collected(answers, waiting, missing)
 
-    def list_all(self, prefix: str) -> list[OpenTxn]:
-        """List the transactions of such ids in any state, as long as Kafka remembers the id."""
-        return self._wire.run(lambda: transactions.list_open(self._wire, prefix, states=()))
+    def _collected(
+        self, answers: Mapping[Item, T], waiting: Iterable[Item], missing: Mapping[Item, TryAgain]
+    ) -> Collected[Item, T]:
+        missing = {item: missing.get(item, TryAgain("not asked in time")) for item in waiting}
+        self._in_doubt |= any(again.stale for again in missing.values())
+        return Collected(answers, missing)
 
-    def settled(self, identity: Identity, written: Sequence[Written]) -> Settlement:
-        """Say whether a transaction whose commit was DONE has reached every partition."""
-        return self.settled_many([(identity, written)])[0]
+    async def ask_coordinators(
+        self,
+        kind: CoordinatorKind,
+        grant: str,
+        keys: Iterable[str],
+        ask: Callable[[int, Sequence[str]], Awaitable[Mapping[str, T | TryAgain]]],
+    ) -> Collected[str, T]:
+        """Ask about every transactional id, or every group, at its coordinator."""
+        return await self.collect(
+            keys,
+            partial(self.find_coordinators, kind, grant),
+            ask,
+            partial(self.forget_coordinator, kind),
+        )
 
-    def settled_many(
-        self, handles: Sequence[tuple[Identity, Sequence[Written]]]
-    ) -> list[Settlement]:
-        """Say of each transaction whose commit was DONE whether it has reached every partition.
+    async def find_coordinators(
+        self, kind: CoordinatorKind, grant: str, keys: Sequence[str]
+    ) -> Mapping[str, int | TryAgain]:
+        """Find the coordinators of transactional ids or groups. Keeps what it finds."""
+        unknown = [key for key in keys if (kind, key) not in self._coordinators]
+        failed: dict[str, TryAgain] = {}
+        for start in range(0, len(unknown), _KEYS):
+            request = metadata.FindCoordinatorRequest(
+                key_type=kind, coordinator_keys=unknown[start : start + _KEYS], min_version=4
+            )
+            for row in (await self.send(None, request)).coordinators:
+                again = check_error(row.error_code, f"the coordinator of {row.key}", grant)
+                if again is None:
+                    self._coordinators[kind, row.key] = row.node_id
+                else:
+                    failed[row.key] = again
+        unnamed = TryAgain("no coordinator was named")
+        return {key: self._coordinators.get((kind, key), failed.get(key, unnamed)) for key in keys}
 
-        A look at how things stand now, to be repeated: it does not wait long for what is missing.
-        """
-        return self._run(lambda wire: settlements(wire, handles), seconds=_GLANCE_SECONDS)
+    def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
+        """Have the next `find_coordinators` ask again."""
+        self._coordinators.pop((kind, key), None)
 
-    # Transactions, by what they left in partitions.
+    async def metadata(self, topics: Iterable[str] | None) -> Any:
+        """Ask for the cluster's brokers and these topics, as they are now. None: brokers only."""
+        topic = metadata.MetadataRequest.MetadataRequestTopic
+        request = metadata.MetadataRequest(
+            topics=[topic(name=name) for name in sorted(set(topics or ()))],
+            allow_auto_topic_creation=False,
+            min_version=10,  # the first with topic ids
+        )
+        return await self.send(None, request)
 
-    def witness(
-        self, topic: str, topic_id: str, partition: int, offset: int, producer_id: int
-    ) -> Evidence:
-        """Ask the record at an offset whether its transaction was committed."""
-        return self.witness_all(producer_id, [Written(topic, topic_id, partition, offset)])
 
-    def witness_all(self, producer_id: int, written: Sequence[Written]) -> Evidence:
-        """Ask the last record in every partition whether their transaction was committed."""
-        return self._run(lambda wire: witnesses.witness_all(wire, written, producer_id))
+class ClientOwner:
+    """Has Kafka settings, and a client that is made when first needed. A copy has its own client."""
 
-    def outcome(self, identity: Identity, written: Sequence[Written]) -> Evidence:
-        """Find out how a transaction ended whose EndTxn was CONTRADICTED or FORGOTTEN."""
-        return self._run(lambda wire: witnesses.outcome(wire, identity, written))
+    settings: dict[str, str]
+    _client: KafkaClient | None = None
 
-    # Topics and partitions.
+    @property
+    def client(self) -> KafkaClient:
+        if self._client is None:
+            self._client = KafkaClient(self.settings)
+        return self._client
 
-    def topics(self, names: Collection[str]) -> dict[str, Topic | None]:
-        """Look at topics; None for one that does not exist."""
-        return self._run(lambda wire: partitions.topics(wire, names))
+    def close(self) -> None:
+        """Close the connections. They may be opened again."""
+        if self._client is not None:
+            self._client.close()
 
-    def topic_ids(self, names: Collection[str]) -> dict[str, str | None]:
-        """Return the ids of topics; None for one that does not exist."""
-        found = self.topics(names)
-        return {name: topic.id if topic else None for name, topic in found.items()}
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_client": None}  # connections stay on the driver
 
-    def partition_counts(self, names: Collection[str]) -> dict[str, int | None]:
-        """Return how many partitions topics have; None for one that does not exist."""
-        found = self.topics(names)
-        return {name: topic.partitions if topic else None for name, topic in found.items()}
 
-    def last_stable_offsets(self, of: Collection[Partition]) -> dict[Partition, int | None]:
-        """Return how far a read_committed reader can read; None where there is no partition."""
-        found = self._run(lambda wire: partitions.last_stable_offsets(wire, of))
-        return dict(found.all("the offsets"))
+async def _group_by_node(
+    items: Sequence[Item],
+    locate: Callable[[Sequence[Item]], Awaitable[Mapping[Item, int | TryAgain]]],
+    missing: dict[Item, TryAgain],
+) -> Mapping[int, list[Item]]:
+    """Return what to ask each node. Note in `missing` why an item has no node."""
+    by_node: dict[int, list[Item]] = defaultdict(list)
+    try:
+        located = await locate(items)
+    except TryAgain as again:
+        missing.update(dict.fromkeys(items, again))
+        return by_node
+    for item, node in located.items():
+        if isinstance(node, TryAgain):
+            missing[item] = node
+        elif len(by_node[node]) < IN_FLIGHT:
+            by_node[node].append(item)
+    return by_node
 
-    def high_watermarks(self, of: Collection[Partition]) -> dict[Partition, int | None]:
-        """Return how far any reader can read; None where there is no partition."""
-        found = self._run(lambda wire: partitions.high_watermarks(wire, of))
-        return dict(found.all("the offsets"))
 
-    def describe_producers(
-        self, of: Collection[Partition]
-    ) -> dict[Partition, list[ProducerState] | None]:
-        """Return what partitions know of their producers; None where there is no partition."""
-        found = self._run(lambda wire: partitions.producers(wire, of))
-        return dict(found.all("the producers"))
+async def _ask(ask: Callable[..., Awaitable[Any]], node: int, items: Sequence[Any]) -> Any:
+    try:
+        return await ask(node, items)
+    except TryAgain as again:
+        return dict.fromkeys(items, again)
 
-    # Consumer groups.
 
-    def commit_group_offsets(self, group: str, positions: Mapping[Partition, int]) -> None:
-        """Set a group's offsets. Raises `UsageError` if somebody is in the group."""
-        self._run(lambda wire: cluster.commit_group_offsets(wire, group, positions))
+def check_error(code: int, about: str, grant: str) -> TryAgain | None:
+    """Return None for no error and `TryAgain` for one that may pass. Raises the others."""
+    error = errors.for_code(code)
+    if error is errors.NoError:
+        return None
+    name = error_name(code)
+    if issubclass(error, errors.AuthorizationError):
+        raise NotAuthorised(f"Kafka refused {about} ({name}): grant {grant} to the driver's user")
+    if error.retriable:
+        return TryAgain(name)
+    raise Unavailable(
+        f"Kafka answered {name} when asked for {about}; nothing was concluded from it"
+    )
 
-    def stable_group_offsets(self, group: str, of: Collection[Partition]) -> GroupOffsets:
-        """Read a group's offsets, and which of them an open transaction is about to change."""
-        return self._run(lambda wire: cluster.stable_group_offsets(wire, group, of))
 
-    # The cluster.
+def _text_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
-    def brokers(self) -> dict[int, Broker]:
-        """Ask every broker for its release, versions and features."""
-        return self._run(cluster.brokers)
 
-    def features(self) -> dict[str, int]:
-        """Return the finalized features, by the broker that knows least."""
-        known = [broker.features for broker in self.brokers().values()]
-        return {
-            name: min(features.get(name, 0) for features in known)
-            for name in set[str]().union(*known)
-        }
-
-    def max_version(self, api: str) -> int:
-        """Return the highest version of an API ("EndTxn") that every broker speaks; -1 for none."""
-        key = api_key(api)
-        return min(broker.apis.get(key, (-1, -1))[1] for broker in self.brokers().values())
-
-    def broker_config(self, names: Sequence[str]) -> Config:
-        """Read settings of the brokers."""
-        return self._run(lambda wire: cluster.broker_config(wire, names))
-
-    def topic_config(self, topics: Sequence[str], names: Sequence[str]) -> dict[str, Config]:
-        """Read settings of topics."""
-        return self._run(lambda wire: cluster.topic_config(wire, topics, names))
-
-    def _run(self, work: Callable[[Wire], Awaitable[T]], seconds: float | None = None) -> T:
-        return self._wire.run(lambda: work(self._wire), seconds)
+def _raise_if_refused(error: Exception) -> None:
+    """Raise an error that no other try will cure: credentials, certificates, versions."""
+    refusals = (
+        errors.SaslAuthenticationFailedError,
+        errors.UnsupportedSaslMechanismError,
+        errors.IllegalSaslStateError,
+    )
+    if isinstance(error, refusals):
+        raise NotAuthorised(
+            f"Kafka refused the driver's login ({type(error).__name__}): {_CHECK_LOGIN}"
+        ) from error
+    if isinstance(error.__context__, ssl.SSLCertVerificationError):
+        raise UsageError(
+            f"the broker's certificate was not accepted: {error.__context__.verify_message}. Check "
+            "ssl.ca.location, and that bootstrap.servers names the hosts as the certificate does"
+        ) from error
+    if isinstance(error, errors.IncompatibleBrokerVersion):
+        raise UsageError(
+            f"the brokers are too old or too new for this request: {error}. Poundlock needs Kafka "
+            "4.0.1 or later with transaction.version 2"
+        ) from error

@@ -1,81 +1,86 @@
-"""What a cluster is and allows: versions, features, configuration; and its consumer groups."""
+"""What a cluster has and allows: brokers and their settings, topics, and partitions' leaders."""
 
 from __future__ import annotations
 
+import base64
+import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from poundlock.errors import NotAuthorised, UsageError
-from poundlock.sinks.kafka.kafka_python import (
-    admin,
-    consumer,
-    error_name,
-    errors,
-    metadata,
-    release_of,
-)
-from poundlock.sinks.kafka.partitions import Partition, by_topic
-from poundlock.sinks.kafka.wire import Again, Kind, Wire, judge
+from poundlock.errors import NotAuthorised
+from poundlock.sinks.kafka.client import KafkaClient, TryAgain, check_error
+from poundlock.sinks.kafka.kafka_python import admin, api_key, errors, metadata, release_of
+from poundlock.sinks.kafka.types import TopicPartition
 
-_BROKER, _TOPIC = 4, 2  # kinds of resources in DescribeConfigs
-_LIVE_MEMBERS = (
-    errors.UnknownMemberIdError,
-    errors.IllegalGenerationError,
-    errors.RebalanceInProgressError,
-    errors.StaleMemberEpochError,
-    errors.FencedMemberEpochError,
-    errors.FencedInstanceIdError,
-)
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+NOWHERE = -1  # the node of a partition that does not exist
+_BROKER = 4  # a kind of resource in DescribeConfigs
+
+
+# Brokers.
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    release: tuple[int, ...]  # as its APIs show: major and minor, for no API tells the patch
+    release: tuple[int, ...]  # major and minor, guessed from the APIs: none shows the patch level
     apis: Mapping[int, tuple[int, int]]  # API key to lowest and highest version
     features: Mapping[str, int]  # finalized for the whole cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings as the brokers show them; None and a reason where they may not be seen."""
+    """Settings as the brokers show them. None and a reason where the user may not see them."""
 
     values: Mapping[str, tuple[str, ...]] | None  # distinct values, where brokers differ
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOffsets:
-    offsets: Mapping[Partition, int]  # without those that were never committed
-    pending: frozenset[Partition]  # an open transaction is about to change them
+async def brokers(client: KafkaClient) -> dict[int, Broker]:
+    """Ask every broker for its release, versions and features."""
 
-
-async def brokers(wire: Wire) -> dict[int, Broker]:
-    """Ask every broker for its versions and features."""
-
-    async def ask(node: int, _: Sequence[int]) -> Mapping[int, Broker | Again]:
+    async def ask(node: int, _: Sequence[int]) -> Mapping[int, Broker | TryAgain]:
         request = metadata.ApiVersionsRequest(
             client_software_name="poundlock", client_software_version="0", min_version=3
         )
-        response = await wire.send(node, request)
-        again = judge(response.error_code, f"the versions of broker {node}", "nothing")
+        response = await client.send(node, request)
+        again = check_error(response.error_code, f"the versions of broker {node}", "nothing")
         apis = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
         features = {row.name: row.max_version_level for row in response.finalized_features}
         return {node: again or Broker(release_of(apis), apis, features)}
 
-    return dict((await _every_broker(wire, ask)).items())
+    return dict(await _ask_every_broker(client, ask))
 
 
-async def broker_config(wire: Wire, names: Sequence[str]) -> Config:
+def lowest_feature(brokers: Iterable[Broker], name: str) -> int:
+    """Return the level of a finalized feature, by the broker that knows least."""
+    return min(broker.features.get(name, 0) for broker in brokers)
+
+
+def max_version(brokers: Iterable[Broker], api: str) -> int:
+    """Return the highest version of an API ("EndTxn") that every broker speaks. -1 for none."""
+    return min(broker.apis.get(api_key(api), (-1, -1))[1] for broker in brokers)
+
+
+async def broker_config(client: KafkaClient, names: Sequence[str]) -> Config:
     """Read settings of the brokers."""
 
-    async def ask(node: int, _: Sequence[int]) -> Mapping[int, Mapping[str, str] | Again]:
-        found = await _configs(wire, node, _BROKER, [str(node)], names, "Cluster")
-        return {node: found[str(node)]}
+    async def ask(node: int, _: Sequence[int]) -> Mapping[int, Mapping[str, str] | TryAgain]:
+        resource = admin.DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=_BROKER, resource_name=str(node), configuration_keys=list(names)
+        )
+        request = admin.DescribeConfigsRequest(
+            resources=[resource], include_synonyms=False, include_documentation=False
+        )
+        (result,) = (await client.send(node, request)).results
+        grant = "DESCRIBE_CONFIGS on Cluster"
+        again = check_error(result.error_code, "the configuration of the cluster", grant)
+        values = {entry.name: entry.value for entry in result.configs if entry.value is not None}
+        return {node: again or values}
 
     try:
-        answers = await _every_broker(wire, ask)
+        answers = await _ask_every_broker(client, ask)
     except NotAuthorised as error:
         return Config(None, str(error))
     return Config(
@@ -86,168 +91,101 @@ async def broker_config(wire: Wire, names: Sequence[str]) -> Config:
     )
 
 
-async def topic_config(
-    wire: Wire, topics: Sequence[str], names: Sequence[str]
-) -> dict[str, Config]:
-    """Read settings of topics."""
-
-    async def one(topic: str) -> Config:
-        try:
-            found = (await _configs(wire, None, _TOPIC, [topic], names, f"Topic {topic}"))[topic]
-        except NotAuthorised as error:
-            return Config(None, str(error))
-        if isinstance(found, Again):
-            raise found
-        return Config({name: (value,) for name, value in found.items()})
-
-    return {topic: await one(topic) for topic in topics}
-
-
-async def _every_broker(wire: Wire, ask: Any) -> Mapping[int, Any]:
-    async def locate(nodes: Sequence[int]) -> Mapping[int, int | Again]:
+async def _ask_every_broker(client: KafkaClient, ask: Any) -> Mapping[int, Any]:
+    async def locate(nodes: Sequence[int]) -> Mapping[int, int | TryAgain]:
         return {node: node for node in nodes}
 
-    nodes = [broker.node_id for broker in (await wire.metadata(None)).brokers]
-    return (await wire.collect(nodes, locate, ask)).all("the settings")
+    nodes = [broker.node_id for broker in (await client.metadata(None)).brokers]
+    return (await client.collect(nodes, locate, ask)).require_all("the settings")
 
 
-async def _configs(
-    wire: Wire,
-    node: int | None,
-    kind: int,
-    resources: Sequence[str],
-    names: Sequence[str],
-    grant: str,
-) -> dict[str, dict[str, str] | Again]:
-    row = admin.DescribeConfigsRequest.DescribeConfigsResource
-    request = admin.DescribeConfigsRequest(
-        resources=[
-            row(resource_type=kind, resource_name=name, configuration_keys=list(names))
-            for name in resources
-        ],
-        include_synonyms=False,
-        include_documentation=False,
-    )
-    found: dict[str, dict[str, str] | Again] = {}
-    for result in (await wire.send(node, request)).results:
-        again = judge(
-            result.error_code,
-            f"the configuration of {grant.lower()}",
-            f"DESCRIBE_CONFIGS on {grant}",
+# Topics and partitions.
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    id: str  # as Kafka's tools and librdkafka spell it; a topic that is created again has another
+    partitions: int
+    replication: int  # of its least replicated partition
+    leaders: Mapping[int, int]  # partition to broker; leaderless ones are left out
+
+
+async def topics(client: KafkaClient, names: Iterable[str]) -> dict[str, Topic | None]:
+    """Look at topics as they are now. None for one that does not exist."""
+    found = dict[str, Topic | None].fromkeys(names)
+    for row in (await client.metadata(found)).topics if found else ():
+        if errors.for_code(row.error_code) in (
+            errors.UnknownTopicOrPartitionError,
+            errors.InvalidTopicError,
+        ):
+            continue
+        again = check_error(row.error_code, f"topic {row.name}", f"DESCRIBE on Topic {row.name}")
+        if again is not None:
+            raise again
+        found[row.name] = Topic(
+            id=spell_topic_id(row.topic_id),
+            partitions=len(row.partitions),
+            replication=min((len(part.replica_nodes) for part in row.partitions), default=0),
+            leaders={
+                part.partition_index: part.leader_id
+                for part in row.partitions
+                if part.leader_id >= 0
+            },
         )
-        found[result.resource_name] = again or {
-            entry.name: entry.value for entry in result.configs if entry.value is not None
-        }
     return found
 
 
-# Consumer groups: Spark reads without one, so offsets are handed back to it after the fact.
+def spell_topic_id(topic_id: uuid.UUID) -> str:
+    """Spell a topic id as Kafka's tools and librdkafka do."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
-async def commit_group_offsets(wire: Wire, group: str, positions: Mapping[Partition, int]) -> None:
-    """Set a group's offsets, as long as nobody is in it."""
-    if not positions:
-        return
-    row = consumer.OffsetCommitRequest.OffsetCommitRequestTopic
+def parse_topic_id(spelled: str) -> uuid.UUID:
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(spelled + "=="))
 
-    async def ask(node: int, _: Sequence[str]) -> Mapping[str, bool | Again]:
-        request = consumer.OffsetCommitRequest(
-            group_id=group,
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            group_instance_id=None,
-            topics=[
-                row(
-                    name=topic,
-                    partitions=[
-                        row.OffsetCommitRequestPartition(
-                            partition_index=number,
-                            committed_offset=positions[topic, number],
-                            committed_leader_epoch=-1,
-                            committed_metadata="",
-                        )
-                        for number in numbers
-                    ],
-                )
-                for topic, numbers in by_topic(positions)
-            ],
-            min_version=7,
-            max_version=9,  # the last that goes by topic names
+
+class Leaders:
+    """The nodes that lead partitions. Asks once, and again for partitions that have moved."""
+
+    def __init__(self, client: KafkaClient):
+        self._client = client
+        self._known: dict[str, Topic | None] = {}
+        self._moved: set[str] = set()
+
+    async def locate(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, int | TryAgain]:
+        wanted = {topic for topic, _ in partitions}
+        unknown = wanted - self._known.keys() | wanted & self._moved
+        self._known.update(await topics(self._client, sorted(unknown)))
+        self._moved -= wanted
+        found = {partition: self._leader(*partition) for partition in partitions}
+        self._moved.update(
+            topic for (topic, _), leader in found.items() if isinstance(leader, TryAgain)
         )
-        for topic in (await wire.send(node, request)).topics:
-            for part in topic.partitions:
-                again = _group_error(group, topic.name, part.error_code)
-                if again is not None:
-                    return {group: again}
-        return {group: True}
+        return found
 
-    collected = await wire.collect([group], partial(_homes, wire), ask, partial(_forget, wire))
-    collected.all("the offsets")
+    def mark_moved(self, partition: TopicPartition) -> None:
+        self._moved.add(partition[0])
 
+    def topic_id(self, topic: str) -> str | None:
+        """Return the id that a topic had when last asked for. None if there was no such topic."""
+        known = self._known.get(topic)
+        return known.id if known is not None else None
 
-def _group_error(group: str, topic: str, code: int) -> Again | None:
-    error = errors.for_code(code)
-    if error in _LIVE_MEMBERS:
-        raise UsageError(
-            f"the offsets of consumer group {group} cannot be set ({error_name(code)}): it has live "
-            "members, which commit their own. Stop them, or give the pipeline a group of its own"
-        )
-    if error is errors.UnknownTopicOrPartitionError:
-        raise UsageError(f"consumer group {group} cannot keep offsets of {topic}: no such topic")
-    return judge(code, f"the offsets of group {group}", f"READ on Group {group} and Topic {topic}")
+    def _leader(self, topic: str, partition: int) -> int | TryAgain:
+        known = self._known[topic]
+        if known is None or not 0 <= partition < known.partitions:
+            return NOWHERE
+        leader = known.leaders.get(partition)
+        if leader is None:
+            return TryAgain(f"{topic}-{partition} has no leader")
+        return leader
 
 
-async def stable_group_offsets(
-    wire: Wire, group: str, partitions: Iterable[Partition]
-) -> GroupOffsets:
-    """Read a group's offsets, apart from those that an open transaction is about to change."""
-    row = consumer.OffsetFetchRequest.OffsetFetchRequestGroup
-    wanted = list(partitions)
-
-    async def ask(node: int, _: Sequence[str]) -> Mapping[str, GroupOffsets | Again]:
-        request = consumer.OffsetFetchRequest(
-            groups=[
-                row(
-                    group_id=group,
-                    member_id=None,
-                    member_epoch=-1,
-                    topics=[
-                        row.OffsetFetchRequestTopics(name=topic, partition_indexes=numbers)
-                        for topic, numbers in by_topic(wanted)
-                    ],
-                )
-            ],
-            require_stable=True,
-            min_version=8,
-            max_version=9,  # the last that goes by topic names
-        )
-        (answer,) = (await wire.send(node, request)).groups
-        again = _group_error(group, "*", answer.error_code)
-        return {group: again or _group_offsets(group, answer)}
-
-    collected = await wire.collect([group], partial(_homes, wire), ask, partial(_forget, wire))
-    return collected.all("the offsets")[group]
-
-
-def _group_offsets(group: str, answer: Any) -> GroupOffsets | Again:
-    offsets, pending = dict[Partition, int](), set[Partition]()
-    for topic in answer.topics:
-        for part in topic.partitions:
-            where = (topic.name, part.partition_index)
-            if errors.for_code(part.error_code) is errors.UnstableOffsetCommitError:
-                pending.add(where)
-                continue
-            again = _group_error(group, topic.name, part.error_code)
-            if again is not None:
-                return again
-            if part.committed_offset >= 0:
-                offsets[where] = part.committed_offset
-    return GroupOffsets(offsets, frozenset(pending))
-
-
-async def _homes(wire: Wire, groups: Sequence[str]) -> Mapping[str, int | Again]:
-    return await wire.homes(Kind.GROUP, "DESCRIBE and READ on the Group", groups)
-
-
-def _forget(wire: Wire, group: str) -> None:
-    wire.forget(Kind.GROUP, group)
+def by_topic(partitions: Iterable[TopicPartition]) -> Iterable[tuple[str, list[int]]]:
+    """Group partition numbers by topic, as requests want them."""
+    grouped: dict[str, list[int]] = defaultdict(list)
+    for topic, number in partitions:
+        grouped[topic].append(number)
+    return grouped.items()

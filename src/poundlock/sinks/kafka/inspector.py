@@ -1,4 +1,4 @@
-"""Kafka, as a person looks into it."""
+"""Kafka as an operator inspects it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from dataclasses import asdict
 
 from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.model import Json, Namespace, Receipt, Stray
-from poundlock.sinks.kafka.branches import PREFIX, KafkaBranches, parse_id, stray_of
+from poundlock.sinks.kafka import transactions
+from poundlock.sinks.kafka.branches import (
+    PREFIX,
+    KafkaBranches,
+    parse_transactional_id,
+    stray_of,
+)
 from poundlock.sinks.kafka.offsets import GroupOffsetsParticipant
 from poundlock.sinks.kafka.sink import Kafka
 
 
 class KafkaInspector(Inspector):
-    """The brokers, and every transaction of ours that they hold open."""
+    """Shows every transaction of Poundlock that the brokers hold open."""
 
     system = "Kafka"
 
@@ -23,15 +29,17 @@ class KafkaInspector(Inspector):
         self._client = self._sink("any").client
 
     def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
-        ids = [found.transactional_id for found in self._client.list_open(f"{PREFIX}.")]
-        described = self._client.describe(ids)
+        listed = self._client.run(transactions.list_by_prefix, f"{PREFIX}.")
+        ids = [txn.transactional_id for txn in listed]
+        described = self._client.run(transactions.describe, ids)
         found: list[OpenBranch] = []
         for id_ in ids:
-            parsed, now = parse_id(id_), described[id_]
+            parsed, now = parse_transactional_id(id_), described[id_]
             if parsed is None or now is None:
                 continue
-            if namespace in (None, parsed[0]):
-                found.append(OpenBranch(parsed[0], stray_of(parsed[2], id_, parsed[1], now)))
+            if namespace in (None, parsed.namespace):
+                stray = stray_of(parsed.sink, id_, parsed.generation, now)
+                found.append(OpenBranch(parsed.namespace, stray))
         return found
 
     def participant(self, branch: Receipt | Stray) -> KafkaBranches:
@@ -41,7 +49,7 @@ class KafkaInspector(Inspector):
         return self._sink(branch.sink)
 
     def describe(self, id: str) -> dict[str, Json] | None:
-        described = self._client.describe([id])[id]
+        described = self._client.run(transactions.describe, [id])[id]
         if described is None:
             return None
         known: dict[str, Json] = asdict(described)

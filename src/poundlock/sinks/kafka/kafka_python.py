@@ -1,9 +1,9 @@
-"""All that is taken from kafka-python: its protocol classes, and its connections behind `Link`.
+"""Everything that we use of kafka-python: its protocol classes, and its connections as `Link`.
 
-The connection manager is not part of kafka-python's documented API, so what is used of it is used here
-and nowhere else, and is looked over before use: a release that changed it fails by name, and not in
-the middle of a commit. kafka-python's own admin client is left alone, for it asks one node after
-another, chooses versions by itself, and raises for a whole batch when one item of it failed.
+The connection manager is not part of kafka-python's documented API. So it is used only here, and
+`check_parts` checks it before use: a release that changed it is refused by name, not in the middle of a
+commit. We do not use kafka-python's admin client. It asks one node after another, chooses versions by
+itself, and raises an error for a whole batch when one item failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from poundlock.errors import UsageError
 
 
 def _module(name: str) -> Any:
-    # By name, for type checkers bring the types of kafka-python 2, where all was different.
+    # By name, because type checkers use the types of kafka-python 2, which was different.
     try:
         return import_module(f"kafka.{name}")
     except ImportError as error:
@@ -41,12 +41,10 @@ _Net = _module("net.selector").NetworkSelector
 
 IN_FLIGHT = 200  # requests to one node at a time
 _STOP_MS = 5000
-_LOGINS, _LOGIN_PAUSE = (
-    3,
-    0.2,
-)  # tries and seconds, before a login that was cut off counts as refused
+# How often, and after how many seconds, a login that was cut off is tried before it counts as refused.
+_LOGINS, _LOGIN_PAUSE = 3, 0.2
 
-# What is used of each class: its methods, and their arguments that are passed by name.
+# The methods that we use, and the arguments that we pass to them by name.
 _PARTS = (
     (_Manager, "send", ("node_id", "request_timeout_ms")),
     (_Manager, "get_connection", ("timeout_ms",)),
@@ -58,7 +56,7 @@ _PARTS = (
     (_Net, "stop", ("timeout_ms",)),
     (_Net, "sleep", ()),
 )
-# The versions of requests that cannot be done without.
+# The versions of requests that we need.
 _VERSIONS = (
     (producer.EndTxnRequest, 5),
     (metadata.FindCoordinatorRequest, 4),
@@ -67,7 +65,7 @@ _VERSIONS = (
 
 
 def check_parts() -> None:
-    """Raise `UsageError` if this release of kafka-python lacks something that is used of it."""
+    """Raise `UsageError` if this release of kafka-python lacks a part that we use."""
     missing = [
         f"{owner.__name__}.{name}({', '.join(arguments)})"
         for owner, name, arguments in _PARTS
@@ -108,8 +106,8 @@ def api_key(api: str) -> int:
 class LoginCut(errors.KafkaConnectionError):
     """The broker closed the connection during the login.
 
-    A broker that refuses a login says why and closes, but when both arrive together kafka-python 3.0
-    drops what was said. A broker that died is not there at the next try; one that refuses is.
+    A broker that refuses a login sends the reason and closes. If both arrive together, kafka-python 3.0
+    drops the reason. The next try tells the cases apart: a broker that died does not answer it.
     """
 
 
@@ -122,7 +120,7 @@ class Link:
         self._logs_in = config["security_protocol"].startswith("SASL")
         config = {
             **config,
-            # Above this the library refuses to send at all, so leave room beyond our own limit.
+            # Above this the library refuses to send, so it must be more than our own limit.
             "max_in_flight_requests_per_connection": 2 * IN_FLIGHT,
             "receive_message_max_bytes": 100_000_000,
             "reconnect_backoff_max_ms": 1000,
@@ -132,10 +130,10 @@ class Link:
         self._net.start()
 
     def post(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Start a coroutine on the link's thread; return its awaitable future."""
+        """Start a coroutine on the link's thread. Return its awaitable future."""
         try:
             return self._manager.call_soon(work)
-        except Exception as error:  # the thread has ended: this is whatever ended it
+        except Exception as error:  # the thread has ended, with this error
             raise errors.KafkaConnectionError(f"the client has stopped: {error}") from error
 
     # To be awaited on the link's thread.
@@ -144,13 +142,13 @@ class Link:
         return self._net.sleep(seconds)
 
     async def send(self, request: Any, node: int | None, seconds: float) -> Any:
-        """Send to a node, or to any; connects first if need be."""
+        """Send to a node, or to any node. Connects first if necessary."""
         answer = self._manager.send(request, node_id=node, request_timeout_ms=_ms(seconds))
-        # Its own limit begins when the connection stands, and a TLS handshake has none at all.
+        # Its own limit begins when the connection is open, and a TLS handshake has no limit.
         return await self._manager.wait_for(answer, _ms(seconds))
 
-    async def knock(self, seconds: float) -> list[Exception]:
-        """Try each bootstrap address until one opens; return why none did."""
+    async def try_addresses(self, seconds: float) -> list[Exception]:
+        """Try the bootstrap addresses until one opens. Return why none did."""
         reasons = list[Exception]()
         for broker in self._manager.cluster.bootstrap_brokers():
             for _ in range(_LOGINS):
@@ -169,7 +167,7 @@ class Link:
             connection = self._manager.get_connection(node, timeout_ms=_ms(seconds))
             await self._manager.wait_for(connection.init_future, _ms(seconds))
         except errors.KafkaConnectionError as error:
-            # The versions are asked for before the login, so it was cut off after that.
+            # The versions are asked for before the login. If they are known, the login was cut off.
             if self._logs_in and connection is not None and connection.broker_version is not None:
                 return LoginCut(str(error))
             return error
@@ -183,7 +181,7 @@ class Link:
         await self._manager.wait_for(learned, _ms(seconds))
 
     async def refresh(self, seconds: float) -> None:
-        """Try to learn the nodes of the cluster anew."""
+        """Try to learn the nodes of the cluster again."""
         learned = self.post(self._manager.cluster.refresh_metadata)
         with contextlib.suppress(errors.KafkaError):
             await self._manager.wait_for(learned, _ms(seconds))
@@ -192,7 +190,9 @@ class Link:
         async def close() -> None:
             self._manager.close()
 
-        with contextlib.suppress(errors.KafkaError):  # the thread has ended, and closed all
+        with contextlib.suppress(
+            errors.KafkaError
+        ):  # the thread has ended and has closed everything
             self.post(close)
         self._net.stop(timeout_ms=_STOP_MS)
 
@@ -210,6 +210,6 @@ _NO_DUMPS = _NoDumps()
 
 
 def _silence_wire_dumps() -> None:
-    # At DEBUG these two write every request and every byte, SASL/PLAIN passwords and rows included.
+    # At DEBUG these two log every request and every byte, including SASL/PLAIN passwords and rows.
     for name in ("kafka.protocol.parser", "kafka.net.connection"):
         logging.getLogger(name).addFilter(_NO_DUMPS)  # adding the same filter twice changes nothing

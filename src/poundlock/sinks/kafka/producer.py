@@ -1,19 +1,18 @@
 """A Kafka producer over Arrow columns: librdkafka through ctypes, without a Python call per row.
 
 One producer is one transaction. A task begins it, writes columns, flushes, takes the identity and the
-offsets for its receipt, and drops the producer: the transaction stays open on the broker, for the
+offsets for its receipt, and drops the producer. The transaction stays open on the broker, for the
 driver to commit.
 
 Rules of this file:
 
-- Rows go in with `rd_kafka_produce_batch` over an array of pointers into Arrow's buffers; reports come
-  out of the event queue, one event for all rows of one request. Only rows with headers or timestamps
-  are handed over singly.
-- A thread serves the event queue from first to last. The library asks for it (its flush and abort wait
-  for somebody else to take the reports), and without it statistics would pile up while a task waits
-  for input.
-- The first failure ends the branch: from then on every call but `abort` and `drop` raises it, so that
-  nothing can be prepared after a row was refused.
+- `rd_kafka_produce_batch` takes an array of pointers into Arrow's buffers. The event queue gives one
+  report for all rows of one request. Only rows with headers or timestamps are sent one by one.
+- A thread reads the event queue from beginning to end. The library needs it: its flush and abort wait
+  until another thread takes the reports. Without it statistics would pile up while a task waits for
+  input.
+- The first failure ends the branch. After it every call except `abort` and `drop` raises that failure,
+  so nothing can be prepared after a row was refused.
 """
 
 from __future__ import annotations
@@ -28,26 +27,24 @@ import numpy as np
 import pyarrow as pa
 
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
-from poundlock.sinks.kafka import producer_abi as abi
-from poundlock.sinks.kafka.producer_abi import Failure
-from poundlock.sinks.kafka.producer_columns import Rows
-from poundlock.sinks.kafka.producer_errors import CONSEQUENCES, TIMEOUTS, translate
-from poundlock.sinks.kafka.producer_events import Handle, Identity, Ledger, Place
-from poundlock.sinks.kafka.producer_settings import (
+from poundlock.secret import SECRET_NAME
+from poundlock.sinks.kafka import librdkafka
+from poundlock.sinks.kafka.columns import Rows
+from poundlock.sinks.kafka.librdkafka import CONSEQUENCES, TIMEOUTS, Failure, translate_error
+from poundlock.sinks.kafka.reports import Handle, Ledger
+from poundlock.sinks.kafka.settings import (
     DEFAULTS,
-    SECRET,
     STATISTICS_MS,
     check_settings,
     configure,
 )
-
-__all__ = ["ArrowProducer", "Identity", "check_settings"]
+from poundlock.sinks.kafka.types import ProducerIdentity, TopicPartition
 
 _ROWS_AT_ONCE = 10_000  # per call into the library: the pointers to them fit into the cache
-_SLICE_MS = 100  # how long a call into the library may keep us from seeing a failure
+_SLICE_MS = 100  # a call into the library lasts no longer, so that a failure is seen soon
 _FIRST_SLICE_MS = 20
-_SETTLE_S = 10.0  # how long a report may take from the library's queue into our ledger
-_NEW_TOPIC_S = 5.0  # how long a topic may stay unknown: a new one needs a moment to get around
+_SETTLE_S = 10.0  # how long a report may take from the library's queue to our ledger
+_NEW_TOPIC_S = 5.0  # how long a topic may stay unknown: brokers learn of a new one after a moment
 _NO_TRANSACTION = (
     "there is no transaction: make the producer with a transactional id, and call begin"
 )
@@ -56,8 +53,7 @@ _NO_TRANSACTION = (
 class ArrowProducer:
     """One producer and, with a `transactional_id`, one transaction. For one thread.
 
-    Whatever happens, `drop` or `abort` it, or leave its `with` block: only then are its threads and
-    its memory given back.
+    Always `drop` or `abort` it, or leave its `with` block. Only this frees its threads and memory.
     """
 
     def __init__(
@@ -78,27 +74,27 @@ class ArrowProducer:
         self._transactional_id = transactional_id
         self._stall_timeout_s = stall_timeout_s
         self._largest_message = settings["message.max.bytes"]
-        self._secrets = [v for k, v in settings.items() if v and SECRET.search(k)]
-        self._library = abi.load()
+        self._secrets = [v for k, v in settings.items() if v and SECRET_NAME.search(k)]
+        self._library = librdkafka.load()
         self._ledger = Ledger()
         self._sent = 0
         self._began = False
         self._failed: PoundlockError | None = None
-        self._messages = np.zeros(_ROWS_AT_ONCE, abi.MESSAGE)
+        self._messages = np.zeros(_ROWS_AT_ONCE, librdkafka.MESSAGE)
         self._handle = Handle(self._create(settings), self._ledger)
         self._finalizer = weakref.finalize(self, self._handle.close)
 
     def _create(self, settings: Mapping[str, str]) -> int:
         conf = configure(settings)
-        events = abi.EVENT_DELIVERY | abi.EVENT_ERROR | abi.EVENT_STATISTICS
+        events = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS
         self._library.conf_set_events(conf, events)
         reason = c.create_string_buffer(512)
-        producer = self._library.new(abi.PRODUCER, conf, reason, len(reason))
+        producer = self._library.new(librdkafka.PRODUCER, conf, reason, len(reason))
         if not producer:
-            self._library.conf_destroy(conf)  # only success takes it over
+            self._library.conf_destroy(conf)  # the library frees it only after success
+            why = self._without_secrets(librdkafka.decode(reason.value))
             raise UsageError(
-                f"librdkafka refuses the Kafka settings: {self._scrubbed(abi.text(reason.value))}. "
-                "Correct the settings that it names"
+                f"librdkafka refuses the Kafka settings: {why}. Correct the settings that it names"
             )
         return producer
 
@@ -111,15 +107,15 @@ class ArrowProducer:
     def __exit__(self, *_: object) -> None:
         self.drop()
 
-    # The life of a transaction.
+    # The transaction.
 
     def begin(self, timeout_s: float) -> None:
         """Fence every earlier producer of the same transactional id, and begin."""
         if self._transactional_id is None:
             return
         doing = "the transaction could not begin"
-        self._insist(self._library.init_transactions, doing, timeout_s)
-        if failure := abi.take(self._library.begin_transaction(self._producer)):
+        self._call(self._library.init_transactions, doing, timeout_s)
+        if failure := librdkafka.take_error(self._library.begin_transaction(self._producer)):
             raise self._fail(self._error(failure, doing))
         self._began = True
 
@@ -133,11 +129,11 @@ class ArrowProducer:
         headers: pa.Array | None = None,
         timestamps: pa.Array | None = None,
     ) -> None:
-        """Hand rows over, waiting only for room. They are safe once `flush` has returned.
+        """Queue rows, and wait only for room in the queue. They are safe after `flush`.
 
-        A null key is no key, a null value a tombstone; a null partition is chosen by the key, and a
-        null timestamp is now. Rows of one partition keep their order. `headers` are lists of structs
-        of a string and a binary, `timestamps` milliseconds since 1970.
+        A null key means no key, and a null value a tombstone. For a null partition the partitioner
+        chooses. A null timestamp means now. Rows of one partition keep their order. `headers` are
+        lists of structs of a string and a binary. `timestamps` are milliseconds since 1970.
         """
         if self._transactional_id is not None and not self._began:
             raise UsageError(_NO_TRANSACTION)
@@ -154,7 +150,7 @@ class ArrowProducer:
             raise
         except BaseException:
             self._failed = Rejected(
-                "a write was interrupted, and nobody knows which of its rows were handed over: "
+                "a write was interrupted, and nobody knows which of its rows were sent: "
                 "abort this branch and run the batch again"
             )
             raise
@@ -168,32 +164,32 @@ class ArrowProducer:
             if self._library.flush(self._producer, _milliseconds(left, _SLICE_MS)) == 0:
                 break
             if left <= 0:
-                raise self._silence(f"rows were not acknowledged within {timeout_s:g} s")
-        with self._ledger.changed:  # the library knows a moment before the ledger does
+                raise self._stalled(f"rows were not acknowledged within {timeout_s:g} s")
+        with self._ledger.changed:  # the ledger is updated a moment after the library knows
             self._ledger.changed.wait_for(
                 lambda: self._ledger.rows >= self._sent or self._ledger.problem, timeout=_SETTLE_S
             )
         self._check()
-        self._audit()
+        self._check_acknowledged()
 
-    def _audit(self) -> None:
-        """Raise unless every row is accounted for, and the transaction sound."""
+    def _check_acknowledged(self) -> None:
+        """Raise unless every row was acknowledged and the transaction has not failed."""
         with self._ledger.changed:
             rows, unplaced = self._ledger.rows, sorted(self._ledger.unplaced)
         if failure := self._cause():
             raise self._fail(self._error(failure, "the transaction failed"))
         if rows != self._sent:
-            said = f"{self._sent} rows were sent but {rows} acknowledged: run the batch again"
-            raise self._fail(Rejected(said))
+            message = f"{self._sent} rows were sent but {rows} acknowledged: run the batch again"
+            raise self._fail(Rejected(message))
         if unplaced:
-            said = (
-                f"the brokers acknowledged rows of {unplaced} without saying where they are, so that "
-                "nobody could prove later whether they were committed: run the batch again"
+            message = (
+                f"the brokers acknowledged rows of {unplaced} without their offsets, so nobody could "
+                "prove later whether they were committed: run the batch again"
             )
-            raise self._fail(Rejected(said))
+            raise self._fail(Rejected(message))
 
-    def identity(self, timeout_s: float = 10.0) -> Identity:
-        """Return the producer id and epoch, with which anybody can end this transaction."""
+    def identity(self, timeout_s: float = 10.0) -> ProducerIdentity:
+        """Return the producer id and epoch. With them any process can end this transaction."""
         if not self._began:
             raise UsageError(_NO_TRANSACTION)
         with self._ledger.changed:
@@ -211,57 +207,58 @@ class ArrowProducer:
         return identity
 
     @property
-    def acknowledged(self) -> dict[Place, tuple[int, int]]:
-        """First and last offset of what was acknowledged so far, by topic and partition."""
+    def acknowledged(self) -> dict[TopicPartition, tuple[int, int]]:
+        """First and last acknowledged offset, by topic and partition."""
         with self._ledger.changed:
             return dict(self._ledger.offsets)
 
     def send_offsets(
-        self, group_id: str, offsets: Mapping[Place, int], timeout_s: float = 30.0
+        self, group_id: str, offsets: Mapping[TopicPartition, int], timeout_s: float = 30.0
     ) -> None:
-        """Make these the consumer group's offsets when, and only when, the transaction commits."""
+        """Set the consumer group's offsets if, and only if, the transaction commits."""
         if not self._began:
             raise UsageError(_NO_TRANSACTION)
         library = self._library
-        group = library.consumer_group_metadata_new(_text(group_id, "consumer group"))
-        places = library.topic_partition_list_new(len(offsets))
+        group = library.consumer_group_metadata_new(_encode_name(group_id, "consumer group"))
+        entries = library.topic_partition_list_new(len(offsets))
         try:
             for (topic, partition), offset in offsets.items():
-                place = library.topic_partition_list_add(places, _text(topic, "topic"), partition)
-                place.contents.offset = offset
-            self._insist(
-                lambda handle, ms: library.send_offsets_to_transaction(handle, places, group, ms),
+                name = _encode_name(topic, "topic")
+                entry = library.topic_partition_list_add(entries, name, partition)
+                entry.contents.offset = offset
+            self._call(
+                lambda handle, ms: library.send_offsets_to_transaction(handle, entries, group, ms),
                 f"the offsets of consumer group {group_id!r} were not added to the transaction",
                 timeout_s,
                 group=group_id,
             )
         finally:
-            library.topic_partition_list_destroy(places)
+            library.topic_partition_list_destroy(entries)
             library.consumer_group_metadata_destroy(group)
 
     def drop(self) -> None:
-        """Free everything at once. A transaction stays open on the broker. May be repeated."""
+        """Free everything at once. The transaction stays open on the broker. May be repeated."""
         self._finalizer()
 
     def abort(self, timeout_s: float) -> None:
-        """End the transaction if that can be done in time, and drop. Never raises."""
+        """Abort the transaction if there is time, and drop. Never raises."""
         if self._began and not self._handle.closed:
             self._repeat(self._library.abort_transaction, timeout_s)
         self.drop()
 
-    # Handing rows over.
+    # Sending rows.
 
     def _topic(self, name: str) -> tuple[int, int]:
         """Return the handle of a topic, and how many partitions it has.
 
-        Asking first finds missing topics and permissions before anything is sent. It is needed
-        besides: given partition numbers of a topic that it does not know yet, `rd_kafka_produce_batch`
-        can add partition -1 to the transaction, which kills it (seen with librdkafka 2.16).
+        Asking first finds missing topics and permissions before anything is sent. There is another
+        reason: with partition numbers of a topic that it does not know yet, `rd_kafka_produce_batch`
+        can add partition -1 to the transaction, which ends it (seen with librdkafka 2.16).
         """
         known = self._handle.topics.get(name)
         if known is not None:
             return known
-        handle = self._library.topic_new(self._producer, _text(name, "topic"), None)
+        handle = self._library.topic_new(self._producer, _encode_name(name, "topic"), None)
         if not handle:
             raise BadRow(f"{name!r} cannot be the name of a topic: correct the topic column")
         self._handle.topics[name] = (handle, 0)
@@ -272,81 +269,89 @@ class ArrowProducer:
                 self._handle.topics[name] = (handle, partition_count)
                 return handle, partition_count
             self._check()
-            failure = Failure(code or abi.UNKNOWN_TOPIC, self._said(code or abi.UNKNOWN_TOPIC))
+            failure = self._failure(code or librdkafka.UNKNOWN_TOPIC)
             error = self._error(failure, f"topic {name!r} cannot be written to", topic=name)
-            patience_s = 0.0
-            if failure.code == abi.UNKNOWN_TOPIC:
-                patience_s = _NEW_TOPIC_S
+            wait_s = 0.0
+            if failure.code == librdkafka.UNKNOWN_TOPIC:
+                wait_s = _NEW_TOPIC_S
             elif isinstance(error, Unavailable):
-                patience_s = self._stall_timeout_s
-            if time.monotonic() - asked_at >= patience_s:
+                wait_s = self._stall_timeout_s
+            if time.monotonic() - asked_at >= wait_s:
                 raise error
             time.sleep(0.05)
 
     def _ask_for_topic(self, handle: int) -> tuple[int, int]:
         """Return an error code and the number of partitions."""
-        found = c.POINTER(abi.Metadata)()
+        found = c.POINTER(librdkafka.Metadata)()
         code = self._library.metadata(self._producer, 0, handle, c.byref(found), 10 * _SLICE_MS)
         if code:
             return code, 0
         try:
             if found.contents.topic_cnt != 1:
-                return abi.UNKNOWN_TOPIC, 0
+                return librdkafka.UNKNOWN_TOPIC, 0
             topic = found.contents.topics[0]
             return topic.err, topic.partition_cnt
         finally:
             self._library.metadata_destroy(found)
 
     def _submit(self, topic: int, rows: Rows) -> None:
-        """The fast road: many rows with each call."""
-        flags = abi.COPY | (0 if rows.partitions is None else abi.PARTITION_PER_MESSAGE)
+        """The fast way: many rows with each call."""
+        flags = librdkafka.COPY | (
+            0 if rows.partitions is None else librdkafka.PARTITION_PER_MESSAGE
+        )
         for _, messages in rows.fill(self._messages):
             while len(messages):
                 seen = self._acknowledged_rows()
                 sent = self._library.produce_batch(
-                    topic, abi.PARTITION_UNASSIGNED, flags, messages.ctypes.data, len(messages)
+                    topic,
+                    librdkafka.PARTITION_UNASSIGNED,
+                    flags,
+                    messages.ctypes.data,
+                    len(messages),
                 )
                 self._sent += sent
                 if sent == len(messages):
                     break
                 first = int(np.flatnonzero(messages["err"])[0])
                 code = int(messages["err"][first])
-                if code != abi.QUEUE_FULL or first != sent:
+                if code != librdkafka.QUEUE_FULL or first != sent:
                     size = messages["key_len"][first] + messages["value_len"][first]
                     raise self._refusal(code, rows.topic, int(size))
-                # Once the queue is full the call refuses all that follows, even if room appears
-                # meanwhile: those sent are the first ones, and order is kept.
+                # When the queue is full the call refuses all rows that follow, even if there is room
+                # again. So the rows sent are the first ones, and their order is kept.
                 messages = messages[sent:]
                 self._wait_for_room(seen)
 
     def _submit_singly(self, topic: int, rows: Rows) -> None:
-        """The slower road, for what `rd_kafka_produce_batch` does not take."""
-        arguments = (abi.Argument * len(abi.ROW_TAGS))()
-        for argument, tag in zip(arguments, abi.ROW_TAGS, strict=True):
+        """The slower way, for rows that `rd_kafka_produce_batch` does not take."""
+        arguments = (librdkafka.Argument * len(librdkafka.ROW_TAGS))()
+        for argument, tag in zip(arguments, librdkafka.ROW_TAGS, strict=True):
             argument.tag = tag
         rkt, flags, partition, key, value, timestamp, header = (a.u for a in arguments)
-        rkt.pointer, flags.i32 = topic, abi.COPY
+        rkt.pointer, flags.i32 = topic, librdkafka.COPY
         for start, messages in rows.fill(self._messages):
             for row, message in enumerate(messages.tolist(), start):
                 _, partition.i32, value_at, value_len, key_at, key_len, _ = message
                 key.memory.address, key.memory.size = key_at, key_len
                 value.memory.address, value.memory.size = value_at, value_len
                 timestamp.i64 = 0 if rows.timestamps is None else int(rows.timestamps[row])
-                header.pointer = None if rows.headers is None else rows.headers.of(row)
+                header.pointer = None if rows.headers is None else rows.headers.make(row)
                 self._submit_one(rows.topic, arguments, header.pointer, key_len + value_len)
 
     def _submit_one(
-        self, topic: str, arguments: c.Array[abi.Argument], headers: int | None, size: int
+        self, topic: str, arguments: c.Array[librdkafka.Argument], headers: int | None, size: int
     ) -> None:
-        count = len(arguments) - (0 if headers else 1)  # they come last
+        count = len(arguments) - (0 if headers else 1)  # the headers are the last argument
         try:
             while True:
                 seen = self._acknowledged_rows()
-                failure = abi.take(self._library.produceva(self._producer, arguments, count))
+                failure = librdkafka.take_error(
+                    self._library.produceva(self._producer, arguments, count)
+                )
                 if failure is None:
                     self._sent += 1
-                    return  # and the headers belong to the library
-                if failure.code != abi.QUEUE_FULL:
+                    return  # now the library owns the headers
+                if failure.code != librdkafka.QUEUE_FULL:
                     raise self._refusal(failure.code, topic, size)
                 self._wait_for_room(seen)
         except BaseException:
@@ -367,11 +372,11 @@ class ArrowProducer:
             )
         self._check()
         if not moved:
-            raise self._silence(
+            raise self._stalled(
                 f"the queue is full and no row was acknowledged for {self._stall_timeout_s:g} s"
             )
 
-    # Failing.
+    # Failures.
 
     @property
     def _producer(self) -> int:
@@ -379,45 +384,45 @@ class ArrowProducer:
             raise UsageError("this producer has been dropped: make another")
         return self._handle.producer
 
-    def _insist(
+    def _call(
         self,
         call: Callable[[int, int], int | None],
         doing: str,
         timeout_s: float,
         group: str | None = None,
     ) -> None:
-        """Make a call of the transaction API succeed, or raise."""
+        """Make a call of the transaction API. Raises if it does not succeed in time."""
         failure = self._repeat(call, timeout_s, self._check)
         if failure is None:
             return
         if failure.name in CONSEQUENCES | TIMEOUTS:
-            self._check()  # the reports may know the cause
+            self._check()  # the reports may have the cause
         raise self._fail(self._error(failure, doing, group=group))
 
     def _repeat(
         self,
         call: Callable[[int, int], int | None],
         timeout_s: float,
-        watch: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> Failure | None:
-        """Repeat a call of the transaction API, as it allows after a time-out, while time is left.
+        """Repeat a call of the transaction API while it may succeed and there is time.
 
-        The first waits are short: half of all new producers sleep through the news that their
-        coordinator was found, and another call wakes them (500 ms become 20).
+        The first waits are short, because half of all new producers do not notice that their
+        coordinator was found. Another call wakes them, after 20 ms instead of 500.
         """
-        deadline, patience_ms = time.monotonic() + timeout_s, _FIRST_SLICE_MS
+        deadline, slice_ms = time.monotonic() + timeout_s, _FIRST_SLICE_MS
         while True:
-            watch()
+            check()
             left = deadline - time.monotonic()
-            failure = abi.take(call(self._producer, _milliseconds(left, patience_ms)))
+            failure = librdkafka.take_error(call(self._producer, _milliseconds(left, slice_ms)))
             if failure is None or not failure.retriable or left <= 0:
                 return failure
-            if failure.code != abi.TIMED_OUT:  # that one has waited already
+            if failure.code != librdkafka.TIMED_OUT:  # that call has already waited
                 time.sleep(0.05)
-            patience_ms = min(2 * patience_ms, 10 * _SLICE_MS)
+            slice_ms = min(2 * slice_ms, 10 * _SLICE_MS)
 
     def _check(self) -> None:
-        """Raise what ended this branch, if anything did."""
+        """Raise the error that ended this branch, if there is one."""
         if self._failed is None:
             with self._ledger.changed:
                 problem = self._ledger.problem
@@ -427,22 +432,22 @@ class ArrowProducer:
             raise self._failed
 
     def _refusal(self, code: int, topic: str, size: int) -> PoundlockError:
-        if code == abi.MESSAGE_TOO_LARGE:
+        if code == librdkafka.MESSAGE_TOO_LARGE:
             return BadRow(
                 f"a row for topic {topic!r} has {size} bytes of key and value, and with its headers "
                 f"and frame exceeds message.max.bytes={self._largest_message}: raise "
                 "message.max.bytes of the sink, and max.message.bytes of the topic with it, or make "
                 "the row smaller"
             )
-        failure = Failure(code, self._said(code))
-        return self._error(failure, f"a row for topic {topic!r} was not taken", topic=topic)
+        doing = f"a row for topic {topic!r} was refused"
+        return self._error(self._failure(code), doing, topic=topic)
 
-    def _said(self, code: int) -> str:
-        return abi.text(self._library.err2str(code))
+    def _failure(self, code: int) -> Failure:
+        return Failure(code, librdkafka.decode(self._library.err2str(code)))
 
-    def _silence(self, doing: str) -> PoundlockError:
+    def _stalled(self, doing: str) -> PoundlockError:
         missing = self._sent - self._acknowledged_rows()
-        failure = Failure(abi.TIMED_OUT, f"{missing} of {self._sent} rows are outstanding")
+        failure = Failure(librdkafka.TIMED_OUT, f"{missing} of {self._sent} rows are outstanding")
         return self._fail(self._error(failure, doing))
 
     def _fail(self, error: PoundlockError) -> PoundlockError:
@@ -461,10 +466,10 @@ class ArrowProducer:
             failure = self._cause() or failure
         trouble = self._ledger.trouble
         if failure.name in TIMEOUTS and trouble is not None:
-            said = f"{failure.text}; the last trouble was {trouble.name}: {trouble.text}"
-            failure = replace(failure, text=said)
-        return translate(
-            replace(failure, text=self._scrubbed(failure.text)),
+            text = f"{failure.text}; the last trouble was {trouble.name}: {trouble.text}"
+            failure = replace(failure, text=text)
+        return translate_error(
+            replace(failure, text=self._without_secrets(failure.text)),
             doing,
             topic=topic,
             group=group,
@@ -472,16 +477,16 @@ class ArrowProducer:
         )
 
     def _cause(self) -> Failure | None:
-        """Ask for the error that ended the transaction."""
-        if failure := abi.fatal(self._producer):
+        """Return the error that ended the transaction. None if there is none."""
+        if failure := librdkafka.fatal_error(self._producer):
             return failure
         if not self._began:
             return None
-        # Refused within a transaction; and in one that has failed, with the reason for that.
-        failure = abi.take(self._library.begin_transaction(self._producer))
+        # Beginning again is refused. In a failed transaction the refusal is the reason of the failure.
+        failure = librdkafka.take_error(self._library.begin_transaction(self._producer))
         return None if failure is None or failure.name in CONSEQUENCES else failure
 
-    def _scrubbed(self, text: str) -> str:
+    def _without_secrets(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
@@ -491,7 +496,7 @@ def _milliseconds(seconds: float, most: int) -> int:
     return max(0, min(most, round(seconds * 1000)))
 
 
-def _text(text: str, what: str) -> bytes:
+def _encode_name(text: str, what: str) -> bytes:
     if not text or "\0" in text:  # C would see only the part before it
         raise BadRow(f"{text!r} cannot be the name of a {what}: correct it")
     return text.encode()

@@ -1,4 +1,4 @@
-"""Arrow columns as librdkafka wants them: addresses, lengths and plain numbers."""
+"""Arrow columns as librdkafka needs them: addresses, lengths and numbers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from poundlock.errors import BadRow, UsageError
-from poundlock.sinks.kafka import producer_abi as abi
+from poundlock.sinks.kafka import librdkafka
 
 Spans = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
 
-# Something to point at for values of no length: a null pointer would make them nulls.
+# What empty values point at. A null pointer would make them nulls.
 _NOTHING = c.create_string_buffer(1)
 
 
 def spans(column: pa.Array) -> Spans:
-    """Return address and length of each value of a column from `flat`; both are 0 for a null.
+    """Return address and length of each value of a column from `flat`. Both are 0 for a null.
 
-    The addresses are good for as long as `column` is kept.
+    The addresses are valid while `column` exists.
     """
     kind = column.type
     wide = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
     if len(column) == 0:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-    _, places, data = column.buffers()
-    offsets = np.frombuffer(
-        places, np.int64 if wide else np.int32, len(column) + 1, column.offset * (8 if wide else 4)
-    ).astype(np.uint64)
+    _, offset_buffer, data = column.buffers()
+    dtype, size = (np.int64, 8) if wide else (np.int32, 4)
+    offsets = np.frombuffer(offset_buffer, dtype, len(column) + 1, column.offset * size)
+    offsets = offsets.astype(np.uint64)
     base = data.address if data is not None and data.size else c.addressof(_NOTHING)
     addresses, lengths = offsets[:-1] + np.uint64(base), np.diff(offsets)
     if column.null_count:
-        # What the offsets say about a null is without meaning: it need not be empty.
+        # The offsets of a null mean nothing: there may be bytes between them.
         null = column.is_null().to_numpy(zero_copy_only=False)
         addresses[null] = 0
         lengths[null] = 0
@@ -42,7 +42,7 @@ def spans(column: pa.Array) -> Spans:
 
 
 def flat(column: pa.Array, name: str) -> pa.Array:
-    """Return `column` in one of the four types whose values lie in one buffer behind offsets."""
+    """Return `column` in one of the four types whose values are in one buffer, found by offsets."""
     kind = column.type
     if (
         pa.types.is_binary(kind)
@@ -60,21 +60,21 @@ def flat(column: pa.Array, name: str) -> pa.Array:
 
 
 def partition_numbers(column: pa.Array, topic: str, count: int) -> npt.NDArray[np.int32]:
-    """Return the partition of each row; a null becomes 'let the partitioner choose'."""
+    """Return the partition of each row. For a null the partitioner chooses."""
     wide = _integers(column, "partition")
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     wrong = valid & ((wide < 0) | (wide >= count))
     if wrong.any():
         raise BadRow(
-            f"{np.count_nonzero(wrong)} rows are meant for partition {wide[wrong][0]} or the like, "
+            f"{np.count_nonzero(wrong)} rows name a partition such as {wide[wrong][0]}, "
             f"but topic {topic!r} has the partitions 0 to {count - 1}: correct the partition "
             "column, or add partitions to the topic"
         )
-    return np.where(valid, wide, abi.PARTITION_UNASSIGNED).astype(np.int32)
+    return np.where(valid, wide, librdkafka.PARTITION_UNASSIGNED).astype(np.int32)
 
 
 def timestamps_ms(column: pa.Array, topic: str) -> npt.NDArray[np.int64]:
-    """Return the timestamp of each row; a null becomes 0, which is 'now' to librdkafka."""
+    """Return the timestamp of each row. A null becomes 0, which librdkafka reads as now."""
     times = _integers(column, "timestamp")
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     wrong = valid & (times <= 0)
@@ -82,7 +82,7 @@ def timestamps_ms(column: pa.Array, topic: str) -> npt.NDArray[np.int64]:
         raise BadRow(
             f"{np.count_nonzero(wrong)} rows for topic {topic!r} have timestamps in or before the "
             "first millisecond of 1970, which cannot be written: correct the timestamp column, or "
-            "make them null for the time of writing"
+            "use null for the time of writing"
         )
     return np.where(valid, times, 0)
 
@@ -111,18 +111,18 @@ class Headers:
             )
         self._valid = column.is_valid().to_numpy(zero_copy_only=False)
         self._offsets = column.offsets.to_numpy()
-        # Flattening, unlike taking the fields, passes a struct's null on to its fields.
+        # `flatten` passes a null struct on to its fields. Reading the fields would not.
         names, values = column.values.flatten()
         self._columns = flat(names, "header key"), flat(values, "header value")
         self._names, self._values = map(spans, self._columns)
         self._topic = topic
 
-    def of(self, row: int) -> int | None:
-        """Return a new rd_kafka_headers_t, which the caller owns; None where there are none."""
+    def make(self, row: int) -> int | None:
+        """Return a new rd_kafka_headers_t, which the caller owns. None if the row has no headers."""
         start, stop = self._offsets[row : row + 2]
         if not self._valid[row] or start == stop:
             return None
-        library = abi.load()
+        library = librdkafka.load()
         headers = library.headers_new(int(stop - start))
         for i in range(start, stop):
             name, value = int(self._names[0][i]), int(self._values[0][i])
@@ -138,7 +138,7 @@ class Headers:
 
 
 class Rows:
-    """The columns of one topic, as pointers. Keeps the columns, and with them what is pointed at."""
+    """The columns of one topic, as pointers. Keeps the columns, so that the pointers stay valid."""
 
     def __init__(
         self,
@@ -167,8 +167,8 @@ class Rows:
         self.timestamps = timestamps_ms(timestamps, topic) if timestamps is not None else None
 
     def fill(self, messages: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Fill `messages` again and again; yield the number of its first row, and what is filled."""
-        messages["partition"] = abi.PARTITION_UNASSIGNED
+        """Fill `messages` repeatedly. Yield the number of the first row, and the filled part."""
+        messages["partition"] = librdkafka.PARTITION_UNASSIGNED
         messages["key"] = messages["key_len"] = 0
         for start in range(0, len(self._values), len(messages)):
             stop = min(start + len(messages), len(self._values))

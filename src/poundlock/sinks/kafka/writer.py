@@ -1,0 +1,133 @@
+"""The executor's half of the Kafka sink: one branch in a task is one producer and one transaction."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from poundlock.core.model import Branch
+from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerate_loss
+from poundlock.errors import BadRow, Rejected
+from poundlock.sinks.kafka.branches import NEVER_MS, transactional_id
+from poundlock.sinks.kafka.producer import ArrowProducer
+from poundlock.sinks.kafka.settings import DEFAULTS
+
+if TYPE_CHECKING:
+    from poundlock.sinks.kafka.sink import Kafka
+
+_MESSAGE_OVERHEAD = 36  # what librdkafka adds to key and value before it checks the size
+
+
+class KafkaWriter(Writer):
+    """Writes one branch in a task."""
+
+    def __init__(self, sink: Kafka, branch: Branch):
+        self._sink = sink
+        self._began_at = time.time()
+        self._largest = None
+        if branch.tolerant:
+            self._largest = int((DEFAULTS | sink.settings)["message.max.bytes"])
+        exact = sink.semantic is Semantic.EXACTLY_ONCE
+        settings = dict(sink.settings)
+        if exact:
+            settings["transaction.timeout.ms"] = str(sink.timeout_ms)
+        elif sink.semantic is Semantic.NONE:
+            settings.setdefault("enable.idempotence", "false")
+        self._id = transactional_id(branch, sink.transactional_ids) if exact else None
+        self._producer = ArrowProducer(settings, transactional_id=self._id)
+        try:
+            self._producer.begin(sink.flush_timeout)
+        except BaseException:
+            self._producer.drop()
+            raise
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        topic = self._sink.topic
+        if self._largest is not None:
+            self._refuse_large(rows, self._largest)
+        if topic is not None:
+            self._send(topic, rows)
+            return
+        topics = rows.column("topic")
+        if topics.null_count:
+            raise BadRow(
+                f"{topics.null_count} rows have no topic. Filter them out with where=, or fill the "
+                "column",
+                sink=self._sink.name,
+                rows=_reasons(topics.is_null(), "it has no topic"),
+            )
+        for name in topics.unique().to_pylist():
+            self._send(name, rows.filter(pc.field("topic") == name))
+
+    def _refuse_large(self, rows: pa.RecordBatch, largest: int) -> None:
+        """Find the rows that librdkafka would refuse, before any row is sent."""
+        sizes = np.full(len(rows), _MESSAGE_OVERHEAD, dtype=np.int64)
+        for name in {"key", "value"} & set(rows.schema.names):
+            lengths = pc.call_function("binary_length", [rows.column(name)])
+            sizes += np.asarray(pc.fill_null(lengths, 0))
+        large = sizes > largest
+        if large.any():
+            raise BadRow(
+                f"messages are larger than message.max.bytes={largest}",
+                sink=self._sink.name,
+                rows=_reasons(large, f"the message is larger than message.max.bytes={largest}"),
+            )
+
+    def _send(self, topic: str, rows: pa.RecordBatch) -> None:
+        columns = {name: rows.column(name) for name in rows.schema.names}
+        try:
+            self._producer.write(
+                topic,
+                keys=columns.get("key"),
+                values=columns["value"],
+                partitions=columns.get("partition"),
+                headers=columns.get("headers"),
+                timestamps=columns.get("timestamp"),
+            )
+        except BadRow as error:
+            if self._largest is None:
+                raise
+            # Some of these rows are already sent, so the good rows cannot be written again.
+            raise Rejected(f"{error.args[0]}; this cannot be skipped", sink=error.sink) from error
+
+    def prepare(self) -> PreparedBranch | None:
+        sink = self._sink
+        if self._id is None:
+            self._flush_without_transaction()
+            return None
+        self._producer.flush(sink.flush_timeout)
+        identity = self._producer.identity()
+        written = self._producer.acknowledged
+        self._producer.drop()  # the transaction stays open, for the driver to commit
+        ends = None if sink.timeout_ms == NEVER_MS else self._began_at + sink.timeout_ms / 1000
+        return PreparedBranch(
+            self._id,
+            {
+                "producer_id": identity.producer_id,
+                "epoch": identity.epoch,
+                "written": [
+                    [topic, number, last] for (topic, number), (_, last) in sorted(written.items())
+                ],
+            },
+            began_at=self._began_at,
+            expires_at=ends,
+        )
+
+    def _flush_without_transaction(self) -> None:
+        try:
+            with tolerate_loss(self._sink.name, self._sink.semantic):
+                self._producer.flush(self._sink.flush_timeout)
+        finally:
+            self._producer.drop()
+
+    def abort(self) -> None:
+        self._producer.abort(timeout_s=5.0)
+
+
+def _reasons(marked: Any, reason: str) -> dict[int, str]:
+    """Return the reason for each marked row, by row number."""
+    return dict.fromkeys(map(int, np.flatnonzero(np.asarray(marked))), reason)
