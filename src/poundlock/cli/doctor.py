@@ -89,7 +89,7 @@ def _jars() -> Iterator[Finding]:
     from poundlock.jvm import jars
 
     for name in ("spark-kafka", "kafka-server"):
-        here = jars.present(name)
+        here = not jars.missing(name)
         found = "fetched" if here else "not fetched yet: the first use does it"
         yield Finding(f"jars {name}", True, found)
 
