@@ -1,6 +1,6 @@
-"""Makes `docs/flink.md`, the table of Flink's operators beside ours and Spark's: `python docs/flink_table.py`.
+"""Makes `docs/flink.md`, the table of Flink's operators and their counterparts here and in Spark.
 
-A name in the second column is that of something real: a test looks each of them up.
+Run `python docs/flink_table.py`. A test checks that every name in the second column exists.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from pathlib import Path
 
 HEADER = """# For users of Flink
 
-Each operator of Flink's DataStream API, what it is called here, and what Spark has for it by itself. The last column
-says who does the work: **Spark** where its own operator gives the same result, **pages** where ours runs on Spark's
-keyed state (`flow.explain()` says so for each flow), or why it is refused. This page is made by `docs/flink_table.py`.
+This page lists each operator of Flink's DataStream API, its name here, and what Spark offers by
+itself. The last column says what runs it, or why it is rejected. **Spark** means that Spark's own
+operator gives the same result. **Pages** means that our operator runs on Spark's keyed state;
+`flow.explain()` shows this for each flow. `docs/flink_table.py` generates this page.
 """
 
 # Topic: rows of (Flink, ours, Spark's own, who does it and what differs).

@@ -1,7 +1,7 @@
 """Exactly-once output for Apache Spark Structured Streaming, by two-phase commit.
 
-This module holds the public names and nothing else. They are loaded when asked for, so that the command
-line can look at a transaction log without starting Spark.
+This module contains only the public names. They are loaded on first use, so that the command line can
+read a transaction log without starting Spark.
 """
 
 from __future__ import annotations
@@ -165,6 +165,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'poundlock' has no attribute {name!r}")
     home = f"poundlock.{_HOMES[name]}"
-    if _HOMES[name] == "stream":  # a module of names that read well only behind its own
+    if (
+        _HOMES[name] == "stream"
+    ):  # a module whose names are used with its own, as in `triggers.count`
         return import_module(f"{home}.{name}")
     return getattr(import_module(home), name)

@@ -10,17 +10,17 @@
     │   ├── NoFreeId          all transactional ids are held by unfinished batches
     │   ├── SequenceBroken    Kafka saw a gap or a repeat in a producer's sequence numbers
     │   ├── ProducerFenced    another producer took over the branch's transactional id
-    │   └── OperatorFailed    a function of the user's raised an error: correct it
-    │       └── StateExpired  state was read past its time to live, and the operator asked to be told
+    │   └── OperatorFailed    a user's function raised an error: correct it
+    │       └── StateExpired  state was read after its time to live, which the operator forbids
     ├── Fenced                a newer driver owns the pipeline: stop
     ├── InDoubt               decided, but a branch cannot be finished now: restart to go on
-    │   └── PermanentlyRefused    a system will not take some rows as it is: change it, or rule
-    ├── GuaranteeBroken         a system went against the decision, and repair is not allowed
-    ├── LogMismatch                log, checkpoint and systems do not belong together
-    └── LogCorrupt            a published record cannot be read: never guess, stop
+    │   └── PermanentlyRefused    a system rejects some rows: change it, or decide to drop them
+    ├── GuaranteeBroken       a system went against the decision, and repair is not allowed
+    ├── LogMismatch           log, checkpoint and systems do not match
+    └── LogCorrupt            a published record cannot be read: stop
 
-A message says what happened, to which transaction, and what to do next. No message carries a secret,
-or more of a row than the key that a person needs to find it.
+A message says what happened, to which transaction, and what to do next. No message contains a secret.
+Of a row it contains at most the key, which an operator needs to find it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 
 class PoundlockError(Exception):
-    """Base of all errors. `transaction` and `sink` say where it happened, as far as is known."""
+    """Base of all errors. `transaction` and `sink` say where it happened, if that is known."""
 
     def __init__(self, message: str, *, transaction: str | None = None, sink: str | None = None):
         super().__init__(message)
@@ -57,7 +57,7 @@ def _rebuild(
 
 @contextmanager
 def error_context(*, sink: str | None = None, transaction: object = None) -> Generator[None]:
-    """Have errors say where they happened, as far as they do not know it themselves."""
+    """Add the sink and the transaction to errors that do not have them."""
     try:
         yield
     except PoundlockError as error:
@@ -86,8 +86,8 @@ class Rejected(PoundlockError):
 class BadRow(Rejected):
     """The data does not fit the sink; running again will not help.
 
-    `rows` says which rows of the batch just written, and why each, if the sink knows: for the task
-    alone, which may send them elsewhere. It does not travel.
+    `rows` gives the bad rows of the batch just written, with the reason for each, if the sink knows
+    them. The task may send them elsewhere. `rows` is not pickled.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class ProducerFenced(Rejected):
 
 
 class OperatorFailed(Rejected):
-    """An operator of a flow raised an error, as it will again: its function must be corrected."""
+    """A function of a stream operator raised an error. A retry would fail too: correct the function."""
 
 
 class StateExpired(OperatorFailed):
-    """State was read past its time to live by an operator that asked to be told."""
+    """An operator that forbids it read state after its time to live."""
 
 
 class Fenced(PoundlockError):
@@ -131,14 +131,14 @@ class Fenced(PoundlockError):
 
 
 class InDoubt(PoundlockError):
-    """The batch is decided, but a branch cannot be finished now. A restart goes on from here."""
+    """The batch is decided, but a branch cannot be finished now. A restart continues from here."""
 
 
 class PermanentlyRefused(InDoubt):
-    """A system answered that it will not take some rows of decided branches; it has all the others.
+    """A system rejects some rows of decided branches. It has all the others.
 
-    `branches` are the ids of those branches: for the coordinator alone, which goes on without the
-    refused rows where a person ruled so. It does not travel.
+    `branches` are the ids of those branches. The coordinator continues without the refused rows if an
+    operator decides so. `branches` is not pickled.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class PermanentlyRefused(InDoubt):
 
 
 class GuaranteeBroken(PoundlockError):
-    """A system went against the decision and repair is not allowed: a person must rule."""
+    """A system went against the decision and repair is not allowed. An operator must decide."""
 
 
 class LogMismatch(PoundlockError):
-    """Log, checkpoint and systems do not belong together: a part was copied, restored or deleted."""
+    """Log, checkpoint and systems do not match: one was copied, restored or deleted."""
 
 
 class LogCorrupt(PoundlockError):

@@ -1,4 +1,4 @@
-"""A job file: Python that defines `def pipeline(spark, args) -> Pipeline`. Read, and never started."""
+"""Imports job files, which define `pipeline(spark, args) -> Pipeline`, without starting a query."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Maker = Callable[[Any, Sequence[str]], "Pipeline"]
 
 
 def load(path: Path) -> Maker:
-    """Return the function of a job file that makes its pipeline. Runs the file, as an import does.
+    """Run a job file as an import does, and return the function that makes its pipeline.
 
-    A file may make its pipeline at once and call it `pipeline`: then the function returns that one.
+    `pipeline` in the file may also be a Pipeline. Then the function returns that one.
     """
     if not path.is_file():
         raise UsageError(f"there is no job file {path}")
@@ -42,7 +42,7 @@ def load(path: Path) -> Maker:
 
 
 def open_pipeline(path: Path, arguments: Sequence[str] = ()) -> Pipeline:
-    """Make the pipeline of a job file, in a small session of our own. Nothing is started."""
+    """Make the pipeline of a job file in a small Spark session, without starting it."""
     make = load(path)
     from poundlock.spark.pipeline.pipeline import Pipeline
     from poundlock.spark.session import session
@@ -74,21 +74,20 @@ def _maker(path: Path, found: Any) -> Maker:
     except TypeError:
         raise UsageError(
             f"pipeline of {path} takes {signature}, and is called with (spark, args): the session, "
-            "and a list of what else was given"
+            "and a list of the other arguments"
         ) from None
     return make
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Run code of a job file: nothing starts meanwhile, and its errors are told as such."""
+    """Run code of a job file. It cannot start a query, and its errors become `UsageError`."""
     from poundlock.spark.internals import STARTS
     from poundlock.spark.pipeline.pipeline import Pipeline
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UsageError(
-            f"{path} starts a query when it is read, and a job is only looked at here: put start() "
-            "under if __name__ == '__main__':"
+            f"{path} starts a query when it is read. Put start() under if __name__ == '__main__':"
         )
 
     starting = [(Pipeline, "start"), *STARTS]
@@ -98,7 +97,7 @@ def _reading(path: Path) -> Iterator[None]:
             setattr(kind, name, refuse)
         yield
     except PoundlockError:
-        raise  # it says what to do
+        raise  # its message already says what to do
     except (Exception, SystemExit) as error:
         line = _line(path, error.__traceback__)
         raise UsageError(
@@ -110,7 +109,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _line(path: Path, trace: TracebackType | None) -> str:
-    """Say where in the file it happened, as far as it was run."""
+    """Return the line of the file at which the error happened, if it is known."""
     found = ""
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path.absolute()):

@@ -48,9 +48,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyspark
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
-from kafka.admin import KafkaAdminClient
+from confluent_kafka import Producer
+from expected import EXPECTED, Row, assert_same, make_rows
+from kafka_oracle import create_topics, open_transactions, quiet, read, stable_and_high
 
 from poundlock.jvm import jars
 
@@ -380,7 +380,7 @@ class Chaos:
         """Cut the input into batches as Spark did, by the end offsets in its own checkpoint."""
         query = self.queries[pipeline]
         rows = make_rows(query.rows)
-        sink_tasks = [rows[number :: query.partitions] for number in range(query.partitions)]
+        partitions = [rows[number :: query.partitions] for number in range(query.partitions)]
         batches: list[list[Row]] = []
         ends = [0] * query.partitions
         files = (self.checkpoint(pipeline) / "offsets").glob("[0-9]*")
@@ -390,8 +390,8 @@ class Chaos:
             batches.append(
                 [
                     row
-                    for sink_task, begin, end in zip(sink_tasks, begins, ends, strict=True)
-                    for row in sink_task[begin:end]
+                    for partition, begin, end in zip(partitions, begins, ends, strict=True)
+                    for row in partition[begin:end]
                 ]
             )
         return batches
@@ -422,219 +422,6 @@ def class_archive(bootstrap_servers: str) -> Path:
 
 def several(faults: Fault | Sequence[Fault]) -> list[Fault]:
     return [faults] if isinstance(faults, Fault) else list(faults)
-
-
-# The input, and what must come of it.
-
-
-@dataclass(frozen=True)
-class Row:
-    i: int
-
-    @property
-    def sensor(self) -> str:
-        return f"s{self.i % 5}"
-
-    @property
-    def seconds(self) -> int:
-        return 1_700_000_040 + self.i  # the beginning of a minute
-
-    @property
-    def temperature(self) -> int:
-        return self.i * 7 % 50
-
-    def line(self) -> str:
-        return f"{self.i},{self.sensor},{self.seconds},{self.temperature}"
-
-
-def make_rows(count: int) -> list[Row]:
-    return [Row(i) for i in range(count)]
-
-
-def _stateless(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
-    return [
-        [
-            _json({"i": row.i, "sensor": row.sensor, "doubled": row.temperature * 2})
-            for batch in batches
-            for row in batch
-        ]
-    ]
-
-
-def _outputs(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
-    rows = [row for batch in batches for row in batch]
-    return [
-        [_json({"i": row.i, "sensor": row.sensor}) for row in rows],
-        [
-            _json({"sensor": row.sensor, "i": row.i, "temperature": row.temperature})
-            for row in rows
-            if row.temperature > 30
-        ],
-        [str(row.i) for row in rows if row.i % 2 == 0],
-        [str(row.i) for row in rows if row.i % 2 == 1],
-    ]
-
-
-def _stateful(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
-    """Each batch gives one row for every window that it changed. Counts grow, so no row comes twice."""
-    counts: Counter[tuple[str, int]] = Counter()
-    totals: Counter[tuple[str, int]] = Counter()
-    values: list[str] = []
-    for batch in batches:
-        changed: dict[tuple[str, int], None] = {}
-        for row in batch:
-            window = (row.sensor, row.seconds // 60 * 60)
-            counts[window] += 1
-            totals[window] += row.temperature
-            changed[window] = None
-        values += [
-            _json({"sensor": w[0], "start": w[1], "n": counts[w], "total": totals[w]})
-            for w in changed
-        ]
-    return [values]
-
-
-def _five(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
-    return [
-        [
-            _json({"i": row.i, "sensor": row.sensor, "temperature": row.temperature})
-            for batch in batches
-            for row in batch
-        ]
-    ]
-
-
-EXPECTED: Mapping[str, Callable[[Sequence[Sequence[Row]]], list[list[str]]]] = {
-    "stateless": _stateless,
-    "outputs": _outputs,
-    "stateful": _stateful,
-    "five": _five,
-}
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))
-
-
-def assert_same(what: str, expected: Counter[str], found: Counter[str]) -> None:
-    """Compare as multisets, and name what is missing and what is too much."""
-    missing, extra = expected - found, found - expected
-    assert not missing and not extra, (
-        f"{what}: {missing.total()} of {expected.total()} rows are missing, such as "
-        f"{list(missing)[:3]}; {extra.total()} are too many, such as {list(extra)[:3]}"
-    )
-
-
-# Kafka, seen by other clients than the product's.
-
-
-def quiet(servers: str) -> dict[str, Any]:
-    """Settings of a client that does not tell, while tests go on, of brokers that are gone."""
-    return {"bootstrap.servers": servers, "log_level": 0}
-
-
-def create_topics(servers: str, topics: Mapping[str, int], replication: int = 1) -> None:
-    admin = AdminClient(quiet(servers))
-    made = admin.create_topics([NewTopic(name, n, replication) for name, n in topics.items()])
-    for future in made.values():
-        future.result()
-
-
-def partitions_of(servers: str, topics: Iterable[str]) -> list[TopicPartition]:
-    admin = AdminClient(quiet(servers))
-    return [
-        TopicPartition(topic, number)
-        for topic in topics
-        for number in admin.list_topics(topic, timeout=30).topics[topic].partitions
-    ]
-
-
-def read(
-    servers: str, topics: Sequence[str], *, isolation: str = "read_committed"
-) -> dict[str, Counter[str]]:
-    """Read all values of topics, up to where a reader of this isolation comes now."""
-    consumer = Consumer(
-        quiet(servers)
-        | {
-            "group.id": f"chaos-{uuid.uuid4().hex}",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-        }
-    )
-    try:
-        parts = partitions_of(servers, topics)
-        consumer.assign([TopicPartition(part.topic, part.partition, 0) for part in parts])
-        values: dict[str, Counter[str]] = {topic: Counter() for topic in topics}
-        left = len(parts)
-        deadline = time.monotonic() + 60
-        while left:
-            assert time.monotonic() < deadline, f"{topics} cannot be read to their ends"
-            for message in consumer.consume(10_000, 0.2):
-                if message.error():
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-                    left -= 1
-                else:
-                    values[message.topic()][message.value().decode()] += 1
-        return values
-    finally:
-        consumer.close()
-
-
-def stable_and_high(
-    servers: str, topics: Iterable[str]
-) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]]:
-    """Return the last stable offset and the high watermark of every partition, by ListOffsets."""
-    admin = AdminClient(quiet(servers))
-    asked = {part: OffsetSpec.latest() for part in partitions_of(servers, topics)}
-
-    def ends(level: IsolationLevel) -> dict[tuple[str, int], int]:
-        found = admin.list_offsets(asked, isolation_level=level)
-        return {(p.topic, p.partition): future.result().offset for p, future in found.items()}
-
-    return ends(IsolationLevel.READ_COMMITTED), ends(IsolationLevel.READ_UNCOMMITTED)
-
-
-def open_transactions(servers: str, topics: Iterable[str], marked: str = "\0") -> dict[str, str]:
-    """Return the state of every transaction that is not over, by id.
-
-    Only those that touch one of the topics, or whose id is marked as given.
-    """
-    admin = KafkaAdminClient(bootstrap_servers=servers)
-    try:
-        listed = [
-            transaction.transactional_id
-            for each in admin.list_transactions().values()
-            for transaction in each
-            if transaction.state.value == "Ongoing" or transaction.state.value.startswith("Prepare")
-        ]
-        wanted = set(topics)
-        return {
-            id_: found.state.value
-            for id_, found in admin.describe_transactions(listed).items()
-            if marked in id_ or wanted & {part.topic for part in found.topic_partitions}
-        }
-    finally:
-        admin.close()
-
-
-def group_offsets(servers: str, group: str, topic: str) -> dict[int, int]:
-    """Return the offsets that a consumer group has committed, by partition."""
-    consumer = Consumer(quiet(servers) | {"group.id": group})
-    try:
-        found = consumer.committed(partitions_of(servers, [topic]), timeout=30)
-        return {part.partition: part.offset for part in found}
-    finally:
-        consumer.close()
-
-
-def abort_transactions(servers: str, topics: Iterable[str]) -> list[str]:
-    """Abort what is open on the topics, as anybody can who takes the transactional ids over."""
-    ids = list(open_transactions(servers, topics))
-    for id_ in ids:
-        Producer(quiet(servers) | {"transactional.id": id_}).init_transactions(30)
-    return ids
 
 
 def wait_until(true: Callable[[], bool], what: str, timeout: float = LIFE_TIMEOUT_S) -> None:

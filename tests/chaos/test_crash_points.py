@@ -15,16 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from harness import (
-    Chaos,
-    Fault,
-    Query,
-    abort_transactions,
-    group_offsets,
-    open_transactions,
-    several,
-    wait_until,
-)
+from harness import Chaos, Fault, Query, several, wait_until
+from kafka_oracle import abort_transactions, group_offsets, open_transactions
 
 from poundlock.core.protocol import Step
 from poundlock.servers.kafka import Cluster

@@ -14,7 +14,8 @@ from pathlib import Path
 import cluster
 import pytest
 from confluent_kafka import Producer
-from harness import HERE, Chaos, Fault, Query, open_transactions, quiet
+from harness import HERE, Chaos, Fault, Query
+from kafka_oracle import open_transactions, quiet
 
 from poundlock.servers.kafka import Cluster
 

@@ -23,17 +23,9 @@ import psycopg
 import pymysql
 import pytest
 import redis
-from harness import (
-    LIFE_TIMEOUT_S,
-    Chaos,
-    Fault,
-    Query,
-    Row,
-    abort_transactions,
-    assert_same,
-    open_transactions,
-    several,
-)
+from expected import Row, assert_same
+from harness import LIFE_TIMEOUT_S, Chaos, Fault, Query, several
+from kafka_oracle import abort_transactions, open_transactions
 
 from poundlock.core.protocol import Step
 from poundlock.servers import kafka, mariadb, opensearch, postgres, valkey

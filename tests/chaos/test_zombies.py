@@ -14,7 +14,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from harness import Chaos, Child, Fault, Life, Query, group_offsets, stable_and_high
+from harness import Chaos, Child, Fault, Life, Query
+from kafka_oracle import group_offsets, stable_and_high
 
 from poundlock.servers.kafka import Cluster
 

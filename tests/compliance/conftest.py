@@ -1,4 +1,4 @@
-"""Every sink's subject, by its name. A new sink adds one line."""
+"""The subject of every sink, by name. A new sink adds one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from poundlock.compliance import FAULTS, Subject
 
-# The name of each, and what docs/failures.md calls it.
+# The name of each subject, and its name in docs/failures.md.
 SUBJECTS = {
     "memory": None,
     "kafka": "Kafka",
@@ -37,11 +37,11 @@ def module(name: str) -> Any:
 
 
 def documented(label: str) -> dict[str, str]:
-    """Read the line of a sink in docs/failures.md: trouble to the word for what comes of it."""
+    """Read the line of a sink in docs/failures.md: the outcome of each fault."""
     text = (Path(__file__).parents[2] / "docs" / "failures.md").read_text()
     [line] = [it for it in text.splitlines() if it.startswith(f"| {label} |")]
     words = [word.strip() for word in line.strip("|").split("|")][1:]
-    tried = [trouble for trouble in FAULTS if trouble != "killed_task"]
+    tried = [fault for fault in FAULTS if fault != "killed_task"]
     return dict(zip(tried, words, strict=True))
 
 
@@ -49,12 +49,12 @@ def documented(label: str) -> dict[str, str]:
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    """The module `subject_NAME` has `started(directory)`, which runs the server while it yields."""
+    """A subject. The module `subject_NAME` has `started(directory)`, which runs its server."""
     name: str = request.param
 
-    def outcome(trouble: str, word: str) -> None:
+    def outcome(fault: str, word: str) -> None:
         if label := SUBJECTS[name]:
-            assert documented(label)[trouble] == word
+            assert documented(label)[fault] == word
 
     with module(name).started(tmp_path_factory.mktemp(name)) as started:
         started.not_applicable, started.outcome = module(name).NOT_APPLICABLE, outcome

@@ -1,4 +1,4 @@
-"""The suite that every sink must pass, upon every sink of ours: see `poundlock.compliance`."""
+"""Runs the requirements of `poundlock.compliance` for each of our sinks."""
 
 from __future__ import annotations
 

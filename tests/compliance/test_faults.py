@@ -1,4 +1,4 @@
-"""What goes wrong, on every sink of ours; and the table that tells users what comes of it."""
+"""Runs the faults of `poundlock.compliance` for each of our sinks, and checks docs/failures.md."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from .conftest import SUBJECTS, documented, module
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_each_excuse_is_of_a_trouble(name: str) -> None:
+def test_only_known_faults_are_not_applicable(name: str) -> None:
     assert module(name).NOT_APPLICABLE.keys() <= FAULTS.keys()
 
 
 @pytest.mark.parametrize("name", [name for name, label in SUBJECTS.items() if label])
-def test_the_table_shows_what_cannot_befall(name: str) -> None:
+def test_the_table_shows_what_is_not_applicable(name: str) -> None:
     line = documented(str(SUBJECTS[name]))
-    assert {trouble for trouble, word in line.items() if word == "-"} == set(
-        module(name).NOT_APPLICABLE
-    )
+    dashes = {fault for fault, word in line.items() if word == "-"}
+    assert dashes == set(module(name).NOT_APPLICABLE)

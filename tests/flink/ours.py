@@ -262,9 +262,9 @@ SKIPS = {
 }
 
 
-def fits(dead_letters: str, above: str | None = None) -> Any:
+def fits(letters: str, above: str | None = None) -> Any:
     def test(row: Any) -> bool:
-        return row.value[0] in dead_letters
+        return row.value[0] in letters
 
     def test_above(row: Any, earlier: Any) -> bool:
         number = int(row.value[1:])

@@ -74,30 +74,36 @@ def purging(inner: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "purging", "inner": inner}
 
 
+TWO_KEYS = "1@1 b:2@3 3@9 b:4@10 |8 5@4 |9 b:6@12 7@19 |19 8@25"
+SOME_LATE = "1@1 2@9 |9 3@5 4@8 |14 5@2 |15 6@3 7@11 |40 8@12 9@41"
+
+
 def windows() -> list[Scenario]:
-    """The windows of time and of rows, lateness, and rows that are too late."""
-    two_keys = "1@1 b:2@3 3@9 b:4@10 |8 5@4 |9 b:6@12 7@19 |19 8@25"
-    late = "1@1 2@9 |9 3@5 4@8 |14 5@2 |15 6@3 7@11 |40 8@12 9@41"
+    return [*plain_windows(), *triggered_windows(), *evicting_windows()]
+
+
+def plain_windows() -> list[Scenario]:
+    """Return windows of time and of rows, with lateness and with rows that are too late."""
     return [
-        window("tumbling", tumbling(10), two_keys),
-        window("tumbling, aggregate", tumbling(10), two_keys, result="aggregate"),
+        window("tumbling", tumbling(10), TWO_KEYS),
+        window("tumbling, aggregate", tumbling(10), TWO_KEYS, result="aggregate"),
         window("tumbling, edges", tumbling(10), "1@0 2@9 3@10 4@-1 5@-10 |-2 |-1 |8 |9 |10 |18 |19"),
         window("tumbling, offset 3", tumbling(10, 3), "1@2 2@3 3@12 4@13 |2 |12 |22"),
         window("tumbling, offset -3", tumbling(10, -3), "1@6 2@7 3@16 4@17 5@-4 |6 |16"),
-        window("tumbling, late rows dropped", tumbling(10), late),
-        window("tumbling, late rows aside", tumbling(10), late, **LATE),
-        window("tumbling, lateness 6", tumbling(10), late, lateness=6, **LATE),
-        window("tumbling, lateness 6, aggregate", tumbling(10), late, lateness=6, result="aggregate"),
+        window("tumbling, late rows dropped", tumbling(10), SOME_LATE),
+        window("tumbling, late rows aside", tumbling(10), SOME_LATE, **LATE),
+        window("tumbling, lateness 6", tumbling(10), SOME_LATE, lateness=6, **LATE),
+        window("tumbling, lateness 6, aggregate", tumbling(10), SOME_LATE, lateness=6, result="aggregate"),
         window("tumbling, lateness, only a late row", tumbling(10), "|12 1@5 |15 2@5", lateness=6, **LATE),
-        window("tumbling, states of window and key", tumbling(10), late, lateness=6, result="states"),
-        window("sliding", sliding(10, 5), two_keys),
-        window("sliding, aggregate", sliding(10, 5), two_keys, result="aggregate"),
+        window("tumbling, states of window and key", tumbling(10), SOME_LATE, lateness=6, result="states"),
+        window("sliding", sliding(10, 5), TWO_KEYS),
+        window("sliding, aggregate", sliding(10, 5), TWO_KEYS, result="aggregate"),
         window("sliding, size no multiple", sliding(7, 3), "1@0 2@6 3@7 4@-1 |5 5@8 |8 |100"),
         window("sliding, holes", sliding(2, 5), "1@0 2@1 3@2 4@4 5@5 6@7 |6 7@3 8@6 9@9", **LATE),
         window("sliding, offset", sliding(10, 5, 2), "1@1 2@2 3@7 4@11 5@12 |6 |11"),
         window("sliding, late for some windows", sliding(10, 5), "1@1 2@8 |9 3@8 4@3 |14 5@8", **LATE),
         window("sliding, lateness 7", sliding(10, 5), "1@1 2@8 |9 3@8 4@3 |14 5@8 |16 6@9 7@4", lateness=7, **LATE),
-        window("sliding, lateness, states", sliding(10, 5), late, lateness=7, result="states"),
+        window("sliding, lateness, states", sliding(10, 5), SOME_LATE, lateness=7, result="states"),
         window("session", session(10), "1@0 2@5 b:3@7 4@30 |14 5@26 |16 |39 b:6@40 |50"),
         window("session, touching", session(10), "1@0 2@10 3@21 4@31 |100"),
         window("session, a row bridges two", session(10), "1@0 2@18 |5 3@9 |27 |28"),
@@ -116,13 +122,19 @@ def windows() -> list[Scenario]:
         window("count 5, aggregate", count(5), LONG, result="aggregate"),
         window("count 10, 2, aggregate", count(10, 2), LONG, result="aggregate"),
         window("count 4, out of order", count(4), "1@9 2@5 |8 3@1 4@30 |31 5@2 6@2 7@2 8@2"),
+    ]  # fmt: skip
+
+
+def triggered_windows() -> list[Scenario]:
+    """Return windows with triggers other than their own."""
+    return [
         window("global, trigger by count", GLOBAL, LONG, trigger=by_count(4)),
         window("global, purging by count", GLOBAL, LONG, trigger=purging(by_count(4))),
         window("global, delta", GLOBAL, "1@1 3@2 6@3 7@4 12@5 11@6 18@7", trigger={"kind": "delta", "threshold": 4}),
         window("tumbling, trigger by count", tumbling(10), LONG + " |9 26@5 |30", trigger=by_count(3)),
         window("tumbling, purging by count", tumbling(10), LONG + " |9 26@5 |30", trigger=purging(by_count(3))),
-        window("tumbling, purging at the end", tumbling(10), late, trigger=purging(EVENT), lateness=6, **LATE),
-        window("tumbling, purging, states", tumbling(10), late, trigger=purging(EVENT), lateness=6, result="states"),
+        window("tumbling, purging at the end", tumbling(10), SOME_LATE, trigger=purging(EVENT), lateness=6, **LATE),
+        window("tumbling, purging, states", tumbling(10), SOME_LATE, trigger=purging(EVENT), lateness=6, result="states"),
         window("tumbling, continuous", tumbling(10), "1@1 |2 2@4 |3 |5 3@6 |8 |9 4@12 |25", trigger=continuous(3)),
         window("tumbling, continuous, jump", tumbling(20), "1@1 2@7 |13 3@15 |40", trigger=continuous(4)),
         window("tumbling, purging continuous", tumbling(10), "1@1 |2 2@4 |3 |5 3@6 |8 |9 4@12 |25", trigger=purging(continuous(3))),
@@ -132,13 +144,19 @@ def windows() -> list[Scenario]:
         window("session, purging by count", session(10), "1@0 2@18 |5 3@9 4@10 5@11 |40 6@50", trigger=purging(by_count(2))),
         window("session, purging at the end", session(10), "1@0 |9 2@8 |12 3@18 |40", trigger=purging(EVENT), lateness=9, **LATE),
         window("session, continuous", session(10), "1@0 |4 2@18 |5 3@9 |13 |20 |40", trigger=continuous(6)),
-        window("tumbling, evict by count", tumbling(10), late, evictor=by_count(2), lateness=6, **LATE),
-        window("tumbling, evict by count after", tumbling(10), late, evictor={**by_count(1), "after": True}, lateness=6),
+    ]  # fmt: skip
+
+
+def evicting_windows() -> list[Scenario]:
+    """Return windows with evictors."""
+    return [
+        window("tumbling, evict by count", tumbling(10), SOME_LATE, evictor=by_count(2), lateness=6, **LATE),
+        window("tumbling, evict by count after", tumbling(10), SOME_LATE, evictor={**by_count(1), "after": True}, lateness=6),
         window("tumbling, evict by time", tumbling(20), "1@1 2@9 3@14 4@12 5@4 |19", evictor={"kind": "time", "size": 5}),
         window("tumbling, evict by time after", tumbling(20), "1@1 2@9 3@14 |19 4@18 |21 5@3", evictor={"kind": "time", "size": 5, "after": True}, lateness=9),
         window("tumbling, evict by delta", tumbling(10), "1@1 5@2 9@3 6@4 |9", evictor={"kind": "delta", "threshold": 3}),
         window("tumbling, evict by delta after", tumbling(10), "1@1 5@2 9@3 6@4 |9 7@5", evictor={"kind": "delta", "threshold": 3, "after": True}, lateness=4),
-        window("sliding, evict by count, aggregate", sliding(10, 5), two_keys, evictor=by_count(1), result="aggregate"),
+        window("sliding, evict by count, aggregate", sliding(10, 5), TWO_KEYS, evictor=by_count(1), result="aggregate"),
         window("global, by count, evict by time", GLOBAL, LONG, trigger=by_count(4), evictor={"kind": "time", "size": 6}),
         window("session, evict by count", session(10), "1@0 2@5 3@9 |30 4@40 |60", evictor=by_count(2)),
     ]  # fmt: skip
@@ -193,8 +211,8 @@ def joins() -> list[Scenario]:
     ]
 
 
-def stage(name: str, dead_letters: str, how: str = "next", **more: Any) -> dict[str, Any]:
-    return {"name": name, "is": dead_letters, "how": how, **more}
+def stage(name: str, letters: str, how: str = "next", **more: Any) -> dict[str, Any]:
+    return {"name": name, "is": letters, "how": how, **more}
 
 
 def match(name: str, stages: list[dict[str, Any]], text: str, **more: Any) -> Scenario:
@@ -205,15 +223,15 @@ def match(name: str, stages: list[dict[str, Any]], text: str, **more: Any) -> Sc
     }
 
 
-def dead_letters(text: str) -> str:
+def letters(text: str) -> str:
     """Number the rows of "ab|c": one a millisecond, each with its place as its number."""
     words, at = [], 0
-    for dead_letter in text:
-        if dead_letter == "|":
+    for symbol in text:
+        if symbol == "|":
             words.append(f"|{at}")
         else:
             at += 1
-            words.append(f"{dead_letter}{at}@{at}")
+            words.append(f"{symbol}{at}@{at}")
     return " ".join(words)
 
 
@@ -221,7 +239,7 @@ def matches() -> list[Scenario]:
     """Patterns: contiguity, quantifiers, negation, groups, what is skipped, and time limits."""
     a, b, c = stage("a", "a"), stage("b", "b"), stage("c", "c")
     near, far = {"how": "followed_by"}, {"how": "followed_by_any"}
-    text = dead_letters("abxabbc|aaabc|abcabc|acbbc")
+    text = letters("abxabbc|aaabc|abcabc|acbbc")
     found = [
         match("next", [a, b], text),
         match("followed by", [a, b | near, c | near], text),

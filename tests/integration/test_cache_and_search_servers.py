@@ -68,7 +68,7 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
             "valkey": {"created": True, "ended": True, "wiped": False},
             "kafka": {"created": False, "ended": False, "wiped": False},
         }
-        assert not valkey.status(tmp_path).running
+        assert not base.status(base.home_of("valkey", tmp_path)).running
         said = CliRunner().invoke(poundlock, ["servers", "env", "valkey", "--dir", str(tmp_path)])
         assert said.exit_code == 1 and "servers up valkey" in said.output
         again = valkey.up(tmp_path)
@@ -77,7 +77,7 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
         again.start()
         assert redis.Redis.from_url(url).get("key") == b"value"
     finally:
-        valkey.down(tmp_path, wipe=True)
+        base.down(base.home_of("valkey", tmp_path), wipe=True)
     assert sorted(entry.name for entry in home.iterdir()) == ["lock"]
 
 
@@ -104,9 +104,9 @@ def test_opensearch_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None
         node.kill()  # acknowledged is on disk
         node.start()
         assert ask("/index/_doc/1")["_source"] == {"a": 1}
-        opensearch.down(tmp_path)
-        assert not opensearch.status(tmp_path).running
+        base.down(base.home_of("opensearch", tmp_path))
+        assert not base.status(base.home_of("opensearch", tmp_path)).running
         assert opensearch.up(tmp_path).url == url
         assert ask("/index/_doc/1")["_source"] == {"a": 1}
     finally:
-        opensearch.down(tmp_path, wipe=True)
+        base.down(base.home_of("opensearch", tmp_path), wipe=True)

@@ -49,7 +49,7 @@ def test_a_cluster_keeps_address_and_data_from_up_to_up(tmp_path):
     try:
         up = run.invoke(servers, ["up", "kafka", *there])
         assert up.exit_code == 0, up.output
-        address = kafka.status(tmp_path).url
+        address = base.status(base.home_of("kafka", tmp_path)).url
         assert f"kafka  {address}" in up.stdout
         settings = {"bootstrap.servers": address}
         write(settings, "kept", ["a", "b"])

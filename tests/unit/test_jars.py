@@ -106,11 +106,11 @@ def test_an_unknown_set_is_refused_with_the_known_ones(repository):
 
 
 def test_what_is_missing_is_fetched_and_the_second_time_nothing(repository):
-    assert not jars.present("set")
+    assert jars.missing("set")
     files = jars.paths("set")
     assert [file.read_bytes() for file in files] == [b"first", b"second"]
     assert [file.name for file in files] == ["one-1.jar", "two-2-rc.1.jar"]
-    assert jars.present("set")
+    assert not jars.missing("set")
     assert jars.paths("set") == files
     assert len(repository.asked) == 1
     assert in_cache() == [".lock", "one-1.jar", "two-2-rc.1.jar"]  # and nothing left over

@@ -12,11 +12,11 @@ from poundlock.errors import PoundlockError, UsageError
 
 _COMMANDS = {
     "demo": ("poundlock.cli.demo", "demo", "Kill a pipeline again and again, and count the rows."),
-    "doctor": ("poundlock.cli.doctor", "doctor", "Check this machine, and say what is missing."),
+    "doctor": ("poundlock.cli.doctor", "doctor", "Check this machine, and report what is missing."),
     "guarantee": (
         "poundlock.cli.guarantee",
         "guarantee",
-        "What each kind of sink promises, and why.",
+        "What a pipeline or each kind of sink guarantees, and why.",
     ),
     "servers": (
         "poundlock.cli.servers",
@@ -24,7 +24,7 @@ _COMMANDS = {
         "Real servers on this machine, without Docker.",
     ),
     "sql": ("poundlock.cli.sql", "sql", "Pipelines as SQL, from a file or in a shell."),
-    "state": ("poundlock.cli.state", "state", "What the operators of a query have kept."),
+    "state": ("poundlock.cli.state", "state", "The state of a query's operators."),
     "txn": ("poundlock.cli.txn", "txn", "Transactions in doubt: list, show, commit, abort."),
 }
 
@@ -49,7 +49,7 @@ class _Commands(click.Group):
 def poundlock() -> None:
     """Exactly-once output for Apache Spark Structured Streaming.
 
-    Exit status: 0 done, 1 a check failed or a system refused, 2 the call was wrong.
+    Exit status: 0 for success, 1 if a check failed or a system refused, 2 if the call was wrong.
     """
 
 
@@ -64,5 +64,5 @@ def main() -> None:
         sys.exit(error.exit_code)
     except PoundlockError as error:
         click.echo(f"poundlock: {type(error).__name__}: {error}", err=True)
-        sys.exit(2 if type(error) is UsageError else 1)  # its kinds are refusals of a system
-    sys.exit(status)  # outside of standalone mode click returns the status of an Exit
+        sys.exit(2 if type(error) is UsageError else 1)  # a subclass means that a system refused
+    sys.exit(status)  # without standalone mode, click returns the status of an Exit

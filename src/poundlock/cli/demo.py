@@ -13,20 +13,48 @@ import click
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(min=1000), default=240_000, show_default=True,
-              help="How many sensor lines.")  # fmt: skip
-@click.option("--kills", type=click.IntRange(min=3), default=5, show_default=True,
-              help="How often each side is killed.")  # fmt: skip
-@click.option("--seed", type=int, default=1, show_default=True,
-              help="Chooses the batches and steps of the kills.")  # fmt: skip
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default="build/demo",
-              show_default=True, help="Where the reports go.")  # fmt: skip
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1000),
+    default=240_000,
+    show_default=True,
+    help="The number of sensor lines.",
+)
+@click.option(
+    "--kills",
+    type=click.IntRange(min=3),
+    default=5,
+    show_default=True,
+    help="The number of kills of each side.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Seed that chooses the batches and steps of the kills.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="build/demo",
+    show_default=True,
+    help="The directory for the reports.",
+)
 @click.option("--keep", is_flag=True, help="Keep the broker's data and the checkpoints.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print the report as JSON, all else on stderr."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the report as JSON, and everything else on stderr.",
 )
-@click.option("--time-limit", type=click.FloatRange(min=1), default=900, show_default=True,
-              help="Seconds after which the demo gives up.")  # fmt: skip
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=1),
+    default=900,
+    show_default=True,
+    help="Seconds after which the demo gives up.",
+)
 @click.pass_context
 def demo(
     ctx: click.Context,
@@ -41,7 +69,7 @@ def demo(
     """Kill a pipeline again and again, and count the rows.
 
     Sensor lines flow from one Kafka topic to two others: through Poundlock, and through Spark's own
-    sink. Both are killed with SIGKILL in the middle of their batches. Needs Java 17 and nothing else.
+    sink. Both are killed with SIGKILL in the middle of their batches. The demo needs only Java 17.
     """
     from rich.console import Console
 
@@ -66,7 +94,7 @@ def demo(
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let a request to end unwind the demo as Ctrl-C does, so that nothing it started stays behind."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that everything that the demo started ends."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`poundlock doctor`: checks Python, Java, jars, brokers and settings, and names each cure."""
+"""`poundlock doctor`: checks Python, Java, jars, brokers and settings, and says what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: good, or what to do about it."""
+    """The result of one check, and what to do if it is bad."""
 
     what: str
     good: bool
@@ -22,15 +22,20 @@ class Finding:
 
 
 @click.command()
-@click.option("--bootstrap-servers", metavar="HOST:PORT", help="Look at these Kafka brokers too.")
-@click.option("--setting", "settings", metavar="NAME=VALUE", multiple=True,
-              help="A setting of librdkafka, as for a Kafka sink.")  # fmt: skip
+@click.option("--bootstrap-servers", metavar="HOST:PORT", help="Check these Kafka brokers too.")
+@click.option(
+    "--setting",
+    "settings",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A setting of librdkafka, as for a Kafka sink.",
+)
 @click.option("--topic", "topics", multiple=True, help="A topic that a pipeline will write to.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     bootstrap_servers: str | None, settings: tuple[str, ...], topics: tuple[str, ...], as_json: bool
 ) -> None:
-    """Check this machine and the brokers, and name each problem with its cure."""
+    """Check this machine and the brokers, and say how to solve each problem."""
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _java, _jars, _workers]
     findings = [finding for check in checks for finding in check()]
     if bootstrap_servers:
@@ -89,8 +94,8 @@ def _jars() -> Iterator[Finding]:
     from poundlock.jvm import jars
 
     for name in ("spark-kafka", "kafka-server"):
-        here = jars.present(name)
-        found = "fetched" if here else "not fetched yet: the first use does it"
+        here = not jars.missing(name)
+        found = "fetched" if here else "not fetched yet; they are fetched on first use"
         yield Finding(f"jars {name}", True, found)
 
 

@@ -1,4 +1,4 @@
-"""`poundlock guarantee`: what a pipeline promises, or kinds of source and sink in general."""
+"""`poundlock guarantee`: what a pipeline guarantees, or the general table of sources and sinks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 @click.option("--table", "whole", is_flag=True, help="The general table (the default without JOB).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json: bool) -> None:
-    """Show what the pipeline of a JOB file promises, sink by sink, and why.
+    """Show what the pipeline of a JOB file guarantees for each sink, and why.
 
-    JOB is a Python file that defines pipeline(spark, args), or makes a Pipeline of that name at once;
-    ARGUMENTS are args. It is read, and nothing is started: start() belongs under
-    if __name__ == "__main__". Without JOB: what each kind of sink promises with sources that can, and
-    cannot, be replayed.
+    JOB is a Python file that defines pipeline(spark, args) or a Pipeline of that name. ARGUMENTS are
+    passed as args. The file is imported, but nothing is started: put start() under
+    if __name__ == "__main__". Without JOB, show what each kind of sink guarantees with sources that can
+    and cannot be replayed.
 
-    Exit status: 1 if a sink was asked for more than it can give.
+    Exit status: 1 if a sink cannot give the guarantee that the pipeline requires.
     """
     if job is None or whole:
         _print_table(as_json)
@@ -38,7 +38,7 @@ def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json
     click.echo(json.dumps(_to_json(statement), indent=2) if as_json else str(statement))
     try:
         require(statement)
-    except UsageError as refused:  # of the pipeline: this call was right
+    except UsageError as refused:  # the pipeline is wrong, not this call
         raise click.ClickException(str(refused)) from refused
 
 

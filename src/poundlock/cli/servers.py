@@ -16,10 +16,10 @@ _directory = click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the servers keep their data. Default: POUNDLOCK_SERVERS_DIR, or "
+    help="The directory of the servers' data. Default: POUNDLOCK_SERVERS_DIR, or "
     "~/.local/state/poundlock/servers",
 )
-# What an environment calls the address of each, and where the server has it.
+# The environment variable for the address of each server, and the attribute that has it.
 _ADDRESSES = {
     "kafka": ("SERVERS", "bootstrap_servers"),
     "postgres": ("PG_DSN", "address"),
@@ -42,13 +42,13 @@ def servers() -> None:
 @click.option(
     "--brokers",
     type=click.IntRange(1, 9),
-    help="How many Kafka brokers. Default: as before, or 1.",
+    help="The number of Kafka brokers. Default: as before, or 1.",
 )
 def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: int | None) -> None:
     """Start servers, and print their addresses.
 
-    They go on running when the command has ended, and keep address and data over `down` and `up`.
-    Without NAMES: all.
+    The servers continue to run after the command. `down` and `up` keep their addresses and data.
+    Without NAMES, start all.
     """
     options = {"kafka": {"brokers": brokers}}
     for name in names or NAMES:
@@ -67,7 +67,7 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
 @_json
 @click.option("--wipe", is_flag=True, help="Delete their data as well.")
 def down(names: tuple[str, ...], directory: Path | None, as_json: bool, wipe: bool) -> None:
-    """End servers that `up` has started. Without NAMES: all."""
+    """Stop servers that `up` has started. Without NAMES, stop all."""
     done: dict[str, dict[str, bool]] = {}
     for name in names or NAMES:
         home = base.home_of(name, directory)
@@ -90,7 +90,7 @@ def down(names: tuple[str, ...], directory: Path | None, as_json: bool, wipe: bo
 @_directory
 @_json
 def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
-    """Show addresses, processes and logs. Without NAMES: all."""
+    """Show addresses, processes and logs. Without NAMES, show all."""
     if as_json:
         _print_json(names, directory)
         return
@@ -104,9 +104,9 @@ def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> Non
 @_directory
 @_json
 def env(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
-    """Print the addresses of servers that run, passwords included, for a shell to take in.
+    """Print the addresses of running servers, with their passwords, as shell variables.
 
-    As in: eval "$(poundlock servers env)". Without NAMES: all that run.
+    Example: eval "$(poundlock servers env)". Without NAMES, print all that run.
     """
     found: dict[str, str] = {}
     for name in names or NAMES:
@@ -128,7 +128,7 @@ def _print_status(name: str, it: base.Status) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    # Without wrapping: addresses and paths are there to be copied.
+    # Without wrapping, so that addresses and paths can be copied.
     console = Console(highlight=False, soft_wrap=True)
     word = "[green]up[/]" if it.running else "[red]down[/]"
     if it.nodes and not it.running:

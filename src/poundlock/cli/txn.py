@@ -1,4 +1,4 @@
-"""`poundlock txn`: transactions in doubt, for a person to look at and to rule on."""
+"""`poundlock txn`: shows transactions in doubt, and lets an operator resolve them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _where(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say where to look; the command gets them as one `Where`."""
+    """Add the options for the log and the systems. The command receives them as one `Where`."""
 
     @functools.wraps(command)
     def wrapped(
@@ -36,20 +36,28 @@ def _where(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OPTIONS = [
-    click.option("--log", "log", metavar="LOCATION", help="The log, or the checkpoint it is in."),
+    click.option(
+        "--log", "log", metavar="LOCATION", help="The location of the log or of its checkpoint."
+    ),
     click.option("--bootstrap-servers", metavar="HOST:PORT", help="The Kafka brokers."),
     click.option(
         "--setting",
         "settings",
         metavar="NAME=VALUE",
         multiple=True,
-        help="A setting of librdkafka; say secrets as NAME=env:VARIABLE or NAME=file:PATH.",
+        help="A setting of librdkafka; pass secrets as NAME=env:VARIABLE or NAME=file:PATH.",
     ),
     click.option(
-        "--postgres", metavar="DSN", multiple=True, help="A PostgreSQL; best as env:VARIABLE."
+        "--postgres",
+        metavar="DSN",
+        multiple=True,
+        help="The DSN of a PostgreSQL, preferably as env:VARIABLE.",
     ),
     click.option(
-        "--mysql", metavar="URL", multiple=True, help="A MySQL or MariaDB; best as env:VARIABLE."
+        "--mysql",
+        metavar="URL",
+        multiple=True,
+        help="The URL of a MySQL or MariaDB, preferably as env:VARIABLE.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 ]
@@ -57,7 +65,7 @@ _OPTIONS = [
 
 @dataclass(frozen=True)
 class Where:
-    """Where to look."""
+    """The log and the systems of a command."""
 
     log: str | None = None
     bootstrap_servers: str | None = None
@@ -77,7 +85,7 @@ class Where:
 
             found.append(KafkaInspector(self._kafka_settings(self.bootstrap_servers)))
         elif self.settings:
-            raise click.UsageError("--setting goes with --bootstrap-servers")
+            raise click.UsageError("--setting requires --bootstrap-servers")
         if self.postgres:
             from poundlock.sinks.postgres.inspector import PostgresInspector
 
@@ -93,14 +101,14 @@ class Where:
 
         pairs = [setting.partition("=") for setting in self.settings]
         if any(not separator for _, separator, _ in pairs):
-            raise click.UsageError("--setting takes NAME=VALUE")
+            raise click.UsageError("--setting must have the form NAME=VALUE")
         known = {name: resolve(name, value) for name, _, value in pairs}
         return known | {"bootstrap.servers": servers}
 
 
 @click.group()
 def txn() -> None:
-    """Transactions in doubt: what the log and the systems say, and what may be done about it."""
+    """Show transactions in doubt, as the log and the systems see them, and resolve them."""
 
 
 @txn.command("list")
@@ -115,11 +123,11 @@ def list_(where: Where, as_json: bool) -> None:
         _print(lines)
     elif not resolver.away:
         click.echo("nothing is in doubt")
-    _tell_away(resolver)
+    _report_unreachable(resolver)
 
 
 def _print(lines: list[Line]) -> None:
-    """Print a block for each branch, its id whole and alone: it is there to be copied."""
+    """Print a block for each branch, with its id on a line of its own, so that it can be copied."""
     advice = dict.fromkeys(line.next for line in lines)
     for text in advice:
         for line in lines:
@@ -131,20 +139,29 @@ def _print(lines: list[Line]) -> None:
 
 
 def _facts(line: Line) -> Iterator[str]:
-    """Yield a line for where and what it is, and one for since when and whose."""
+    """Yield a line with the place and state of a branch, and one with its size, age and owner."""
     known = [
-        [("sink", line.sink), ("", line.system), ("batch", line.batch),
-         ("decision", line.decision), ("state", line.state)],
-        [("rows", line.rows), ("age", _seconds(line.age_s, "")),
-         ("time left", _seconds(line.time_left_s, "no limit")),
-         ("generation", line.generation), ("owner", line.owner)],
-    ]  # fmt: skip
+        [
+            ("sink", line.sink),
+            ("", line.system),
+            ("batch", line.batch),
+            ("decision", line.decision),
+            ("state", line.state),
+        ],
+        [
+            ("rows", line.rows),
+            ("age", _seconds(line.age_s, "")),
+            ("time left", _seconds(line.time_left_s, "no limit")),
+            ("generation", line.generation),
+            ("owner", line.owner),
+        ],
+    ]
     for facts in known:
         yield ", ".join(f"{name} {fact}".strip() for name, fact in facts if fact not in (None, ""))
 
 
-def _tell_away(resolver: Resolver) -> None:
-    """End with a failure where a system could not be asked."""
+def _report_unreachable(resolver: Resolver) -> None:
+    """Report systems that could not be reached, and fail if there are any."""
     for system, why in resolver.away.items():
         click.echo(f"{system.system} cannot be asked: {why}", err=True)
     if resolver.away:
@@ -159,7 +176,7 @@ def _seconds(value: float | None, none: str) -> str:
 @click.argument("id")
 @_where
 def show(id: str, where: Where, as_json: bool) -> None:
-    """Tell all that is known of one branch, by its exact id."""
+    """Show everything that is known about one branch, by its exact id."""
     with where.resolver() as resolver:
         known = resolver.show(id)
     if as_json:
@@ -169,16 +186,18 @@ def show(id: str, where: Where, as_json: bool) -> None:
         from rich.json import JSON
 
         Console(soft_wrap=True).print(JSON.from_data(known))
-    _tell_away(resolver)
+    _report_unreachable(resolver)
 
 
 @txn.command()
 @click.argument("id", required=False)
-@click.option("--batch", type=int, help="Rule on a batch that cannot be repaired, instead.")
 @click.option(
-    "--accept-loss", is_flag=True, help="With --batch: go on without lost or refused rows."
+    "--batch", type=int, help="Decide about a batch that cannot be repaired, instead of a branch."
 )
-@click.option("--accept-replay", is_flag=True, help="With --batch: take the replay's rows.")
+@click.option(
+    "--accept-loss", is_flag=True, help="With --batch: continue without lost or refused rows."
+)
+@click.option("--accept-replay", is_flag=True, help="With --batch: use the rows of the replay.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_where
 def commit(
@@ -190,7 +209,7 @@ def commit(
     where: Where,
     as_json: bool,
 ) -> None:
-    """Commit a branch that the log has decided, or rule on a batch that cannot be repaired."""
+    """Commit a branch that the log has decided, or decide about a batch that cannot be repaired."""
     from poundlock.core.model import OperatorDecision
 
     if batch is None and id is None:
@@ -210,7 +229,7 @@ def commit(
         )
         _ask(
             yes,
-            f"Rule {operator_decision.value} for batch {batch}? A running driver will be stopped.",
+            f"Record {operator_decision.value} for batch {batch}? A running driver will be stopped.",
         )
         resolver.decide(batch, operator_decision)
         _say(
@@ -234,14 +253,14 @@ def abort(id: str, yes: bool, where: Where, as_json: bool) -> None:
 
 @txn.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--log", required=True, metavar="LOCATION", help="The log where it stands now.")
+@click.option("--log", required=True, metavar="LOCATION", help="The current location of the log.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def adopt(yes: bool, log: str, as_json: bool) -> None:
-    """Accept that a log was moved. Never do this to a copy: both would write as one."""
+    """Accept that a log was moved. Never do this with a copy: both would write as one pipeline."""
     resolver = Where(log).resolver()
     _ask(yes, "Is this the only log of this pipeline, moved here for good?")
     resolver.adopt()
-    _say(as_json, {"adopted": log}, f"the log at {log} is accepted where it stands")
+    _say(as_json, {"adopted": log}, f"the log is accepted at {log}")
 
 
 def _ask(yes: bool, question: str) -> None:

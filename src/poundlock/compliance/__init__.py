@@ -1,7 +1,7 @@
-"""The compliance suite: what every sink owes, as tests that anybody can run on a sink of his own.
+"""The compliance suite: tests of the contract that every sink must fulfil, for our sinks and yours.
 
-A project of yours has one test module, which says how to make the sink and how to look at its system
-with other eyes than its own, and takes the tests from here:
+Your project needs one test module. It defines how to create the sink and how to look at its system
+without the sink's own code, and it imports the tests from here:
 
     from poundlock.compliance import FaultCase, Subject
     from poundlock.compliance.requirements import *
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import pytest
 
-# Before they are imported: what an assertion compared is shown only in modules that were announced.
+# Before the imports: pytest shows what an assertion compared only in modules registered here.
 pytest.register_assert_rewrite(f"{__name__}.requirements", f"{__name__}.faults")
 
 from poundlock.compliance.fault import FAULTS, FaultCase, empty, fill, small_disk  # noqa: E402

@@ -1,12 +1,12 @@
-"""What goes wrong in the life of a sink, and what a subject must say to have it tried.
+"""The faults that a sink must survive or report, and how a subject causes each of them.
 
-Every subject either causes each of `FAULTS`, by a method of that name, or says in `not_applicable` why
-the fault cannot happen to the sink. Such a method is a context manager: inside the block the fault is
-there, until `FaultCase.over` is called, and it yields how to meet it. For example
+For each of `FAULTS`, a subject either has a method of that name, or explains in `not_applicable` why
+the fault cannot happen to the sink. Such a method is a context manager. Inside the block the fault is
+present, until `FaultCase.over` is called, and the method yields the case. For example
 
     @contextmanager
     def null(self, sink):
-        yield Tried("number is null", rows=[...])
+        yield FaultCase("number is null", tasks=[[batch_with_a_null]])
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAULTS = {
     "too_long": "too long",
     "duplicate_key": "duplicate key",
     "key_in_two_tasks": "the same key in two tasks",
-    "killed_task": "a task killed after PREPARE and retried",  # the same for all: needs no method
+    "killed_task": "a task killed after PREPARE and retried",  # the same for all sinks: no method
     "no_room": "no room for another branch",
     "full_disk": "full disk",
     "lost_connection": "connection lost while writing",
@@ -41,25 +41,25 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class FaultCase:
-    """How to meet a trouble, and what must be said of it.
+    """How to run into a fault, and which error it must cause.
 
     By default one task writes good rows to the sink of the test.
     """
 
-    says: str  # a pattern; found in the error
+    says: str  # a pattern that the error must contain
     kind: type[PoundlockError] = Rejected
-    make: Callable[[], Participant] | None = None  # to be refused before anything starts
-    sink: Participant | None = None  # another one than the test's
-    tasks: Sequence[Sequence[pa.RecordBatch]] = ()  # what each writes, one task after the other
-    during: Callable[[], object] | None = None  # done when each task has written its first rows
-    over: Callable[[], object] = lambda: None  # ends the trouble; the block clears away
-    survived: bool = False  # no error at all: the sink takes the trouble upon itself
-    hides: str = "\0"  # a secret, or a value of a row: not to be found in the error
+    make: Callable[[], Participant] | None = None  # creating the sink must fail
+    sink: Participant | None = None  # instead of the test's sink
+    tasks: Sequence[Sequence[pa.RecordBatch]] = ()  # what each task writes, one after the other
+    during: Callable[[], object] | None = None  # called when a task has written its first batch
+    over: Callable[[], object] = lambda: None  # ends the fault; the block cleans up
+    survived: bool = False  # there is no error: the sink handles the fault itself
+    hides: str = "\0"  # a secret or a value of a row, which the error must not contain
 
 
 @contextmanager
 def small_disk(megabytes: int) -> Iterator[Path]:
-    """A file system of its own that is soon full. Without root it is one in another namespace."""
+    """Mount a small file system. Without root, it is mounted in a namespace of its own."""
     with tempfile.TemporaryDirectory(prefix="small-disk-") as directory:
         options = ["-t", "tmpfs", "-o", f"size={megabytes}m,mode=777", "poundlock-test"]
         if os.geteuid() == 0:
@@ -81,7 +81,7 @@ def small_disk(megabytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave no byte of a file system, until `empty`."""
+    """Fill a file system completely; `empty` undoes it."""
     with (disk / "filler").open("ab", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):
             try:

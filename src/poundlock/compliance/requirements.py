@@ -1,6 +1,6 @@
-"""The same demands on every sink, against its real server, judged by the server's own view.
+"""The same tests for every sink, with its real server, checked by the server's own view.
 
-The headings are the five demands that two-phase commit makes of a sink.
+The classes are the five requirements that two-phase commit makes of a sink.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poundlock.errors import Unavailable
 
 __all__ = [  # the tests, and the fixture that they share
     "TestCommitsItIdempotently",
-    "TestHoldsItPendingUntilTold",
+    "TestHoldsItPendingUntilTheDecision",
     "TestOpensATransactionForTheIntervalBetweenCheckpoints",
     "TestRestoresItAfterAFailure",
     "TestSurvivesItsOwnTimeOut",
@@ -31,7 +31,7 @@ __all__ = [  # the tests, and the fixture that they share
     "test_rows_are_taken_as_arrow",
 ]
 
-# Anew for each test, for systems remember: see `sink`.
+# New ones for each test, because systems remember them: see `sink`.
 OURS = SIMILAR = COPIED = Namespace("trial", "00")
 
 DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
@@ -67,30 +67,38 @@ def prepare(
             writer.write(subject.rows(part))
     prepared = writer.prepare()
     assert isinstance(prepared, PreparedBranch)
+    receipt = receipt_of(sink, into.task, prepared, Fingerprint(len(numbers), sum(numbers)))
+    # What the log keeps must be enough.
+    return Receipt.from_json(receipt.to_json())  # type: ignore[arg-type]
+
+
+def receipt_of(
+    sink: Participant, task: int, prepared: PreparedBranch, fingerprint: Fingerprint
+) -> Receipt:
+    """Make the receipt of a prepared branch, as the driver does."""
     receipt = Receipt(
         sink=sink.name,
         id=prepared.id,
-        task=into.task,
-        fingerprint=Fingerprint(len(numbers), sum(numbers)),
+        task=task,
+        fingerprint=fingerprint,
         handle=prepared.handle,
         began_at=prepared.began_at,
         expires_at=prepared.expires_at,
         system=sink.system,
     )
-    # What the log keeps must be enough.
-    return Receipt.from_json(sink.annotate([receipt])[0].to_json())  # type: ignore[arg-type]
+    return sink.annotate([receipt])[0]
 
 
 def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
-    """Commit as the coordinator does: again, while a branch is still on its way."""
-    return _patiently(lambda: sink.commit(receipts))
+    """Commit as the coordinator does: again while a branch is not committed yet."""
+    return _repeat(lambda: sink.commit(receipts))
 
 
 def abort(sink: Participant, strays: Sequence[Stray]) -> list[BranchState]:
-    return _patiently(lambda: sink.abort(strays))
+    return _repeat(lambda: sink.abort(strays))
 
 
-def _patiently(act: Callable[[], list[BranchState]]) -> list[BranchState]:
+def _repeat(act: Callable[[], list[BranchState]]) -> list[BranchState]:
     deadline = time.monotonic() + 60
     while {BranchState.PREPARED, BranchState.UNREACHABLE} & set(states := act()):
         assert time.monotonic() < deadline, states
@@ -99,7 +107,7 @@ def _patiently(act: Callable[[], list[BranchState]]) -> list[BranchState]:
 
 
 def again(subject: Subject, sink: Participant) -> Participant:
-    """Return another sink upon the same target, which is closed when the test is over."""
+    """Return another sink with the same target. The fixture closes it after the test."""
     _opened.append(subject.again(sink))
     return _opened[-1]
 
@@ -113,10 +121,10 @@ def counted(numbers: Sequence[int]) -> Counter[int]:
 
 @pytest.fixture
 def sink(subject: Subject) -> Iterator[Participant]:
-    """A sink upon an empty target, in a namespace that its system has never heard of."""
+    """A sink with an empty target, in a namespace that is new to its system."""
     global OURS, SIMILAR, COPIED
     OURS = Namespace.new("trial", time.time(), secrets.randbits(32))
-    SIMILAR = Namespace("trial-2", OURS.identity)  # a prefix in common, and the identity too
+    SIMILAR = Namespace("trial-2", OURS.identity)  # the same prefix and the same identity
     COPIED = Namespace("trial", OURS.identity + "0")
     made = subject.sink()
     yield made
@@ -154,7 +162,7 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
         writer.write(subject.rows(range(10)))
         writer.abort()
         found = sink.find(OURS)
-        if found:  # an abort from the task is a kindness: the sweep is what counts
+        if found:  # a task need not abort, because the sweep does
             abort(sink, found)
         assert subject.visible(sink) == Counter()
         assert not subject.open(sink)
@@ -166,7 +174,7 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
         assert subject.visible(sink) == counted(range(30))
 
 
-class TestHoldsItPendingUntilTold:
+class TestHoldsItPendingUntilTheDecision:
     def test_it_survives_its_writer(self, subject: Subject, sink: Participant) -> None:
         receipt = prepare(subject, sink, range(10))
         sink.close()
@@ -184,7 +192,9 @@ class TestHoldsItPendingUntilTold:
         assert commit(later, [receipt]) == [DONE]
         assert subject.visible(later) == counted(range(10))
 
-    def test_a_server_that_is_away_is_no_answer(self, subject: Subject, sink: Participant) -> None:
+    def test_a_server_that_is_down_gives_no_answer(
+        self, subject: Subject, sink: Participant
+    ) -> None:
         if not subject.has_server:
             assert sink.find(OURS) == []
             return
@@ -213,7 +223,7 @@ class TestRestoresItAfterAFailure:
         assert commit(later, [receipt]) == [DONE]
         assert subject.visible(later) == counted(range(10))
 
-    def test_orphans_are_found_and_only_ours(self, subject: Subject, sink: Participant) -> None:
+    def test_only_our_own_strays_are_found(self, subject: Subject, sink: Participant) -> None:
         mine = prepare(subject, sink, range(3))
         other = subject.sink("out-2")
         _opened.append(other)
@@ -296,7 +306,7 @@ class TestSurvivesItsOwnTimeOut:
         self, subject: Subject, sink: Participant
     ) -> None:
         if not subject.can_lose:
-            pytest.fail("say in the subject how a branch is lost")
+            pytest.fail("the subject must implement lose(), or explain why can_lose is false")
         first = prepare(subject, sink, range(10), task=0)
         subject.lose(sink, first)
         assert sink.check([first]) != [None]
@@ -317,11 +327,11 @@ class TestSurvivesItsOwnTimeOut:
             assert commit(sink, [receipt]) == [DONE]
         sink.prune(OURS, 2)
         assert commit(sink, receipts[2:]) == [DONE, DONE]
-        # Whoever asks for what was forgotten, which no log does, hears nothing that a witness says.
+        # The log never asks for pruned branches. If it did, no witness would answer.
         remembered = DONE in commit(sink, receipts[:2])
         assert remembered != subject.prunes
         sink.prune(OURS, 100)
-        assert sink.newest_generation(OURS) == 1, "also of a sink that had no rows for long"
+        assert sink.newest_generation(OURS) == 1, "also for a sink that had no rows for a long time"
         assert subject.visible(sink) == counted(range(4))
 
 

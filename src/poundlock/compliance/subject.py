@@ -1,4 +1,4 @@
-"""What the compliance suite must know of a sink to try it."""
+"""What the compliance suite must know about a sink to test it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from poundlock.core.participant import Participant
 
 
 class Subject(ABC):
-    """A sink together with its real server, and eyes that are not the sink's own.
+    """A sink together with its real server, and a view of that server without the sink's code.
 
-    It also has a method for each of `trouble.TROUBLES`, but for those that cannot befall it: these are
-    in `not_applicable`, with a sentence that says why.
+    A subject also has a method for each of `fault.FAULTS`. Faults that cannot happen to the sink are in
+    `not_applicable` instead, each with a sentence that says why.
     """
 
     not_applicable: Mapping[str, str] = {}
-    forgets_aborted = False  # a witness cannot tell "aborted" from "never"; say why in the subject
-    prunes = True  # witnesses take space, and `prune` frees it
-    can_lose = True  # an operator, or time, can undo a prepared branch behind our back
-    finds_without_server = False  # open branches are kept elsewhere: `find` needs no server
+    forgets_aborted = False  # the witness does not distinguish "aborted" from "never"; explain why
+    prunes = True  # witnesses use space, and `prune` frees it
+    can_lose = True  # an operator or a time-out can undo a prepared branch
+    finds_without_server = False  # `find` needs no server, because open branches are kept elsewhere
 
     @abstractmethod
     def sink(self, name: str = "out") -> Participant:
-        """Return a sink upon an empty target of its own, attached and looked over (`preflight`)."""
+        """Return a sink with an empty target of its own, after `attach` and `preflight`."""
 
     @abstractmethod
     def again(self, sink: Participant) -> Participant:
-        """Return another sink upon the same target, as a driver that was just started would."""
+        """Return another sink with the same target, as a new driver would create it."""
 
     @abstractmethod
     def rows(self, numbers: Sequence[int]) -> pa.RecordBatch:
-        """Return one good row for each number, in the columns that the sink's writer takes."""
+        """Return one good row for each number, with the columns that the sink's writer expects."""
 
     @abstractmethod
     def visible(self, sink: Participant) -> Counter[int]:
@@ -46,21 +46,21 @@ class Subject(ABC):
     def open(self, sink: Participant) -> set[str]:
         """Return what the server itself shows as prepared or staged for the sink's target.
 
-        Anything that names the branches will do; it must be empty when nothing is open.
+        Any names will do, but the set must be empty when nothing is open.
         """
 
     @abstractmethod
     def killed(self) -> AbstractContextManager[None]:
-        """SIGKILL the server; inside the block it is down, after it, it is up and answers."""
+        """Kill the server with SIGKILL. It is down inside the block, and afterwards it answers."""
 
     def lose(self, sink: Participant, receipt: Receipt) -> None:
-        """Undo a prepared branch behind our back, as an operator would (ROLLBACK PREPARED, DEL)."""
+        """Undo a prepared branch as an operator could (ROLLBACK PREPARED, DEL)."""
         raise NotImplementedError
 
-    def outcome(self, trouble: str, word: str) -> None:  # noqa: B027 (not everybody writes a table)
-        """Be told what came of a trouble, the error's name or "goes on": compare it with your docs."""
+    def outcome(self, fault: str, word: str) -> None:  # noqa: B027 (optional)
+        """Receive the result of a fault, an error's name or "goes on", to compare with your docs."""
 
     @property
     def has_server(self) -> bool:
-        """Whether there is a process to kill."""
+        """Whether the sink's system is a process that can be killed."""
         return True

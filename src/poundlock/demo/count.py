@@ -1,4 +1,4 @@
-"""Rows in against rows out, row by row: what was lost, and what was repeated."""
+"""Compares the rows of the input with those of the output: what was lost, what was repeated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Reading = tuple[str, int, float]  # id, timestamp, temperature
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What a reader of the output finds, compared with the input."""
+    """The rows that a reader of the output finds, compared with the input."""
 
     rows_in: int
     rows_out: int
     lost: int  # rows of the input that are missing
     repeated: int  # copies beyond the first
-    foreign: int = 0  # rows that are not of the input at all
+    foreign: int = 0  # rows that are not in the input
 
     @property
     def exact(self) -> bool:
@@ -26,7 +26,7 @@ class Count:
 
 
 def compare(sent: Iterable[Reading], received: Iterable[Reading]) -> Count:
-    """Compare two topics as multisets of readings: equal numbers alone would prove nothing."""
+    """Compare two topics as multisets of readings, since equal totals would prove nothing."""
     wanted, found = Counter(sent), Counter(received)
     missing, extra = wanted - found, found - wanted
     foreign = sum(copies for reading, copies in extra.items() if reading not in wanted)
@@ -40,12 +40,12 @@ def compare(sent: Iterable[Reading], received: Iterable[Reading]) -> Count:
 
 
 def from_line(line: bytes) -> Reading:
-    """Read a sensor's line: `sensor_1,1547718199,35.8`."""
+    """Parse a sensor's line: `sensor_1,1547718199,35.8`."""
     id_, timestamp, temperature = line.decode().split(",")
     return id_, int(timestamp), float(temperature)
 
 
 def from_json(value: bytes) -> Reading:
-    """Read a reading as both sides write it."""
+    """Parse a reading as both sides write it."""
     body = json.loads(value)
     return body["id"], body["timestamp"], body["temperature"]

@@ -1,4 +1,4 @@
-"""Sets the scene, has both sides killed and restarted until they are through, and counts."""
+"""Starts a broker, runs both sides through their kills and restarts, and counts the rows."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ _POLL_S = 0.01
 
 
 def run(order: Order, screen: Screen) -> Result:
-    """Run the demo. Whatever it starts has ended when this returns or raises."""
+    """Run the demo. Everything that it starts has ended when this returns or raises."""
     order.out.mkdir(parents=True, exist_ok=True)
-    screen.say("fetching what is needed, unless it is here already")
+    screen.print("fetching the jars, if they are not in the cache")
     jars.paths("kafka-server")
     jars.paths("spark-kafka")
-    with _workplace(order) as place, contextlib.ExitStack() as stack:
-        screen.say("starting a Kafka broker")
+    with _directory(order) as place, contextlib.ExitStack() as stack:
+        screen.print("starting a Kafka broker")
         broker = stack.enter_context(kafka.running(place / "kafka"))
         servers = broker.bootstrap_servers
-        screen.say(f"sending {order.rows:,} sensor lines")
+        screen.print(f"sending {order.rows:,} sensor lines")
         topics.create(servers)
         topics.feed(servers, topics.sensor_lines(order.rows, order.seed))
         scene = Scene(
             servers=servers,
             checkpoints=place / "checkpoints",
-            logs=_fresh(order.out / "logs"),
+            logs=_make_empty(order.out / "logs"),
             rows_per_batch=math.ceil(order.rows / plan.batches(order.kills)),
             kills=tuple(plan.kills(order.kills, order.seed)),
             began=time.monotonic(),
-            told=screen.told,
+            on_event=screen.show_event,
         )
         sides = [PoundlockSide(scene), SparkSide(scene)]
         for side in sides:
             stack.callback(side.close)
-        _play(sides, screen, order.time_limit_s)
+        _run_sides(sides, screen, order.time_limit_s)
         seconds = scene.now()
-        screen.say("counting the topics' rows")
+        screen.print("counting the rows in the topics")
         sent = [from_line(line) for line in topics.read(servers, topics.SENSOR)]
         outcomes = [_outcome(side, sent, servers) for side in sides]
         return Result(order, *outcomes, seconds=seconds)
 
 
-def _play(sides: list[Side], screen: Screen, time_limit_s: float) -> None:
+def _run_sides(sides: list[Side], screen: Screen, time_limit_s: float) -> None:
     deadline = time.monotonic() + time_limit_s
     with screen.live(sides):
         while not all(side.done for side in sides):
@@ -65,8 +65,8 @@ def _play(sides: list[Side], screen: Screen, time_limit_s: float) -> None:
                     for side in sides
                 )
                 raise Unavailable(
-                    f"the demo was not through after {time_limit_s:.0f} s ({where}). On a busy "
-                    "machine ask for fewer --rows and --kills, or give it more --time-limit"
+                    f"the demo did not finish within {time_limit_s:.0f} s ({where}). On a busy "
+                    "machine, use fewer --rows and --kills, or a longer --time-limit"
                 )
             for side in sides:
                 side.poll()
@@ -81,10 +81,10 @@ def _outcome(side: Side, sent: list[Reading], servers: str) -> Outcome:
 
 
 @contextlib.contextmanager
-def _workplace(order: Order) -> Iterator[Path]:
-    """A directory for the broker and the checkpoints, which goes unless it is to be kept."""
+def _directory(order: Order) -> Iterator[Path]:
+    """Provide a directory for the broker and the checkpoints, and delete it unless it is kept."""
     if order.keep:
-        yield _fresh(order.out / "kept")
+        yield _make_empty(order.out / "kept")
         return
     place = Path(tempfile.mkdtemp(prefix="poundlock-demo-"))
     try:
@@ -93,7 +93,7 @@ def _workplace(order: Order) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _fresh(directory: Path) -> Path:
+def _make_empty(directory: Path) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory

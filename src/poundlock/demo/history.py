@@ -1,4 +1,4 @@
-"""What happened on one side of the demo, as it was observed, and what follows from it."""
+"""What was observed on one side of the demo, and what follows from it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from poundlock.core.protocol import Step
 
 
 class What(Enum):
-    """What can be observed of a side."""
+    """The kinds of observation."""
 
     STARTED = "started"  # its process
     OPENED = "opened"  # its Spark session
     RUNNING = "running"  # its query
     PLANNED = "planned"  # Spark has written offsets/N
-    STEP = "step"  # Poundlock tells of a step
+    STEP = "step"  # Poundlock reports a step
     COMMITTED = "committed"  # Spark has written commits/N
     KILLED = "killed"
-    ENDED = "ended"  # by itself, with all input used up
+    ENDED = "ended"  # by itself, when all input is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,13 @@ class Event:
     what: What
     batch: int | None = None
     step: Step | None = None
-    rows: int | None = (
-        None  # decided in the batch; or, when killed or opened, left in the topic by it
-    )
+    rows: int | None = None  # decided in the batch; for KILLED and OPENED, left in the topic
     count: int | None = None  # transactions swept
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One life of a side's process."""
+    """One run of a side's process."""
 
     started: float
     opened: float | None
@@ -50,22 +48,22 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a batch, until Spark's commit or a kill."""
+    """One attempt at a batch, until Spark's commit or a kill."""
 
     batch: int
     started: float
     ended: float
-    again: bool  # an earlier try was killed
+    again: bool  # an earlier attempt was killed
     killed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A kill that happened, and what the next run made of it."""
+    """A kill, and how the next run recovered from it."""
 
     number: int  # from 1
     event: Event
-    recovered_at: float | None  # when Spark wrote commits/N in the end
+    recovered_at: float | None  # when Spark wrote commits/N
     aborted: int = 0  # open transactions that the next run found and aborted
     rewritten: bool = False  # the batch was written again
     recommitted: bool = False  # the next run committed what the log had decided
@@ -82,7 +80,7 @@ class History:
         return [_run(events) for events in self._lives()]
 
     def attempts(self) -> list[Attempt]:
-        """Return every try at every batch. A batch tried again begins with the run that does so."""
+        """Return every attempt at every batch. A repeated attempt starts with its run."""
         found: list[Attempt] = []
         begun: dict[int, tuple[float, bool]] = {}
         unfinished: set[int] = set()
@@ -98,8 +96,8 @@ class History:
                 unfinished.discard(batch)
                 del begun[batch]
             elif event.what is What.KILLED:
-                for tried, (started, again) in begun.items():
-                    found.append(Attempt(tried, started, event.at, again, True))
+                for attempted, (started, again) in begun.items():
+                    found.append(Attempt(attempted, started, event.at, again, True))
                 begun.clear()
         return found
 
@@ -116,7 +114,7 @@ class History:
         return [event for event in self.events if event.step is step]
 
     def _lives(self) -> Iterator[list[Event]]:
-        """Cut the events into one list per process."""
+        """Split the events into one list per process."""
         life: list[Event] = []
         for event in self.events:
             if event.what is What.STARTED and life:
@@ -145,7 +143,7 @@ def _death(number: int, kill: Event, after: list[Event]) -> Death:
         number=number,
         event=kill,
         recovered_at=next((it.at for it in same if it.what is What.COMMITTED), None),
-        # The first sweep of a run is that of its start; later ones are of its own making.
+        # The first sweep of a run aborts what earlier runs left; later ones abort its own branches.
         aborted=next((it.count or 0 for it in after if it.step is Step.SWEPT), 0),
         rewritten=Step.WRITING in steps,
         recommitted=Step.COMMITTING in steps and Step.WRITING not in steps,
@@ -153,8 +151,8 @@ def _death(number: int, kill: Event, after: list[Event]) -> Death:
     )
 
 
-def where(kill: Event) -> str:
-    """Say where a kill hit."""
+def place_of(kill: Event) -> str:
+    """Describe where a kill hit."""
     if kill.step is not None:
         return f"at step {kill.step.value}"
     return f"{kill.rows or 0:,} rows written, before Spark's commit"

@@ -1,8 +1,8 @@
-"""The job that is killed: sensor lines from Kafka, parsed into readings, to Kafka.
+"""The job that is killed. It reads sensor lines from Kafka and writes them to Kafka as readings.
 
-Run by the director as `python -m poundlock.demo.job SIDE ...`. Tells what it does on standard output, a
-JSON object per line; everything else it prints goes to standard error. Ends when the input is used up,
-or when the director does.
+A side runs it as `python -m poundlock.demo.job SIDE ...`. On standard output it reports each step, as
+one JSON object per line. Everything else that it prints goes to standard error. It ends when all input
+is read, or when the demo ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from poundlock.demo.history import What
 from poundlock.demo.topics import READINGS, SENSOR, SPARK_READINGS
 from poundlock.sinks import Kafka
 
-# A driver that lives for seconds: no time to waste on optimising compilers or on a web page.
+# The driver runs for seconds, so it does without optimizing compilers and the web page.
 _CONF = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData",
     "spark.ui.enabled": "false",
@@ -30,25 +30,25 @@ _CONF = {
 
 
 class Job:
-    """One life of the job. It may be told to hold still at a step, where it is then killed."""
+    """One run of the job. It may stop at a given step, to be killed there."""
 
-    def __init__(self, arguments: argparse.Namespace, said: int):
+    def __init__(self, arguments: argparse.Namespace, output: int):
         self.servers: str = arguments.servers
         self.checkpoint: str = arguments.checkpoint
         self.rows_per_batch: int = arguments.rows_per_batch
         self.hold: str | None = arguments.hold
-        self._said = said
+        self._output = output
 
     def run(self, side: str) -> None:
         spark = lock.session("local[2]", app_name=f"demo-{side}", conf=_CONF)
-        self.say(What.OPENED)
+        self.report(What.OPENED)
         start = self.start_poundlock if side == "poundlock" else self.start_spark_sink
         query = start(self.readings(spark))
-        self.say(What.RUNNING)
+        self.report(What.RUNNING)
         query.awaitTermination()
 
     def readings(self, spark: Any) -> Any:
-        """Open the stream of readings, the same for both sides."""
+        """Open the stream of readings, which is the same for both sides."""
         lines = lock.read_kafka(
             spark,
             SENSOR,
@@ -67,7 +67,7 @@ class Job:
             readings,
             name="demo",
             checkpoint_location=self.checkpoint,
-            settings=lock.Settings(commits_at_once=1),  # so that there is a middle to be killed in
+            settings=lock.Settings(commits_at_once=1),  # so that a kill can hit between two commits
         )
         sink = Kafka(READINGS, bootstrap_servers=self.servers, key="id", value="json")
         return pipeline.to(sink).observe(self.observe).start(availableNow=True)
@@ -80,19 +80,18 @@ class Job:
         return writer.trigger(availableNow=True).start()
 
     def observe(self, step: Step, facts: Mapping[str, Any]) -> None:
-        """Tell of a step; at the one to be killed at, wait for that."""
+        """Report a step. At the step of the next kill, wait for it."""
         batch, totals = facts.get("batch"), facts.get("totals")
         rows = totals[READINGS].rows if totals else None
-        self.say(What.STEP, batch=batch, step=step.value, rows=rows, count=facts.get("count"))
+        self.report(What.STEP, batch=batch, step=step.value, rows=rows, count=facts.get("count"))
         if self.hold == f"{batch}:{step.value}":
             threading.Event().wait()
 
-    def say(self, what: What, **facts: object) -> None:
+    def report(self, what: What, **facts: object) -> None:
         known = {name: fact for name, fact in facts.items() if fact is not None}
         line = json.dumps({"what": what.value, **known})
-        os.write(
-            self._said, line.encode() + b"\n"
-        )  # at once and whole: the next moment may not come
+        # One unbuffered write, because the job may be killed at any moment.
+        os.write(self._output, line.encode() + b"\n")
 
 
 def main() -> None:
@@ -103,14 +102,14 @@ def main() -> None:
     parser.add_argument("--rows-per-batch", type=int, required=True)
     parser.add_argument("--hold", help="BATCH:STEP")
     arguments = parser.parse_args()
-    threading.Thread(target=_end_with_the_director, daemon=True).start()
-    said = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Spark prints must not mix with ours
-    Job(arguments, said).run(arguments.side)
+    threading.Thread(target=_end_with_the_demo, daemon=True).start()
+    output = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # separates Spark's output from ours
+    Job(arguments, output).run(arguments.side)
 
 
-def _end_with_the_director() -> None:
-    """Wait for the end of standard input, which the director never writes to: then it is gone."""
+def _end_with_the_demo() -> None:
+    """End when standard input does. The demo never writes to it, so the demo has ended."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 

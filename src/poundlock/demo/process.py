@@ -1,4 +1,4 @@
-"""A child process and all that it starts, in a session of its own, so that all of it can be killed."""
+"""A child process in a session of its own, so that everything it starts can be killed with it."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from typing import Any
 
 
 class Child:
-    """A Python module that runs as a child and says JSON, a line each, on its standard output."""
+    """A Python module that runs as a child and prints one JSON object per line."""
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path):
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.PIPE,  # ends when we do, however we do
+                stdin=subprocess.PIPE,  # ends when this program ends
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
             )
         assert self._process.stdout is not None
-        self._said = self._process.stdout.fileno()
-        os.set_blocking(self._said, False)
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
         self._unfinished = b""
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return what the child has said since the last call, without waiting."""
+        """Return what the child has printed since the last call, without waiting."""
         with contextlib.suppress(BlockingIOError):
-            while part := os.read(self._said, 1 << 16):
+            while part := os.read(self._output, 1 << 16):
                 self._unfinished += part
         *lines, self._unfinished = self._unfinished.split(b"\n")
         return [json.loads(line) for line in lines]
 
     @property
     def ended(self) -> bool:
-        """Whether the child itself has ended; what it started may live on.
+        """Whether the child itself has ended. What it started may still run.
 
-        It is only looked at, not collected: until `kill` does that, nobody else can get its number.
+        Its status is not collected before `kill`, so that the system does not reuse its pid.
         """
-        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self._process.pid, look) is not None
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, options) is not None
 
     def kill(self) -> int:
-        """SIGKILL for everybody in the session: driver, JVM and workers. Return the child's status."""
+        """Kill every process of the session: driver, JVM and workers. Return the child's status."""
         while members := _session(self._process.pid):
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
@@ -61,7 +61,7 @@ class Child:
 
 
 def _session(leader: int) -> list[int]:
-    """Return the living members of the session that `leader` began."""
+    """Return the running processes of the session that `leader` started."""
     return [
         int(entry.name)
         for entry in os.scandir("/proc")
@@ -74,6 +74,6 @@ def _session_of(directory: str) -> int | None:
         stat = Path(directory, "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The program's name stands in brackets and may hold blanks and brackets itself.
+    # The program's name is in parentheses. It may contain blanks and parentheses.
     state, _, _, session, *_ = stat.rpartition(")")[2].split()
     return None if state in "ZX" else int(session)

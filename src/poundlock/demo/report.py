@@ -1,4 +1,4 @@
-"""report.json and report.html: the count, the picture, and the story of every kill."""
+"""report.json and report.html: the counts, the picture, and what happened at every kill."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from string import Template
 
 from poundlock.demo import plan, timeline
-from poundlock.demo.history import Death, where
+from poundlock.demo.history import Death, place_of
 from poundlock.demo.result import Outcome, Result
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _COUNTED = ("rows_in", "rows_out", "lost", "repeated", "kills")
 _STRETCHES = (
-    ("not decided", "a restart aborts what is open and writes the batch again", plan.UNDECIDED),
+    ("not decided", "a restart aborts open branches and writes the batch again", plan.UNDECIDED),
     ("decided", "a restart commits what was decided", plan.DECIDED),
     ("finished", "a restart has nothing to do", plan.FINISHED),
 )
@@ -29,7 +29,7 @@ def write(result: Result, out: Path) -> None:
 
 
 def render(result: Result) -> str:
-    """Return the page: one file, that needs nothing from anywhere."""
+    """Return the page, a single file without external resources."""
     ours, theirs = result.sides
     return Template(_TEMPLATE.read_text()).substitute(
         verdict=_paragraphs(result.failures or result.verdict),
@@ -68,7 +68,7 @@ def _mood(name: str, number: int) -> str:
 
 
 def _track(deaths: Iterable[Death]) -> str:
-    """Draw the way of a batch, step by step, with each kill at the step it hit."""
+    """Draw the steps of a batch, with each kill at the step that it hit."""
     hits: dict[object, list[int]] = {}
     for death in deaths:
         hits.setdefault(death.event.step, []).append(death.number)
@@ -87,7 +87,7 @@ def _track(deaths: Iterable[Death]) -> str:
 def _table(rows: Iterable[tuple[Death, str]]) -> str:
     return "".join(
         f"<tr><td><b>{death.number}</b></td><td>{death.event.at:.1f} s</td>"
-        f"<td>{death.event.batch}</td><td>{html.escape(where(death.event))}</td>"
+        f"<td>{death.event.batch}</td><td>{html.escape(place_of(death.event))}</td>"
         f"<td>{html.escape(after)}</td></tr>"
         for death, after in rows
     )
@@ -95,11 +95,11 @@ def _table(rows: Iterable[tuple[Death, str]]) -> str:
 
 def _our_kill(death: Death) -> tuple[Death, str]:
     if death.rewritten:
-        return death, f"{death.aborted} open transactions aborted, the batch written again"
+        return death, f"aborted {death.aborted} open transactions and wrote the batch again"
     if death.recommitted:
-        return death, "the decision found in the log, and its commits finished"
-    return death, "found finished in the log: nothing done again"
+        return death, "found the decision in the log and finished its commits"
+    return death, "found the batch finished in the log and did nothing"
 
 
 def _their_kill(death: Death) -> tuple[Death, str]:
-    return death, f"the batch written again from its first row: {death.left:,} rows are there twice"
+    return death, f"wrote the batch again from its first row: {death.left:,} rows are there twice"

@@ -1,4 +1,4 @@
-"""What was asked for, what came out, and what that means in plain words."""
+"""What the demo was asked to do, the result, and what it means in plain words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poundlock.demo.history import History
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was asked for."""
+    """What the demo was asked to do."""
 
     rows: int
     kills: int
@@ -24,7 +24,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One side at the end: what was counted, and how it came about."""
+    """The result of one side: the counts, and the history."""
 
     key: str
     title: str
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The whole demo at its end."""
+    """The result of both sides."""
 
     order: Order
     poundlock: Outcome
@@ -59,18 +59,18 @@ class Result:
 
     @property
     def failures(self) -> list[str]:
-        """Say what went wrong, if anything: then the demo has failed."""
+        """Say what went wrong. The demo has failed if this is not empty."""
         found: list[str] = []
         if not self.poundlock.count.exact:
             found.append(f"Poundlock broke its promise: {_faults(self.poundlock.count)}")
         if self.spark_sink.count.lost or self.spark_sink.count.foreign:
             found.append(
-                "Spark's own sink did what no kill explains, so the demo itself cannot be trusted: "
+                "Spark's own sink has a fault that no kill explains, so the demo itself is wrong: "
                 + _faults(self.spark_sink.count)
             )
         found += [
-            f"{side.title} was killed {side.kills} times, not {self.order.kills}: the moment for the "
-            "next kill never came"
+            f"{side.title} was killed {side.kills} times, not {self.order.kills}: it finished before "
+            "the next kill"
             for side in self.sides
             if side.kills != self.order.kills
         ]
@@ -78,31 +78,31 @@ class Result:
 
     @property
     def verdict(self) -> list[str]:
-        """Say what the count means, a sentence or two for each side."""
+        """Say what the counts mean, in one or two sentences for each side."""
         ours, theirs = self.poundlock, self.spark_sink
         if ours.count.exact:
             first = (
-                f"Poundlock: killed {ours.kills} times, and every row came through exactly once. "
-                "None lost, none repeated."
+                f"Poundlock: killed {ours.kills} times, and every row arrived exactly once. None "
+                "lost, none repeated."
             )
         else:
             first = f"Poundlock broke its promise: {_faults(ours.count)}."
         if theirs.count.repeated:
             second = (
                 f"Spark's own sink: killed {theirs.kills} times, {_faults(theirs.count)}. It "
-                "promises at least once, and no more."
+                "promises only at-least-once delivery."
             )
         elif theirs.count.exact:
             second = (
-                "Spark's own sink: nothing repeated, this time. That was luck, for it promises no "
-                "more than at least once. Try another --seed."
+                "Spark's own sink: nothing repeated, this time. That was luck, because it promises "
+                "only at-least-once delivery. Try another --seed."
             )
         else:
             second = f"Spark's own sink: {_faults(theirs.count)}."
         return [first, second]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what report.json holds."""
+        """Return the content of report.json."""
         return {
             "poundlock": self.poundlock.to_json(),
             "spark_sink": self.spark_sink.to_json(),

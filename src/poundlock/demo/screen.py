@@ -1,4 +1,4 @@
-"""What a terminal shows while the demo runs: a live table. A log gets plain lines instead."""
+"""What the demo shows while it runs: a live table on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from poundlock.demo.history import Event, What, where
+from poundlock.demo.history import Event, What, place_of
 
 if TYPE_CHECKING:
     from poundlock.demo.result import Result
@@ -34,12 +34,12 @@ class Screen:
         self._lines: deque[Text] = deque(maxlen=_LINES)
         self._refreshed = 0.0
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         self._console.print(Text(f"  {line}", style="dim"))
 
     @contextlib.contextmanager
     def live(self, sides: Sequence[Side]) -> Iterator[None]:
-        """Keep the table on the terminal until the sides are through."""
+        """Show the table on the terminal until both sides are done."""
         self._sides = sides
         if not self._console.is_terminal:
             yield
@@ -50,8 +50,8 @@ class Screen:
             self.update()
         self._live = None
 
-    def told(self, side: Side, event: Event) -> None:
-        """Take note of something that has happened."""
+    def show_event(self, side: Side, event: Event) -> None:
+        """Show an event in a line."""
         line = _line(side, event)
         if line is None:
             return
@@ -88,26 +88,26 @@ class Screen:
 
 
 def _line(side: Side, event: Event) -> Text | None:
-    """Say an event in one line; None for those that only the picture shows."""
+    """Describe an event in one line; None for those that only the picture shows."""
     wanted = len(side.scene.kills)
     style = ""
     match event.what:
         case What.STARTED:
-            said = "started" if side.starts == 1 else f"started again ({side.starts - 1})"
+            text = "started" if side.starts == 1 else f"started again ({side.starts - 1})"
         case What.KILLED:
             style = "red"
-            said = f"kill {side.kills} of {wanted}: batch {event.batch}, {where(event)}"
+            text = f"kill {side.kills} of {wanted}: batch {event.batch}, {place_of(event)}"
         case What.ENDED:
-            style, said = "green", "through: all input is used up"
+            style, text = "green", "done: all input is read"
         case _:
             return None
     return Text.assemble(
-        (f"{event.at:7.1f} s  ", "dim"), (f"{side.title:<20}", "bold"), (said, style)
+        (f"{event.at:7.1f} s  ", "dim"), (f"{side.title:<20}", "bold"), (text, style)
     )
 
 
 def show(console: Console, result: Result) -> None:
-    """Print the count and the verdict."""
+    """Print the counts and the verdict."""
     table = Table(
         title="Counted from the topics, isolation.level=read_committed", title_style="dim"
     )

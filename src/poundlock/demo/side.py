@@ -1,4 +1,4 @@
-"""One side of the demo: a job that is started, watched, killed, and started again until it is done."""
+"""One side of the demo. Its job is started, watched, killed and started again until it is done."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Scene:
     rows_per_batch: int
     kills: tuple[Kill, ...]
     began: float  # on the monotonic clock
-    told: Callable[[Side, Event], None]
+    on_event: Callable[[Side, Event], None]
 
     def now(self) -> float:
         return time.monotonic() - self.began
 
 
 class Side:
-    """What the two sides have in common. `poll` is called every few milliseconds, and never waits."""
+    """What both sides share. `poll` is called every few milliseconds and never waits."""
 
     key: str
     title: str
@@ -58,7 +58,7 @@ class Side:
 
     @property
     def batch(self) -> int | None:
-        """The batch that is under way, or the last one."""
+        """The current batch, or the last one."""
         return None if self._planned < 0 else self._planned
 
     @property
@@ -66,45 +66,45 @@ class Side:
         return self.scene.logs / f"{self.key}.log"
 
     def poll(self) -> None:
-        """Take note of what has happened since, and do what is due."""
+        """Record what has happened since the last call, and do what is due."""
         if self.done:
             return
         if self._child is None:
             self._start()
             return
-        ended = self._child.ended  # before the last messages are read, lest any be missed
+        ended = self._child.ended  # asked before reading, so that no message is missed
         for message in self._child.messages():
-            self._hear(message)
-        self._look()
+            self._receive(message)
+        self._read_checkpoint()
         if ended:
             self._finish()
         elif self._next is not None and self._is_due(self._next):
             self._kill()
 
     def close(self) -> None:
-        """End the job, if it lives."""
+        """End the job if it runs."""
         if self._child is not None:
             self._child.kill()
             self._child = None
 
-    # What the sides differ in.
+    # The differences between the sides.
 
     def _arguments(self) -> list[str]:
         return []
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         what = What(message["what"])
         if what is not What.STEP:
-            self._tell(what)
+            self._record(what)
 
     def _is_due(self, kill: Kill) -> bool:
         raise NotImplementedError
 
-    # What they share.
+    # What both share.
 
     @property
     def _next(self) -> Kill | None:
-        """The kill that comes next."""
+        """The next kill."""
         kills = self.scene.kills
         return kills[self.kills] if self.kills < len(kills) else None
 
@@ -115,18 +115,18 @@ class Side:
         self._child = Child("poundlock.demo.job", arguments, self.log)
         self.starts += 1
         self.state, self.step = "starting", ""
-        self._tell(What.STARTED)
+        self._record(What.STARTED)
 
-    def _look(self) -> None:
-        """See in Spark's checkpoint which batches are planned and which are done."""
+    def _read_checkpoint(self) -> None:
+        """Read from Spark's checkpoint which batches are planned and which are done."""
         for batch in range(self._committed + 1, self._planned + 2):
             if batch > self._planned and (self._checkpoint / "offsets" / str(batch)).exists():
                 self._planned = batch
                 self.rows_in = self._end_of(batch)
-                self._tell(What.PLANNED, batch=batch)
+                self._record(What.PLANNED, batch=batch)
             if batch <= self._planned and (self._checkpoint / "commits" / str(batch)).exists():
                 self._committed = batch
-                self._tell(What.COMMITTED, batch=batch)
+                self._record(What.COMMITTED, batch=batch)
 
     def _end_of(self, batch: int) -> int:
         """Return how many input rows there are up to the end of a batch, as Spark planned it."""
@@ -139,36 +139,36 @@ class Side:
         self._child = None
         self.kills += 1
         self.state = "killed"
-        self._look()  # whether Spark had committed the batch after all
-        self._tell(What.KILLED, **self._wound())
+        self._read_checkpoint()  # whether Spark had committed the batch after all
+        self._record(What.KILLED, **self._hit())
 
-    def _wound(self) -> dict[str, Any]:
-        """Say where the kill hit."""
+    def _hit(self) -> dict[str, Any]:
+        """Return where the kill hit."""
         return {"batch": self.batch}
 
     def _finish(self) -> None:
         assert self._child is not None
-        status = self._child.kill()  # itself it has ended; what it started may not have
+        status = self._child.kill()  # it has ended, but what it started may still run
         self._child = None
         if status != 0:
             raise PoundlockError(
-                f"the job of {self.title} ended with status {status}, and nobody had killed it: "
+                f"the job of {self.title} ended with status {status}, but it was not killed: "
                 f"{_last_error(self.log)}. More is in {self.log.absolute()}"
             )
         self.done = True
         self.state, self.step = "done", ""
-        self._tell(What.ENDED)
+        self._record(What.ENDED)
 
-    def _tell(self, what: What, **facts: Any) -> None:
+    def _record(self, what: What, **facts: Any) -> None:
         event = Event(self.scene.now(), what, **facts)
         self.history.events.append(event)
         if what is What.RUNNING:
             self.state = "running"
-        self.scene.told(self, event)
+        self.scene.on_event(self, event)
 
 
 class PoundlockSide(Side):
-    """Held still by itself at the step to be killed at, then killed: each kill hits to the point."""
+    """Its job stops by itself at the step of the next kill, so each kill hits exactly there."""
 
     key, title, topic = "poundlock", "Poundlock", READINGS
 
@@ -182,8 +182,8 @@ class PoundlockSide(Side):
         kill = self._next
         return ["--hold", f"{kill.batch}:{kill.step.value}"] if kill else []
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        super()._hear(message)
+    def _receive(self, message: dict[str, Any]) -> None:
+        super()._receive(message)
         if message["what"] != What.STEP.value:
             return
         facts = {name: message[name] for name in ("batch", "rows", "count") if name in message}
@@ -193,44 +193,44 @@ class PoundlockSide(Side):
             self._decided[batch] = message["rows"]
         if step is Step.COMMITTED:
             self.rows_out += self._decided.pop(batch, 0)
-        self._tell(What.STEP, step=step, **facts)
+        self._record(What.STEP, step=step, **facts)
         kill = self._next
         self._held = kill is not None and (batch, step) == (kill.batch, kill.step)
 
     def _is_due(self, kill: Kill) -> bool:
         return self._held
 
-    def _wound(self) -> dict[str, Any]:
+    def _hit(self) -> dict[str, Any]:
         kill = self.scene.kills[self.kills - 1]
         return {"batch": kill.batch, "step": kill.step}
 
 
 class SparkSide(Side):
-    """Killed when its topic has grown by a part of the batch, and commits/N is not there yet."""
+    """Killed when a part of the batch is in its topic, and commits/N is not written yet."""
 
     key, title, topic = "spark_sink", "Spark's Kafka sink", SPARK_READINGS
 
     def __init__(self, scene: Scene):
         super().__init__(scene)
         self._watch = Watch(scene.servers, self.topic)
-        self._before = 0  # rows in the topic when the attempt under way began
+        self._before = 0  # rows in the topic when the current attempt began
         self._attempted = -1
 
     def close(self) -> None:
         super().close()
         self._watch.close()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         if message["what"] == What.OPENED.value:
-            # The killed driver is long gone and this one has not begun: what has grown since, it left.
+            # The killed driver has ended and this one has not begun, so the killed one left these rows.
             left = self._watch.rows() - self._before
             self._before += left
-            self._tell(What.OPENED, rows=left)
+            self._record(What.OPENED, rows=left)
         else:
-            super()._hear(message)
+            super()._receive(message)
 
-    def _look(self) -> None:
-        super()._look()
+    def _read_checkpoint(self) -> None:
+        super()._read_checkpoint()
         self.rows_out = self._watch.rows() if self.state == "running" else self.rows_out
         if self._planned > self._attempted:
             self._attempted, self._before = self._planned, self.rows_out
@@ -242,13 +242,13 @@ class SparkSide(Side):
         wanted = kill.share * self.scene.rows_per_batch
         return self._committed < self._planned >= kill.batch and grown > wanted
 
-    def _wound(self) -> dict[str, Any]:
+    def _hit(self) -> dict[str, Any]:
         self.rows_out = self._watch.rows()
         return {"batch": self._planned, "rows": self.rows_out - self._before}
 
 
 def _last_error(log: Path) -> str:
-    """Return the last line of a Python traceback in the log, or the last line that there is."""
+    """Return the last error of a Python traceback in the log, or the last line of the log."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|errors\.\w+): ", line)]
-    return (errors or lines or ["it said nothing"])[-1][:500]
+    return (errors or lines or ["it printed nothing"])[-1][:500]

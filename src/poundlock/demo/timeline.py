@@ -1,4 +1,4 @@
-"""The history of both sides as one picture: SVG, drawn in the page's own colours."""
+"""The history of both sides as one SVG picture, in the colours of the page."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from poundlock.core.protocol import Step
-from poundlock.demo.history import Attempt, Death, Event, Run, What, where
+from poundlock.demo.history import Attempt, Death, Event, Run, What, place_of
 from poundlock.demo.result import Outcome
 
 _WIDTH = 1160
 _LEFT, _RIGHT = 96, 16
 _TITLE, _ROW, _GAP, _AXIS = 30, 30, 26, 30
-_TICKS = 12  # about so many
+_TICKS = 12  # about this many
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Seconds to pixels."""
+    """Converts seconds to pixels."""
 
     seconds: float
 
@@ -28,20 +28,20 @@ class Scale:
 
     @property
     def tick(self) -> float:
-        """The distance of the axis's numbers: 1, 2 or 5 times a power of ten."""
+        """The seconds between two ticks: 1, 2 or 5 times a power of ten."""
         raw = max(self.seconds, 0.1) / _TICKS
         power = 10 ** math.floor(math.log10(raw))
         return next(power * step for step in (1, 2, 5, 10) if power * step >= raw)
 
 
 def draw(sides: Sequence[Outcome], seconds: float) -> str:
-    """Draw both sides over one axis."""
+    """Draw both sides above one axis."""
     scale = Scale(max(seconds, 1.0))
     shapes: list[str] = []
     top = 0
     for side in sides:
-        sink_task, height = _lane(side, scale, top)
-        shapes += sink_task
+        lane, height = _lane(side, scale, top)
+        shapes += lane
         top += height + _GAP
     axis = _axis(scale, top - _GAP)
     height = top - _GAP + _AXIS
@@ -87,12 +87,12 @@ def _run(run: Run, scale: Scale) -> str:
 
 def _attempt(attempt: Attempt, scale: Scale) -> str:
     kind = "cut" if attempt.killed else "again" if attempt.again else "batch"
-    said = {
-        "batch": "through",
-        "again": "run again after a kill, through",
+    words = {
+        "batch": "done",
+        "again": "run again after a kill, done",
         "cut": "cut short by a kill",
     }[kind]
-    title = f"batch {attempt.batch}: {said}, {attempt.started:.1f} to {attempt.ended:.1f} s"
+    title = f"batch {attempt.batch}: {words}, {attempt.started:.1f} to {attempt.ended:.1f} s"
     bar = _bar(scale, attempt.started, attempt.ended, kind, 18, title)
     middle = (scale.x(attempt.started) + scale.x(attempt.ended)) / 2
     wide = scale.x(attempt.ended) - scale.x(attempt.started) > 16
@@ -106,7 +106,7 @@ def _mark(event: Event, scale: Scale, kind: str, word: str) -> str:
 
 def _kill(death: Death, scale: Scale, top: int, height: int) -> str:
     event, x = death.event, scale.x(death.event.at)
-    title = f"kill {death.number} at {event.at:.1f} s: batch {event.batch}, {where(event)}"
+    title = f"kill {death.number} at {event.at:.1f} s: batch {event.batch}, {place_of(event)}"
     return (
         f'<g class="kill">{_title(title)}<path d="M{x} {top - 4}V{top + height}"/>'
         f'<circle cx="{x}" cy="{top - 10}" r="8"/>'

@@ -1,4 +1,4 @@
-"""The demo's dealings with Kafka: topics, the sensors' lines, and what a reader finds at the end."""
+"""The topics of the demo: creates them, fills the input, and reads them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SENSOR = "sensor"
 READINGS = "readings"
 SPARK_READINGS = "readings-spark"
 
-PARTITIONS = 4  # of every topic: four tasks a batch, and so four branches
+PARTITIONS = 4  # of each topic, so a batch has four tasks and four branches
 _SENSORS = 10
 _FIRST_TIMESTAMP = 1547718199
 _PATIENCE_S = 30.0
 
 
 def sensor_lines(rows: int, seed: int) -> Iterator[str]:
-    """Make up `rows` lines, no two with the same id and timestamp."""
+    """Generate `rows` lines, no two with the same id and timestamp."""
     chance = random.Random(seed)
     temperatures = [chance.uniform(10, 40) for _ in range(_SENSORS)]
     for number in range(rows):
@@ -41,7 +41,7 @@ def create(servers: str) -> None:
 
 
 def feed(servers: str, lines: Iterator[str]) -> None:
-    """Send the sensors' lines, and see that all have arrived."""
+    """Send the sensors' lines, and check that all have arrived."""
     from confluent_kafka import Producer
 
     producer = Producer(_client(servers) | {"enable.idempotence": True, "linger.ms": 20})
@@ -57,11 +57,11 @@ def feed(servers: str, lines: Iterator[str]) -> None:
     with Watch(servers, SENSOR) as watch:
         arrived = watch.rows()
     if arrived != sent:
-        raise Unavailable(f"of {sent} sensor lines only {arrived} arrived in topic {SENSOR}")
+        raise Unavailable(f"only {arrived} of {sent} sensor lines arrived in topic {SENSOR}")
 
 
 class Watch:
-    """Looks how far a topic has grown. Offsets count its rows only where nobody uses transactions."""
+    """Counts the rows of a topic by its offsets, which is exact only without transactions."""
 
     def __init__(self, servers: str, topic: str):
         self._consumer, self._partitions = _open(servers, topic)
@@ -84,21 +84,21 @@ class Watch:
 
 
 def read(servers: str, topic: str) -> Iterator[bytes]:
-    """Read all that a topic holds for a reader with isolation.level=read_committed."""
+    """Read everything that a reader with isolation.level=read_committed sees in a topic."""
     from confluent_kafka import KafkaError
 
     consumer, partitions = _open(servers, topic)
     try:
         consumer.assign(partitions)
         ended: set[int] = set()
-        heard_at = time.monotonic()
+        received_at = time.monotonic()
         while len(ended) < len(partitions):
-            # Waits for all of them or the time-out, so at a topic's end always for the time-out.
+            # Waits for that many messages or the time-out, so at the end always for the time-out.
             messages = consumer.consume(10_000, timeout=0.1)
             if messages:
-                heard_at = time.monotonic()
-            elif time.monotonic() - heard_at > _PATIENCE_S:
-                raise Unavailable(f"topic {topic} gave nothing for {_PATIENCE_S:.0f} s")
+                received_at = time.monotonic()
+            elif time.monotonic() - received_at > _PATIENCE_S:
+                raise Unavailable(f"topic {topic} returned nothing for {_PATIENCE_S:.0f} s")
             for message in messages:
                 error = message.error()
                 if error is None:
@@ -117,7 +117,7 @@ def _open(servers: str, topic: str) -> tuple[Any, list[Any]]:
     consumer = Consumer(
         _client(servers)
         | {
-            "group.id": "demo-reader",  # asked for, but never joined: partitions are assigned by hand
+            "group.id": "demo-reader",  # required, but partitions are assigned explicitly
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "isolation.level": "read_committed",

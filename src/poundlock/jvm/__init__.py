@@ -1,1 +1,1 @@
-"""Java and the jars that the servers and the Spark session need."""
+"""Java, and the jars that the local servers and Spark sessions need."""

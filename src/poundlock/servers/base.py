@@ -1,15 +1,15 @@
-"""Real local servers without Docker or root: what all of them share.
+"""What all local servers share.
 
 A server is one or more processes (nodes) with their data under one directory, its home:
 
     home/state.json    ports, and for each node its process
     home/lock          held while the state is read, changed and written
     home/NODE.log      what the node printed
-    home/...           configuration and data, as the server likes
+    home/...           configuration and data, in the server's own layout
 
-Ports are chosen at the first start and kept, so that an address stays good across restarts. Data
-stays until it is wiped. Processes run in sessions of their own and outlive the program that started
-them; only a process that is recorded here, and is still the same one, is ever signalled.
+Ports are chosen at the first start and kept, so that addresses stay valid across restarts. Data stays
+until it is wiped. Processes run in sessions of their own and outlive the program that started them.
+Signals go only to processes that are recorded here and are still the same ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,14 +38,14 @@ STOP_TIMEOUT = 20.0
 
 
 class Server(Protocol):
-    """What differs from one server to another."""
+    """What is specific to one kind of server."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def nodes(self) -> Sequence[str]:
-        """One process each, in the order in which they are started."""
+        """The names of the nodes in the order of their start. Each is one process."""
         ...
 
     @property
@@ -51,33 +53,33 @@ class Server(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What the data on disk was made for: a later start must ask for the same. No secrets."""
+        """What the data on disk depends on: a later start must use the same. No secrets."""
         ...
 
     @property
     def stop_timeout(self) -> float:
-        """How long nodes may take to end in good order when all are ended at once."""
+        """How many seconds the nodes may take to shut down together."""
         ...
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
-        """Write the configuration, and create the data if there is none. No node is running."""
+        """Write the configuration, and create missing data. No node is running."""
         ...
 
     def command(self, home: Path, node: str) -> list[str]:
-        """The command line of a node. It must stay in the foreground."""
+        """Return the command line of a node, which must stay in the foreground."""
         ...
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
-        """Ask the server for a real answer. Any error means: these nodes are not ready yet."""
+        """Send a real request to the server. Any error means that the nodes are not ready yet."""
         ...
 
     def url(self, ports: Mapping[str, int]) -> str:
-        """The address for clients."""
+        """Return the address for clients."""
         ...
 
 
 def home_of(name: str, directory: Path | str | None = None) -> Path:
-    """Where the server of this name lives that outlives the program."""
+    """Return the home of the server of this name that outlives the program."""
     chosen = directory or os.environ.get("POUNDLOCK_SERVERS_DIR")
     root = Path(chosen) if chosen else Path.home() / ".local" / "state" / "poundlock" / "servers"
     return root.absolute() / name
@@ -87,25 +89,25 @@ def home_of(name: str, directory: Path | str | None = None) -> Path:
 
 
 def free_ports(count: int, besides: Container[int] = ()) -> list[int]:
-    """Ports on the loopback that nobody uses, below those that the system lends to clients.
+    """Choose unused ports on the loopback interface, below the ephemeral range.
 
-    A client that keeps trying to reach a dead server on a port of the lent range is lent that very
-    port in the end, connects to itself, and the server cannot come back.
+    A client that keeps trying to reach a dead server on an ephemeral port is sooner or later assigned
+    that very port. It then connects to itself, and the server cannot start again.
     """
-    lent = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    low, high = (10_000, lent) if lent > 11_000 else (20_000, 32_000)
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    low, high = (10_000, ephemeral) if ephemeral > 11_000 else (20_000, 32_000)
     found: list[int] = []
     for port in random.sample(range(low, high), high - low):
         if len(found) == count:
             return found
         if port not in besides and port_is_free(port):
             found.append(port)
-    raise Unavailable(f"There are no {count} free ports between {low} and {high} on 127.0.0.1.")
+    raise Unavailable(f"there are no {count} free ports between {low} and {high} on 127.0.0.1")
 
 
 def port_is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: connections of a former owner that are still dying do not count.
+        # As servers do: ignore connections of a former owner that are still closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -119,7 +121,7 @@ def port_is_free(port: int) -> bool:
 
 @dataclass
 class State:
-    """What is known about a server between two commands."""
+    """What is recorded about a server between two commands."""
 
     server: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +129,7 @@ class State:
     url: str = ""
     stop_timeout: float = STOP_TIMEOUT
     stop_signal: str = "SIGTERM"
-    owner: str = ""  # of a private server: whoever started it last; see guard.py
+    owner: str = ""  # who last started a private server; see guard.py
     processes: dict[str, Process] = field(default_factory=dict)
 
     @classmethod
@@ -142,7 +144,7 @@ class State:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(
                 f"{file} cannot be understood ({error}), so the server's processes are not known. "
-                f"End them by hand if there are any, and delete {home}."
+                f"End them by hand if there are any, and delete {home}"
             ) from error
 
     def save(self, home: Path) -> None:
@@ -153,7 +155,7 @@ class State:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Replace a file as a whole. Only its owner may read it: there may be passwords in it."""
+    """Replace a file as a whole. Only its owner may read it, because it may contain passwords."""
     temporary = file.with_name(file.name + ".new")
     temporary.unlink(missing_ok=True)
     with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as stream:
@@ -173,7 +175,7 @@ def locked(home: Path) -> Iterator[None]:
 
 
 class Instance:
-    """A server in its home. Every method may be called from any thread and any process."""
+    """A server in its home. Any thread and any process may call any method."""
 
     def __init__(self, server: Server, home: Path, owner: str = ""):
         self.server = server
@@ -189,7 +191,7 @@ class Instance:
         return self.state.url
 
     def running(self) -> list[str]:
-        """The nodes whose processes live."""
+        """Return the nodes whose processes are alive."""
         return self.state.running()
 
     def up(self, timeout: float = START_TIMEOUT) -> None:
@@ -198,8 +200,8 @@ class Instance:
             state = self.state
             if state.options not in ({}, self.server.options):
                 raise UsageError(
-                    f"The data of {state.server} in {self.home} was made for {_text(state.options)}"
-                    f", not for {_text(self.server.options)}. Ask for the same, choose another "
+                    f"the data of {state.server} in {self.home} was made for {_text(state.options)}"
+                    f", not for {_text(self.server.options)}. Use the same options, choose another "
                     "directory, or delete the data with: poundlock servers down --wipe"
                 )
             running = state.running()
@@ -209,7 +211,7 @@ class Instance:
                 state.url = self.server.url(state.ports)
                 state.options = dict(self.server.options)
                 state.stop_timeout = self.server.stop_timeout
-                # PostgreSQL takes SIGTERM to mean: when the last client has gone.
+                # On SIGTERM, PostgreSQL waits for the last client to disconnect.
                 state.stop_signal = getattr(self.server, "stop_signal", "SIGTERM")
                 state.owner = self.owner
             started = [node for node in self.server.nodes if node not in running]
@@ -218,13 +220,13 @@ class Instance:
         try:
             self.wait_ready(self.server.nodes, timeout=timeout)
         except BaseException:
-            # What we started must not linger half-way; what ran before us is not ours to end.
+            # End only the nodes that this call started, not those that ran before.
             with locked(self.home):
                 _stop(self.home, started, self.server.stop_timeout)
             raise
 
     def start(self, node: str, *, timeout: float | None = START_TIMEOUT) -> None:
-        """Start one node again. With no time-out, do not wait until it answers."""
+        """Start one node again. Without a time-out, do not wait until it answers."""
         self._check(node)
         with locked(self.home):
             state = self.state
@@ -234,19 +236,19 @@ class Instance:
             self.wait_ready([node], timeout=timeout)
 
     def stop(self, node: str) -> None:
-        """End a node in good order."""
+        """Shut a node down."""
         self._check(node)
         with locked(self.home):
             _stop(self.home, [node], STOP_TIMEOUT)
 
     def kill(self, node: str) -> None:
-        """SIGKILL: gone at once, with all that it had only in memory."""
+        """Send SIGKILL: the node ends at once and loses what it had only in memory."""
         self._check(node)
         with locked(self.home):
             _stop(self.home, [node], 0)
 
     def pause(self, node: str) -> None:
-        """SIGSTOP: it keeps its connections and says nothing."""
+        """Send SIGSTOP: the node keeps its connections and does not answer."""
         self._process(node).send(signal.SIGSTOP)
 
     def resume(self, node: str) -> None:
@@ -262,7 +264,7 @@ class Instance:
             wanted = list(state.processes if nodes is None else nodes)
             if not wanted:
                 raise UsageError(
-                    f"No node of {self.server.name} was started: there is none to ask."
+                    f"No node of {self.server.name} was started, so none can become ready"
                 )
             dead = [node for node in wanted if node not in state.running()]
             if dead:
@@ -272,7 +274,7 @@ class Instance:
                 return
             except UsageError:
                 raise
-            except Exception as error:  # whatever the driver raises, it means: not yet
+            except Exception as error:  # whatever the client raises, the node is not ready yet
                 if time.monotonic() > deadline:
                     reason = f"did not answer within {timeout:.0f} seconds ({error!r})"
                     raise Unavailable(self._failure(wanted, reason)) from error
@@ -282,7 +284,7 @@ class Instance:
         return self.home / f"{node}.log"
 
     def _ports(self, state: State) -> dict[str, int]:
-        """Those of the last time, except where somebody else has taken one."""
+        """Keep the ports of the last start, and replace those that are in use now."""
         names = self.server.port_names
         kept = {name: port for name, port in state.ports.items() if port_is_free(port)}
         new = [name for name in names if name not in kept]
@@ -303,7 +305,7 @@ class Instance:
         self._check(node)
         process = self.state.processes.get(node)
         if process is None or not process.alive:
-            raise UsageError(f"Node {node} of {self.server.name} is not running.")
+            raise UsageError(f"Node {node} of {self.server.name} is not running")
         return process
 
     def _failure(self, nodes: Sequence[str], reason: str) -> str:
@@ -313,13 +315,13 @@ class Instance:
 
 @dataclass(frozen=True)
 class Status:
-    """What there is in a home, as data that can be printed."""
+    """What a home contains, as data that can be printed."""
 
     created: bool
-    running: bool  # all that was started still runs
+    running: bool  # every node that was started still runs
     url: str
     directory: str
-    nodes: dict[str, dict[str, Any]]  # of those that run: pid and log
+    nodes: dict[str, dict[str, Any]]  # of each running node: pid and log
 
 
 def status(home: Path) -> Status:
@@ -335,9 +337,9 @@ def status(home: Path) -> Status:
 
 
 def down(home: Path, *, wipe: bool = False, owner: str | None = None) -> list[str]:
-    """End the recorded processes of the server that lives there; returns the nodes that ran.
+    """End the recorded processes of the server in a home, and return the nodes that were running.
 
-    With `owner`, only if it is still that owner's.
+    If `owner` is given, do so only if it still owns the server.
     """
     if not home.exists():
         return []
@@ -358,7 +360,7 @@ def down(home: Path, *, wipe: bool = False, owner: str | None = None) -> list[st
 
 
 def _stop(home: Path, nodes: Sequence[str], seconds: float) -> None:
-    """End these nodes, all at once, and forget their processes. The lock is held."""
+    """End these nodes together, and forget their processes. The caller holds the lock."""
     state = State.load(home)
     if state is None:
         return
@@ -369,7 +371,30 @@ def _stop(home: Path, nodes: Sequence[str], seconds: float) -> None:
         del state.processes[node]
     state.save(home)
     if left:
-        raise Unavailable(f"{state.server} did not end, not even by SIGKILL: node and pid {left}")
+        raise Unavailable(f"{state.server} did not end after SIGKILL: node and pid {left}")
+
+
+# --- what servers run and import ---
+
+
+def run_tool(command: Sequence[str], problem: str, **options: Any) -> None:
+    """Run a program to its end. If it fails, raise `Unavailable` with the end of its output."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    if done.returncode != 0:
+        output = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
+        raise Unavailable(f"{problem}. The end of its output:\n{output}")
+
+
+def import_client(extra: str, name: str, *submodules: str) -> Any:
+    """Import the client library that a server is probed with."""
+    try:
+        for submodule in submodules:
+            import_module(f"{name}.{submodule}")
+        return import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"the package {name} is not installed. Run: pip install 'poundlock[{extra}]'"
+        ) from error
 
 
 def _text(options: Mapping[str, Any]) -> str:
@@ -382,5 +407,5 @@ def _tail(log: Path, lines: int = 20) -> str:
             stream.seek(max(0, log.stat().st_size - 64_000))
             text = stream.read().decode(errors="replace")
     except FileNotFoundError:
-        return "(there is none)"
+        return "(the file does not exist)"
     return "\n".join(text.splitlines()[-lines:])

@@ -1,8 +1,8 @@
-"""Servers that refuse to run as root: started by root, they run as `nobody`.
+"""Runs servers as `nobody` if the program runs as root, because some refuse to run as root.
 
-Root's own directories are closed to others, and the cache and a test's scratch directory are often
-below one. So `nobody` keeps a single one of root's powers, to pass through directories; the data is its
-own. Started by anybody else, nothing changes.
+Other users cannot enter root's directories, and the cache and a test's scratch directory are often
+below one. So the server keeps one of root's capabilities, the one to pass through directories. It owns
+its data. If the program does not run as root, nothing changes.
 """
 
 from __future__ import annotations
@@ -16,38 +16,34 @@ from pathlib import Path
 from poundlock.errors import UsageError
 
 USER = "nobody"
-_POWERS = {2: "dac_read_search", 1: "dac_override"}  # the first that this machine lets us hand on
+_CAPABILITIES = {2: "dac_read_search", 1: "dac_override"}  # the first that may be passed on is used
 
 
 def demoted(command: Sequence[str]) -> list[str]:
-    """Return the command line that runs `command` without root's powers, under the same pid."""
+    """Return a command line that runs `command` without root's privileges, under the same pid."""
     if os.geteuid() != 0:
         return list(command)
     tool = shutil.which("setpriv")
     if tool is None:
         raise UsageError(
-            "this server does not run as root, and setpriv (util-linux), which would run it as "
-            f"{USER}, is missing: install it, or run as an ordinary user"
+            f"this server does not run as root. To run it as {USER}, install setpriv (util-linux); "
+            "otherwise run as an ordinary user"
         )
     user = pwd.getpwnam(USER)
-    kept = [f"+{name}" for number, name in _POWERS.items() if _may_hand_on(number)][:1]
-    powers = ",".join(["-all", *kept])
-    # Without this bit the question whether a file may be read (access) is answered without the power.
+    kept = [f"+{name}" for number, name in _CAPABILITIES.items() if _may_pass_on(number)][:1]
+    capabilities = ",".join(["-all", *kept])
     return [
-        *(
-            tool,
-            "--securebits=+no_setuid_fixup",
-            f"--reuid={user.pw_uid}",
-            f"--regid={user.pw_gid}",
-            "--clear-groups",
-        ),
-        *(f"--inh-caps={powers}", f"--ambient-caps={powers}", "--no-new-privs", "--"),
+        tool,
+        # Without this bit, access() answers as if the capability were missing.
+        "--securebits=+no_setuid_fixup",
+        *(f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"),
+        *(f"--inh-caps={capabilities}", f"--ambient-caps={capabilities}", "--no-new-privs", "--"),
         *command,
     ]
 
 
 def hand_over(directory: Path) -> None:
-    """Make a directory, and all in it, the demoted server's own; nobody else may look inside."""
+    """Create a directory that only the demoted server may read, and make it own all of the content."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if os.geteuid() != 0:
         return
@@ -56,7 +52,7 @@ def hand_over(directory: Path) -> None:
         os.chown(place, user.pw_uid, user.pw_gid, follow_symlinks=False)
 
 
-def _may_hand_on(number: int) -> bool:
+def _may_pass_on(number: int) -> bool:
     status = Path("/proc/self/status").read_text()
     bounds = next(line.split()[1] for line in status.splitlines() if line.startswith("CapBnd"))
     return bool(int(bounds, 16) >> number & 1)

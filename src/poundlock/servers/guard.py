@@ -1,7 +1,7 @@
-"""Ends a private server when the program that it belongs to is gone, however it went.
+"""Ends a private server when the program that started it ends, even by SIGKILL.
 
-Servers run in sessions of their own, so nothing ends them with a test run that was killed. A watcher
-does: a shell that waits at a pipe which the system closes when our program ends, even by SIGKILL.
+Servers run in sessions of their own, so they would outlive a test run that is killed. A watcher ends
+them: a shell that reads from a pipe, which the system closes when the program ends.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _WATCH = 'cat; exec "$0" -m poundlock.servers.guard "$@"'
 
 @contextmanager
 def watched(home: Path, owner: str, *, wipe: bool) -> Iterator[None]:
-    """Inside this block, what `owner` has started in `home` does not outlive us.
+    """End what `owner` started in `home` if this program ends inside the block.
 
-    With `wipe`, nor does the home: it must be one that nobody else will ever use.
+    `wipe` deletes the home too, so nobody else may use it.
     """
     arguments = [str(home), owner, "wipe" if wipe else "keep"]
     with subprocess.Popen(
@@ -30,7 +30,7 @@ def watched(home: Path, owner: str, *, wipe: bool) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # or Ctrl-C at the terminal would end the watcher first
+        start_new_session=True,  # otherwise Ctrl-C would end the watcher first
     ) as watcher:
         try:
             yield

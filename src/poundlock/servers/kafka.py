@@ -1,51 +1,44 @@
-"""Apache Kafka in KRaft mode: one broker or several, each its own controller too.
+"""Apache Kafka in KRaft mode: one broker or several, each of which is also a controller.
 
-    with kafka.running(brokers=3) as cluster:      # private, ended on exit
+    with kafka.running(brokers=3) as cluster:      # private, ends with the block
         cluster.bootstrap_servers, cluster.client_settings()
         cluster.kill(2); cluster.start(2)
 
-`up`, `down` and `status` keep one cluster that outlives the program.
+`up` starts a cluster that outlives the program.
 """
 
 from __future__ import annotations
 
 import base64
-import os
 import secrets
 import shutil
 import socket
 import string
-import subprocess
-import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from poundlock.errors import Unavailable, UsageError
-from poundlock.jvm import jars, java
-from poundlock.servers import base, guard
+from poundlock.jvm import jars
+from poundlock.servers import base
 from poundlock.servers.kafka_security import Security
+from poundlock.servers.node import Node, private
 
 NAME = "kafka"
 
-# Partitions of the topics that hold transactions and offsets, each with a coordinator of its own:
-# enough to spread over the brokers. Kafka's fifty only slow the start down.
+# The number of partitions of each topic that holds transactions or offsets. Each partition has its own
+# coordinator, and these are enough to spread over the brokers. Kafka's fifty slow the start down.
 _COORDINATORS = 12
 
-# A test broker lives shortly: the first compiler stage is enough, and one thread to collect garbage.
-_JVM = (
-    *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
-    "-XX:+ExitOnOutOfMemoryError",  # rather dead than half alive
-)
 _LOGGING = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-    "-Dlog4j2.StatusLogger.level=OFF",  # it misses an implementation, which nobody needs
-    # Two hundred lines of configuration at each start.
+    "-Dlog4j2.StatusLogger.level=OFF",  # it reports a missing implementation that is not needed
+    # It would log two hundred lines of configuration at each start.
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config.AbstractConfig=warn",
 )
 
@@ -63,7 +56,7 @@ class KafkaServer:
 
     def __post_init__(self) -> None:
         if self.brokers < 1:
-            raise UsageError(f"brokers={self.brokers}: there must be at least one.")
+            raise UsageError(f"brokers={self.brokers}: there must be at least one")
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -79,7 +72,7 @@ class KafkaServer:
 
     @property
     def stop_timeout(self) -> float:
-        # The last of several brokers has nobody left to hand over to, and would wait for minutes.
+        # The last of several brokers cannot hand its partitions over, and would wait for minutes.
         return 20 if self.brokers == 1 else 4
 
     def url(self, ports: Mapping[str, int]) -> str:
@@ -87,7 +80,7 @@ class KafkaServer:
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
         if "," in str(home):
-            raise UsageError(f"Kafka cannot have data in {home}: choose a path without a comma.")
+            raise UsageError(f"Kafka cannot keep data in {home}: choose a path without a comma")
         secure = {}
         if self.security:
             self.security.prepare(home)
@@ -105,10 +98,10 @@ class KafkaServer:
         return [*_java(*heap, record=record), "kafka.Kafka", str(_config(home, node))]
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
-        """Ready is a broker that was let into the cluster and coordinates transactions and groups."""
-        for node in nodes:  # far sooner noticed than by the driver, which waits between its tries
+        """Check that the brokers have joined the cluster and coordinate transactions and groups."""
+        for node in nodes:  # faster than the client library, which waits between its attempts
             socket.create_connection(("127.0.0.1", ports[f"client-{node}"]), timeout=2).close()
-        kafka = _driver()
+        kafka = base.import_client("kafka", "kafka", "admin", "errors", "protocol.producer")
         admin = kafka.admin.KafkaAdminClient(
             bootstrap_servers=[f"127.0.0.1:{ports[f'client-{node}']}" for node in nodes],
             bootstrap_timeout_ms=2000,
@@ -119,18 +112,18 @@ class KafkaServer:
             listed = admin.describe_cluster()["brokers"]
             ready = {str(it["broker_id"]) for it in listed if not it["is_fenced"]}
             if not ready.issuperset(nodes):
-                raise Unavailable(f"of brokers {nodes} only {sorted(ready)} are in the cluster")
-            questions = [_ask_transactions, _ask_groups]
-            questions += [partial(_ask_producer_id, broker=int(node)) for node in nodes]
-            refusals = []
-            # All of them each time: a broker makes these things ready when it is first asked.
-            for ask in questions:
+                raise Unavailable(f"only {sorted(ready)} of brokers {nodes} are in the cluster")
+            checks = [_check_transactions, _check_groups]
+            checks += [partial(_check_producer_id, broker=int(node)) for node in nodes]
+            errors = []
+            # Send all requests each time: a broker loads each of these on the first request.
+            for check in checks:
                 try:
-                    ask(kafka, admin)
+                    check(kafka, admin)
                 except (kafka.errors.KafkaError, Unavailable) as error:
-                    refusals.append(error)
-            if refusals:
-                raise refusals[0]
+                    errors.append(error)
+            if errors:
+                raise errors[0]
 
     def _properties(self, home: Path, ports: Mapping[str, int], node: str) -> dict[str, str]:
         replicas = min(self.brokers, 3)
@@ -153,116 +146,76 @@ class KafkaServer:
             "transaction.state.log.min.isr": str(in_sync),
             "offsets.topic.num.partitions": str(_COORDINATORS),
             "transaction.state.log.num.partitions": str(_COORDINATORS),
-            # A broker that was killed is let in again when its old session has run out.
+            # A broker that was killed may join again when its old session has expired.
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             "group.initial.rebalance.delay.ms": "0",
-            # The default takes a third of the heap at once.
+            # The default would use a third of the heap.
             "log.cleaner.dedupe.buffer.size": str(8 << 20),
         }
 
     def _format(self, home: Path) -> None:
-        """Format all brokers' storage by one run of Kafka's tool, which takes a second each time.
+        """Format the storage of all brokers with one run of Kafka's tool, since a run takes a second.
 
-        The tool believes in one broker with several data directories. What it makes differs from
-        what it would make for each broker in nothing but the broker's number in `meta.properties`.
+        The tool formats it as several data directories of one broker. Only the broker's number in
+        `meta.properties` differs from what a run for each broker would write.
         """
         for node in self.nodes:
             shutil.rmtree(_data(home, node), ignore_errors=True)
         first, *others = self.nodes
         directories = ",".join(str(_data(home, node)) for node in self.nodes)
         config, arguments = home / "format.properties", home / "format.arguments"
-        # The later of two lines with the same key counts.
+        # If a key occurs twice, the later line counts.
         text = _config(home, first).read_text() + f"log.dirs={_escape(directories)}\n"
         base.write_private(config, text)
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         lines = ["format", f"--cluster-id={cluster}", f"--config={config}"]
         lines += self.security.format_arguments() if self.security else []
-        # By a file, for there are passwords in it and a command line can be read by everybody.
+        # A file, because it contains passwords and every user can read a command line.
         base.write_private(arguments, "\n".join(lines) + "\n")
         command = [*_java("-Xmx128m"), "kafka.tools.StorageTool", f"@{arguments}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        arguments.unlink()
-        if done.returncode != 0:
-            said = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-            raise Unavailable(f"Kafka could not format its storage in {home}. It says:\n{said}")
+        try:
+            base.run_tool(command, f"Kafka could not format its storage in {home}")
+        finally:
+            arguments.unlink()
         for node in others:
             file = _data(home, node) / "meta.properties"
             file.write_text(file.read_text().replace(f"node.id={first}\n", f"node.id={node}\n"))
 
 
-class Cluster:
-    """A Kafka that runs, and the means to make it suffer. Brokers are numbered from 1."""
+class Cluster(Node):
+    """A running Kafka. Its nodes are the brokers, numbered from 1."""
 
     def __init__(self, server: KafkaServer, home: Path, owner: str = ""):
+        super().__init__(server, home, owner)
         self._server = server
-        self._instance = base.Instance(server, home, owner)
 
     @property
     def bootstrap_servers(self) -> str:
-        return self._instance.url
-
-    @property
-    def directory(self) -> Path:
-        return self._instance.home
+        return self.url
 
     @property
     def brokers(self) -> list[int]:
-        """The numbers of all brokers, running or not."""
+        """The numbers of all brokers, whether they run or not."""
         return [int(node) for node in self._server.nodes]
-
-    def running(self) -> list[int]:
-        return [int(node) for node in self._instance.running()]
 
     def client_settings(
         self, user: str | None = None, *, mechanism: str = "PLAIN"
     ) -> dict[str, str]:
-        """What a client needs to connect, spelled as librdkafka spells it."""
+        """Return what a client needs to connect, as settings of librdkafka."""
         settings = {"bootstrap.servers": self.bootstrap_servers}
         if security := self._server.security:
             settings |= security.client_settings(self.directory, user, mechanism)
         return settings
 
     def admin_settings(self) -> dict[str, str]:
-        """The same for a client with every right, even where an authorizer refuses the others."""
+        """Return the same for a client that has every right, whatever an authorizer denies others."""
         settings = {"bootstrap.servers": self.bootstrap_servers}
         if security := self._server.security:
             settings |= security.broker_settings(self.directory)
         return settings
 
-    def up(self) -> None:
-        """Start every broker that is not running."""
-        self._instance.up()
 
-    def start(self, broker: int, *, wait: bool = True) -> None:
-        """Start a broker again. Do not wait when too few others run to elect a controller."""
-        self._instance.start(str(broker), timeout=base.START_TIMEOUT if wait else None)
-
-    def stop(self, broker: int) -> None:
-        """SIGTERM: the broker hands over its partitions and closes its files."""
-        self._instance.stop(str(broker))
-
-    def kill(self, broker: int) -> None:
-        """SIGKILL."""
-        self._instance.kill(str(broker))
-
-    def pause(self, broker: int) -> None:
-        """SIGSTOP: alive, connected, and silent."""
-        self._instance.pause(str(broker))
-
-    def resume(self, broker: int) -> None:
-        """SIGCONT."""
-        self._instance.resume(str(broker))
-
-    def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
-        """Wait until all brokers that were started answer."""
-        self._instance.wait_ready(timeout=timeout)
-
-    def log(self, broker: int) -> Path:
-        return self._instance.log(str(broker))
-
-
-@contextmanager
 def running(
     directory: Path | str | None = None,
     *,
@@ -271,34 +224,21 @@ def running(
     security: str | None = None,
     users: Mapping[str, str] | None = None,
     heap_mb: int = 384,
-) -> Iterator[Cluster]:
-    """A private cluster, ended on exit, and also if this program is killed.
+) -> AbstractContextManager[Cluster]:
+    """Run a private cluster; see `node.private`.
 
-    Its data goes with it unless a directory was given.
-
-    `properties` are the brokers' own, and go before ours. With `security="SASL_SSL"`, `users` are
-    names and passwords; none given, there is one with a random password, in `client_settings()`.
+    `properties` of the brokers override ours. With `security="SASL_SSL"`, `users` are names and
+    passwords. Without `users` there is one with a random password, in `client_settings()`.
     """
     server = KafkaServer(brokers, properties or {}, _security(security, users), heap_mb)
-    private = directory is None
-    home = Path(directory or tempfile.mkdtemp(prefix="poundlock-kafka-")).absolute()
-    owner = uuid.uuid4().hex
-    with guard.watched(home, owner, wipe=private):
-        base.down(home)  # what an earlier program may have left there
-        try:
-            cluster = Cluster(server, home, owner)
-            cluster.up()
-            yield cluster
-        finally:
-            base.down(home)
-            if private:
-                shutil.rmtree(home, ignore_errors=True)
+    # Brokers that are killed would not write the archive of their classes.
+    return private(lambda home, owner: Cluster(server, home, owner), NAME, directory, kill=False)
 
 
 def up(directory: Path | str | None = None, *, brokers: int | None = None) -> Cluster:
-    """Start the cluster that outlives the program, or find it running.
+    """Start the cluster that outlives the program, if it is not running; see `base.home_of`.
 
-    It lives in `directory`/kafka; see `base.home_of`. Not given, `brokers` is as before, or 1.
+    Without `brokers`, there are as many as at the last start, or one.
     """
     home = base.home_of(NAME, directory)
     state = base.State.load(home)
@@ -308,21 +248,11 @@ def up(directory: Path | str | None = None, *, brokers: int | None = None) -> Cl
     return cluster
 
 
-def down(directory: Path | str | None = None, *, wipe: bool = False) -> None:
-    """End what `up` started; with `wipe`, delete the data too."""
-    base.down(base.home_of(NAME, directory), wipe=wipe)
-
-
-def status(directory: Path | str | None = None) -> base.Status:
-    """Address, pids and logs of what `up` started."""
-    return base.status(base.home_of(NAME, directory))
-
-
 def _security(protocol: str | None, users: Mapping[str, str] | None) -> Security | None:
     if protocol not in (None, "SASL_SSL"):
-        raise UsageError(f"security={protocol!r}: a local Kafka offers None or 'SASL_SSL'.")
+        raise UsageError(f"security={protocol!r}: a local Kafka offers None or 'SASL_SSL'")
     if protocol is None and users:
-        raise UsageError("users= needs security='SASL_SSL'.")
+        raise UsageError("users= needs security='SASL_SSL'")
     return Security(users or {"poundlock": secrets.token_hex(8)}) if protocol else None
 
 
@@ -335,59 +265,41 @@ def _data(home: Path, node: str) -> Path:
 
 
 def _java(*flags: str, record: bool = False) -> list[str]:
-    files = jars.paths("kafka-server")
-    archive = java.ClassArchive.of(files, jars.cache().with_name("classes"))
-    classpath = os.pathsep.join(str(file) for file in files)
-    shared = archive.flags(record=record)
-    return [str(java.executable()), *_JVM, *shared, *flags, *_LOGGING, "-cp", classpath]
+    return jars.java_command("kafka-server", *flags, *_LOGGING, record=record)
 
 
-def _driver() -> Any:
-    try:
-        import kafka.admin
-        import kafka.errors
-        import kafka.protocol.producer
-    except ImportError as error:
-        raise UsageError(
-            "The Kafka drivers are not installed. Run: pip install 'poundlock[kafka]'"
-        ) from error
-    return kafka
+# No such transactions and groups exist, so the right answer is that they are unknown. Only a loaded
+# coordinator gives it, and the request changes nothing. The names differ in the last letter, so their
+# hashes are consecutive, and every coordinator gets a request.
+_UNKNOWN = [f"poundlock-probe-{letter}" for letter in string.ascii_letters[:_COORDINATORS]]
 
 
-# Nobody has these transactions and groups, so the right answer is that they are unknown. To give it,
-# the coordinator must be loaded; and nothing is left behind by asking. The names differ in the last
-# letter, so their hashes are in sequence, and every coordinator is asked.
-_UNKNOWN = [
-    f"poundlock-probe-{dead_letter}" for dead_letter in string.ascii_letters[:_COORDINATORS]
-]
-
-
-def _ask_transactions(kafka: Any, admin: Any) -> None:
+def _check_transactions(kafka: Any, admin: Any) -> None:
     for name in _UNKNOWN:
         with suppress(kafka.errors.TransactionalIdNotFoundError):
             admin.describe_transactions([name])
 
 
-def _ask_groups(kafka: Any, admin: Any) -> None:
+def _check_groups(kafka: Any, admin: Any) -> None:
     for group in admin.describe_groups(_UNKNOWN).values():
         if group["error"] and kafka.errors.GroupIdNotFoundError.__name__ not in group["error"]:
             raise Unavailable(group["error"])
 
 
-def _ask_producer_id(kafka: Any, admin: Any, broker: int) -> None:
+def _check_producer_id(kafka: Any, admin: Any, broker: int) -> None:
     message = kafka.protocol.producer.InitProducerIdRequest
     request = message(transactional_id=None, transaction_timeout_ms=60_000)
 
-    async def ask() -> Any:
+    async def send() -> Any:
         return await admin._manager.send(request, node_id=broker)
 
-    code = admin._manager.run(ask).error_code
+    code = admin._manager.run(send).error_code
     if code:
         raise kafka.errors.for_code(code)()
 
 
 def _kafka_python(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings of librdkafka in kafka-python's spelling."""
+    """Translate settings of librdkafka to those of kafka-python."""
     names = {
         "security.protocol": "security_protocol",
         "sasl.mechanism": "sasl_mechanism",
@@ -404,6 +316,6 @@ def _write_properties(file: Path, settings: Mapping[str, str]) -> None:
 
 
 def _escape(value: str) -> str:
-    """As java.util.Properties reads it."""
+    """Escape a value as java.util.Properties reads it."""
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
     return "".join(it if it.isascii() else f"\\u{ord(it):04x}" for it in escaped)

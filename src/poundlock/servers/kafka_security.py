@@ -1,7 +1,7 @@
-"""SASL_SSL for a local Kafka: a certificate authority of its own, and users by name and password.
+"""SASL_SSL for a local Kafka, with a private certificate authority and users with passwords.
 
-The brokers use it among themselves too, as the user `poundlock-broker` whose password nobody is
-told: with an authorizer switched on, every other user starts without rights, as in earnest.
+The brokers use it among themselves too, as the user `poundlock-broker`, whose password is random and
+private. If an authorizer is on, every other user starts without rights, as in production.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from poundlock.errors import Unavailable, UsageError
+from poundlock.errors import UsageError
 from poundlock.jvm import java
-from poundlock.servers.base import write_private
+from poundlock.servers.base import run_tool, write_private
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-512")
 BROKER_USER = "poundlock-broker"
@@ -27,7 +26,7 @@ _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 @dataclass(frozen=True)
 class Security:
-    """Who may connect. The users are fixed when the cluster's storage is formatted."""
+    """The users that may connect. They are fixed when the cluster's storage is formatted."""
 
     users: Mapping[str, str] = field(repr=False)  # name -> password
 
@@ -36,24 +35,24 @@ class Security:
             if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name == BROKER_USER:
                 raise UsageError(
                     f"{name!r} cannot be a user's name: use letters, digits, - and _, "
-                    f"and not {BROKER_USER!r}, which the brokers use among themselves."
+                    f"but not {BROKER_USER!r}, which the brokers use among themselves"
                 )
             if not re.fullmatch(r"[!-~]+", password) or set(password) & set(",[]"):
                 raise UsageError(
-                    f"The password of {name!r} has a character that Kafka's tools cannot take: use "
-                    "ASCII without blanks, commas and square brackets."
+                    f"the password of {name!r} has a character that Kafka's tools do not accept: use "
+                    "ASCII without blanks, commas and square brackets"
                 )
         if not self.users:
-            raise UsageError("SASL needs at least one user: users={'name': 'password'}.")
+            raise UsageError("SASL needs at least one user: users={'name': 'password'}")
 
     def prepare(self, home: Path) -> None:
-        """Make the secrets and the certificates, once."""
+        """Create the secrets and the certificates, once."""
         if not (home / "ca.pem").exists():
             write_private(home / "broker.password", secrets.token_hex(16))
             _make_certificates(home)
 
     def properties(self, home: Path) -> dict[str, str]:
-        """For the brokers' configuration, which must be readable by its owner alone."""
+        """Return the properties of the brokers. Only the owner may read that file."""
         password = (home / "broker.password").read_text()
         itself = {"username": BROKER_USER, "password": password, f"user_{BROKER_USER}": password}
         others = {f"user_{name}": password for name, password in self.users.items()}
@@ -75,23 +74,23 @@ class Security:
         }
 
     def format_arguments(self) -> list[str]:
-        """SCRAM keeps its users in the cluster's storage."""
+        """Return arguments that store the users in the cluster's storage, where SCRAM keeps them."""
         return [
             f"--add-scram=SCRAM-SHA-512=[name={name},password={password}]"
             for name, password in self.users.items()
         ]
 
     def client_settings(self, home: Path, user: str | None, mechanism: str) -> dict[str, str]:
-        """For a client, spelled as librdkafka spells it. No user given: the first."""
+        """Return settings of librdkafka for a user, by default the first."""
         if mechanism not in MECHANISMS:
-            raise UsageError(f"mechanism={mechanism!r}: the brokers offer {', '.join(MECHANISMS)}.")
+            raise UsageError(f"mechanism={mechanism!r}: the brokers offer {', '.join(MECHANISMS)}")
         name = user or next(iter(self.users))
         if name not in self.users:
-            raise UsageError(f"There is no user {name!r}; there are: {', '.join(self.users)}")
+            raise UsageError(f"there is no user {name!r}; there are: {', '.join(self.users)}")
         return _settings(home, name, self.users[name], mechanism)
 
     def broker_settings(self, home: Path) -> dict[str, str]:
-        """For a client with every right."""
+        """Return settings of librdkafka for a client that has every right."""
         return _settings(home, BROKER_USER, (home / "broker.password").read_text(), "PLAIN")
 
 
@@ -112,9 +111,9 @@ def _jaas(module: str, options: Mapping[str, str]) -> str:
 
 
 def _make_certificates(home: Path) -> None:
-    """`broker.p12` with the brokers' key, and `ca.pem` which proves it.
+    """Create `broker.p12` with the brokers' key, and `ca.pem` with the authority that signed it.
 
-    The authority's own key is thrown away in the end: nobody can sign anything by it again.
+    The authority's own key is deleted at the end, so it cannot sign anything else.
     """
     store = home / "broker.p12"
     store.unlink(missing_ok=True)
@@ -127,27 +126,16 @@ def _make_certificates(home: Path) -> None:
     _keytool(home, "-exportcert", "-rfc", "-alias", "ca", "-file", str(home / "ca.pem.new"))
     _keytool(home, "-delete", "-alias", "ca")
     store.chmod(0o600)
-    os.replace(home / "ca.pem.new", home / "ca.pem")  # last: it says that the rest is complete
+    os.replace(home / "ca.pem.new", home / "ca.pem")  # last: it shows that the rest is complete
 
 
 def _keytool(home: Path, *arguments: str) -> None:
-    store = ("-keystore", str(home / "broker.p12"), "-storetype", "PKCS12")
+    command = [
+        *(str(java.tool("keytool")), "-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC", *arguments),
+        *("-keystore", str(home / "broker.p12"), "-storetype", "PKCS12"),
+        *("-storepass:env", "POUNDLOCK_STORE"),  # every user of the machine can read arguments
+    ]
     password = (home / "broker.password").read_text()
-    quick = ("-J-XX:TieredStopAtLevel=1", "-J-XX:+UseSerialGC")
-    done = subprocess.run(
-        # The password by the environment: every user of the machine can read arguments.
-        [
-            str(java.tool("keytool")),
-            *quick,
-            *arguments,
-            *store,
-            "-storepass:env",
-            "POUNDLOCK_STORE",
-        ],
-        env=os.environ | {"POUNDLOCK_STORE": password},
-        capture_output=True,
-        text=True,
-        check=False,
+    run_tool(
+        command, f"keytool {arguments[0]} failed", env=os.environ | {"POUNDLOCK_STORE": password}
     )
-    if done.returncode != 0:
-        raise Unavailable(f"keytool {arguments[0]} failed:\n{done.stdout}{done.stderr}")

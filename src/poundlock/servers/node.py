@@ -1,4 +1,4 @@
-"""A server that runs, and the means to make it suffer: what those of one kind of node share."""
+"""A handle on a running server, with the means to disturb it."""
 
 from __future__ import annotations
 
@@ -14,93 +14,89 @@ from poundlock.servers import base, guard
 
 
 class Node:
-    """A server in its home. Its nodes are numbered from 1; most have one."""
+    """A server in its home. Its nodes are numbered from 1; most servers have one."""
 
     def __init__(self, server: base.Server, home: Path, owner: str = ""):
         self._instance = base.Instance(server, home, owner)
 
     @property
     def url(self) -> str:
-        """Where it is, without the password."""
+        """The address without the password."""
         return self._instance.url
 
     @property
     def address(self) -> str:
-        """The url with the password, if there is one: it is the server's own and random."""
+        """The address with the password, if there is one. The server's password is random."""
         return self.url
 
     @property
     def directory(self) -> Path:
         return self._instance.home
 
-    def running(self) -> bool:
-        return bool(self._instance.running())
+    def running(self) -> list[int]:
+        """Return the numbers of the nodes that run."""
+        return [int(name) for name in self._instance.running()]
 
     def up(self) -> None:
-        """Start what is not running, and wait until it answers."""
+        """Start every node that is not running, and wait until all answer."""
         self._instance.up()
 
     def start(self, node: int = 1, *, wait: bool = True) -> None:
-        """Start it again, upon the same data and port."""
-        self._instance.start(self._name(node), timeout=base.START_TIMEOUT if wait else None)
+        """Start a node again, with the same data and port.
+
+        Do not wait if too few other nodes run to form a cluster.
+        """
+        self._instance.start(str(node), timeout=base.START_TIMEOUT if wait else None)
 
     def stop(self, node: int = 1) -> None:
-        """End it in good order."""
-        self._instance.stop(self._name(node))
+        """Shut a node down."""
+        self._instance.stop(str(node))
 
     def kill(self, node: int = 1) -> None:
-        """SIGKILL: gone at once, with all that it had only in memory."""
-        self._instance.kill(self._name(node))
+        """Send SIGKILL: the node ends at once and loses what it had only in memory."""
+        self._instance.kill(str(node))
 
     def pause(self, node: int = 1) -> None:
-        """SIGSTOP: alive, connected, and silent."""
-        self._instance.pause(self._name(node))
+        """Send SIGSTOP: the node keeps its connections and does not answer."""
+        self._instance.pause(str(node))
 
     def resume(self, node: int = 1) -> None:
-        """SIGCONT."""
-        self._instance.resume(self._name(node))
+        """Send SIGCONT."""
+        self._instance.resume(str(node))
 
     def wait_ready(self, timeout: float = base.START_TIMEOUT) -> None:
+        """Wait until all nodes that were started answer."""
         self._instance.wait_ready(timeout=timeout)
 
     def log(self, node: int = 1) -> Path:
-        return self._instance.log(self._name(node))
-
-    def _name(self, node: int) -> str:
-        return self._instance.server.nodes[node - 1]
+        return self._instance.log(str(node))
 
 
 N = TypeVar("N", bound=Node)
 
 
 @contextlib.contextmanager
-def private(kind: Callable[[Path, str], N], name: str, directory: Path | str | None) -> Iterator[N]:
-    """Run a server of our own, ended on exit, and also if this program is killed.
+def private(
+    kind: Callable[[Path, str], N], name: str, directory: Path | str | None, *, kill: bool = True
+) -> Iterator[N]:
+    """Run a server that ends with the block, and also if this program is killed.
 
-    Its data goes with it unless a directory was given. `kind(home, owner)` makes the node.
+    `kind(home, owner)` makes the node. Without a directory, the data is deleted at the end, and the
+    nodes are killed unless `kill` is false.
     """
-    lasting = directory is not None
+    temporary = directory is None
     home = Path(directory or tempfile.mkdtemp(prefix=f"poundlock-{name}-")).absolute()
     owner = uuid.uuid4().hex
-    with guard.watched(home, owner, wipe=not lasting):
-        base.down(home)  # what an earlier program may have left there
+    with guard.watched(home, owner, wipe=temporary):
+        base.down(home)  # an earlier program may have left a server there
         node = kind(home, owner)
         try:
             node.up()
             yield node
         finally:
-            if not lasting and node.running():
-                node.kill()  # its data goes anyway: no need to write it out first
+            if temporary and kill:
+                for number in node.running():
+                    node.kill(number)  # faster than a shutdown, and the data is deleted anyway
             base.down(home)
-            if not lasting:
+            if temporary:
                 shutil.rmtree(home, ignore_errors=True)
-
-
-def down(name: str, directory: Path | str | None = None, *, wipe: bool = False) -> None:
-    """End what `up` started; with `wipe`, delete the data too."""
-    base.down(base.home_of(name, directory), wipe=wipe)
-
-
-def status(name: str, directory: Path | str | None = None) -> base.Status:
-    """Address, pid and log of what `up` started."""
-    return base.status(base.home_of(name, directory))

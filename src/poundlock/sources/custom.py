@@ -1,8 +1,7 @@
-"""Any other source: its frame, with a word on whether it can be replayed.
+"""Any other source: its DataFrame, and a declaration whether it can be replayed.
 
-Spark cannot say whether a source hands out the same rows again for the same offsets, and a guarantee
-that rests on a guess is none. So a source that Poundlock does not know counts as one that cannot,
-unless its author says otherwise here.
+Spark does not know whether a source returns the same rows again for the same offsets. Poundlock treats
+an unknown source as one that cannot be replayed, unless it is declared here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from poundlock.core.model import checked_name
 from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 
-DECLARED = "poundlock.declared"  # in the metadata of the frame's columns: it stays with the plan
+DECLARED = "poundlock.declared"  # in the metadata of the frame's columns, which stays in the plan
 
 
 def custom(frame_or_reader: Any, *, replayable: bool, name: str) -> Any:
@@ -22,10 +21,10 @@ def custom(frame_or_reader: Any, *, replayable: bool, name: str) -> Any:
 
     Args:
         frame_or_reader: A streaming DataFrame, or what `spark.readStream.format(...)` returned, with
-            its options; a data source written in Python and registered by you is one such.
+            its options. A data source that you wrote in Python and registered works too.
         replayable: Whether the same offsets always give the same rows, also after a crash of the
             driver and of the source's own system. Only then can a pipeline promise exactly once.
-        name: What the guarantee table calls it.
+        name: Its name in the guarantee table.
     """
     checked_name("source name", name)
     if not isinstance(replayable, bool):

@@ -1,8 +1,8 @@
-"""Files as a source: Spark's own, which remembers in its checkpoint what it has read.
+"""Files as a source. It is Spark's own, whose checkpoint records what it has read.
 
-A directory that our Files sink wrote (or Spark's own file sink) has a manifest, and then only the files
-that it names are read: rows of batches that are not committed are never seen. Spark follows a manifest
-only where the directory itself is read, so what would go past one is refused.
+A directory that our Files sink or Spark's own file sink wrote has a manifest. Spark reads only the
+files in the manifest, so rows of uncommitted batches are never seen. Spark uses a manifest only if the
+directory itself is read, so other paths into such a directory are rejected.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from poundlock.errors import UsageError
 from poundlock.sinks.files.manifest import METADATA
 
-_AGE = "maxFileAge"  # Spark's default passes over files a week older than the newest, in silence
-_PATTERN = re.compile(r"[*?\[\]{}\\]")  # what Hadoop takes for one
+_AGE = "maxFileAge"  # Spark's default silently skips files a week older than the newest
+_PATTERN = re.compile(r"[*?\[\]{}\\]")  # the characters of Hadoop's patterns
 
 
 def read_files(
@@ -26,15 +26,15 @@ def read_files(
     schema: Any = None,
     **options: Any,
 ) -> Any:
-    """Open a directory as a streaming DataFrame: what is there, then what is added.
+    """Open a directory as a streaming DataFrame of its existing files and then of new ones.
 
-    It can be replayed as long as no file is changed or deleted: files are to be written once.
+    It can be replayed as long as no file is changed or deleted.
 
     Args:
         path: A directory, or a pattern of directories that have no manifest.
         format: "parquet", "json", "csv", "orc", "avro" or "text".
-        schema: As Spark takes it. None: that of the files which are there now.
-        options: Any further option of Spark's, such as maxFilesPerTrigger.
+        schema: A schema for Spark. If None, that of the existing files.
+        options: Other options of Spark, such as maxFilesPerTrigger.
     """
     place = os.fspath(path)
     _check_manifest(spark, place)
@@ -50,7 +50,7 @@ def read_files(
 
 
 def _check_manifest(spark: Any, place: str) -> None:
-    """Refuse a path by which Spark would read past a manifest, and see what is not committed."""
+    """Reject a path with which Spark would ignore a manifest and read uncommitted rows."""
     hadoop = spark._jvm.org.apache.hadoop.fs
     path = hadoop.Path(place)
     system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
@@ -69,7 +69,7 @@ def _check_manifest(spark: Any, place: str) -> None:
             except Exception as error:
                 if directory in found or type(error).__name__ != "Py4JJavaError":
                     raise
-                break  # we may not look so far up, and nothing above is written by whoever runs this
+                break  # not readable, so this user wrote nothing above it either
             if there:
                 raise UsageError(
                     f"{directory} has a manifest ({METADATA}), which Spark passes over if {place} is "
@@ -80,7 +80,7 @@ def _check_manifest(spark: Any, place: str) -> None:
 
 
 def _schema(spark: Any, path: str, format: str, options: dict[str, str]) -> Any:
-    """Return the schema of the files that are there: a stream must know it from its first batch on."""
+    """Return the schema of the existing files, which a stream needs before its first batch."""
     try:
         found = spark.read.format(format).options(**options).load(path).schema
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Lines from a socket: for trying things, for nothing that it hands out can be had again."""
+"""Lines from a socket. Only for trials, because a socket cannot be replayed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 def read_socket(spark: Any, host: str, port: int, *, include_timestamp: bool = False) -> Any:
     """Open a socket that sends lines as a streaming DataFrame with one column, `value`.
 
-    It cannot be replayed: what was read before a crash is gone, so every sink gives at most once.
+    It cannot be replayed. Rows read before a crash are lost, so every sink gives at most once.
 
     Args:
         include_timestamp: Add a column `timestamp` with the time of arrival.

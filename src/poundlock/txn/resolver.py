@@ -1,7 +1,7 @@
-"""Transactions in doubt, for a person to look at and to rule on: what the log and the systems say.
+"""Transactions in doubt, as the log and the systems see them, and the ways to resolve them.
 
-Rules of this file: nothing is done that the log forbids; whatever is done leaves an audit record; a
-branch is named by its exact id, never by a pattern.
+Rules of this file: it never does what the log forbids. Every action leaves an audit record. A branch is
+named by its exact id, never by a pattern.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Line:
     id: str
     pipeline: str
     sink: str
-    system: str  # Kafka, PostgreSQL, ...; empty where neither a system nor the receipt tells it
+    system: str  # Kafka, PostgreSQL, ...; empty if neither a system nor the receipt names it
     generation: int
     batch: int | None
     decision: str  # commit, finished, none (so it will be aborted), or unknown without a log
-    state: str  # in the system's own words, or why there are none
+    state: str  # in the system's own words, or why it is not known
     age_s: float | None
     time_left_s: float | None
     owner: str | None
     rows: int | None
-    next: str  # what happens to it, or what to do
+    next: str  # what happens to it, or what the operator can do
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,18 +64,18 @@ class Open:
 
 
 def whoami() -> str:
-    """Name the person and machine, for the audit."""
+    """Name the user, machine and process for the audit."""
     return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
 
 
 def open_log(location: str) -> TransactionLog:
-    """Open a log to look at. Only a log on a Hadoop file system needs Spark for it."""
+    """Open an existing log. Only a log on a Hadoop file system needs Spark."""
     from urllib.parse import urlparse
 
     parsed = urlparse(location)
     if parsed.scheme in ("", "file"):
         path = parsed.path or location
-        nested = os.path.join(path, "poundlock")  # a checkpoint location is taken as well
+        nested = os.path.join(path, "poundlock")  # the location may be that of the checkpoint
         if os.path.isdir(nested):
             path = nested
         if not os.path.isdir(path):
@@ -90,7 +90,7 @@ def open_log(location: str) -> TransactionLog:
 
 
 class Resolver:
-    """Where a person sits: a log, the systems, or both."""
+    """Looks into a log, into systems, or into both, and resolves transactions in doubt."""
 
     def __init__(self, log: TransactionLog | None, systems: Sequence[Inspector] = ()):
         if log is None and not systems:
@@ -99,7 +99,7 @@ class Resolver:
             )
         self.log = log
         self.systems = systems
-        self.away: dict[Inspector, str] = {}  # those that could not be asked, and why
+        self.away: dict[Inspector, str] = {}  # systems that could not be reached, and why
         self.state = log.load() if log else LogState()
         if log is not None and self.state.generation is None:
             raise UsageError(f"the log at {log.uri} is empty: no pipeline has used it yet")
@@ -111,10 +111,10 @@ class Resolver:
         for system in self.systems:
             system.close()
 
-    # Looking.
+    # Showing.
 
     def lines(self) -> list[Line]:
-        """List what is in doubt: decided and unfinished, or open in a system."""
+        """List the branches in doubt: decided but not finished, or open in a system."""
         found = {(open_.found.stray.sink, open_.found.stray.id): open_ for open_ in self._open()}
         lines: list[Line] = []
         for history in self.state.unfinished:
@@ -125,7 +125,7 @@ class Resolver:
         return sorted(lines, key=lambda line: (line.batch is None, line.batch or 0, line.id))
 
     def show(self, id: str) -> dict[str, Any]:
-        """Tell all that is known of one branch, over or not."""
+        """Return everything that is known about one branch, finished or not."""
         records: list[dict[str, Any]] = []
         for entry in self.log.entries() if self.log else []:
             for receipt in getattr(entry.record, "receipts", ()):
@@ -135,11 +135,19 @@ class Resolver:
                     history = self.state.batches.get(batch) if batch is not None else None
                     stage = history.stage.value if history else "compacted"
                     records.append(
-                        {"record": entry.number, "kind": kind, "at": entry.at, "batch": batch,
-                         "stage": stage, "receipt": receipt.to_json()}
-                    )  # fmt: skip
-        told = list(self._ask(lambda system: system.describe(id)))
-        known = ({"system": system.system} | facts for system, facts in told if facts is not None)
+                        {
+                            "record": entry.number,
+                            "kind": kind,
+                            "at": entry.at,
+                            "batch": batch,
+                            "stage": stage,
+                            "receipt": receipt.to_json(),
+                        }
+                    )
+        answers = list(self._ask(lambda system: system.describe(id)))
+        known = (
+            {"system": system.system} | facts for system, facts in answers if facts is not None
+        )
         now = next(known, None)
         if not records and now is None:
             self._need_all(f"{id} is not known")
@@ -156,7 +164,7 @@ class Resolver:
         state = participant.commit([receipt])[0]
         while state in (BranchState.PREPARED, BranchState.UNREACHABLE):
             if time.monotonic() > deadline:
-                break  # its markers are still to be written: what was asked for goes on without us
+                break  # the system finishes the commit without us
             time.sleep(0.1)
             state = participant.commit([receipt])[0]
         self._audit("commit", id, batch=batch, outcome=state.value)
@@ -175,7 +183,7 @@ class Resolver:
         assert generation is not None
         if any(id == held for _, held in self.state.held()):
             raise UsageError(
-                f"the log has decided to commit {id}: it may not be aborted. To finish it now, run "
+                f"the log has decided to commit {id}: it may not be aborted. To commit it now, run "
                 "'poundlock txn commit'"
             )
         for open_ in self._open():
@@ -190,7 +198,7 @@ class Resolver:
         )
 
     def decide(self, batch: int, operator_decision: OperatorDecision) -> None:
-        """Record a person's order for a batch that cannot be repaired. Fences a running driver."""
+        """Record an operator's decision about an unrepairable batch. Fences a running driver."""
         log, history = self._need_log(), self.state.batches.get(batch)
         if history is None:
             raise UsageError(
@@ -204,7 +212,7 @@ class Resolver:
         log, before = self._need_log(), self.state.generation
         assert before is not None
         if before.uri == log.uri:
-            raise UsageError(f"the log was not moved: it stands at {log.uri} as it says")
+            raise UsageError(f"the log was not moved: its recorded location is {log.uri} too")
         query = self.state.query
         log.append(
             Generation(
@@ -223,8 +231,8 @@ class Resolver:
             if history.stage is Stage.FINISHED and any(r.id == id for r in history.receipts):
                 raise UsageError(f"batch {history.decided.batch} with {id} is finished already")
         raise UsageError(
-            f"the log has not decided to commit {id!r}: committing it could repeat rows. What no "
-            "decision names is aborted"
+            f"the log has not decided to commit {id!r}: committing it could repeat rows. The pipeline "
+            "aborts branches that no decision names"
         )
 
     def _audit(self, action: str, id: str, **facts: Json) -> None:
@@ -233,16 +241,16 @@ class Resolver:
 
     def _need_log(self) -> TransactionLog:
         if self.log is None:
-            raise UsageError("give --log: without it nobody can say what was decided")
+            raise UsageError("give --log: only the log says what was decided")
         return self.log
 
     # The systems.
 
     def _participant(self, receipt: Receipt) -> Participant:
-        start = "start the pipeline, which finishes what is decided before anything else"
+        start = "start the pipeline, which first finishes decided batches"
         if not by_hand(receipt):
             raise UsageError(
-                f"{receipt.id} is committed by its pipeline alone, with all of its batch: {start}",
+                f"{receipt.id} is committed by its pipeline alone, together with its batch: {start}",
                 sink=receipt.sink,
             )
         for system in self._alike(receipt):
@@ -261,7 +269,7 @@ class Resolver:
     def _ask(
         self, question: Callable[[Inspector], T], systems: Sequence[Inspector] | None = None
     ) -> Iterator[tuple[Inspector, T]]:
-        """Ask every system, or some. One that cannot be asked hides no other."""
+        """Ask every system, or some of them. If one cannot be reached, continue with the others."""
         for system in self.systems if systems is None else systems:
             try:
                 answer = question(system)
@@ -271,17 +279,17 @@ class Resolver:
                 yield system, answer
 
     def _need_all(self, finding: str) -> None:
-        """Refuse to conclude from what was found where not every system could be asked."""
+        """Raise `Unavailable` if a system could not be reached, so the finding is not certain."""
         for system, why in self.away.items():
             raise Unavailable(
-                f"{finding} as far as can be seen, but {system.system} cannot be asked: {why}"
+                f"{finding} in the other systems, but {system.system} cannot be asked: {why}"
             )
 
     def _open(self) -> list[Open]:
-        """List what is open: of the log's pipeline, or of all where there is no log."""
+        """List the open branches of the log's pipeline, or of all pipelines if there is no log."""
         mine = self.state.generation.namespace if self.state.generation else None
-        told = self._ask(lambda system: system.open(mine))
-        return [Open(system, found) for system, all_found in told for found in all_found]
+        answers = self._ask(lambda system: system.open(mine))
+        return [Open(system, found) for system, all_found in answers for found in all_found]
 
     def _decided_line(self, history: BatchHistory, receipt: Receipt, open_: Open | None) -> Line:
         generation = self.state.generation
@@ -311,7 +319,7 @@ class Resolver:
         )
 
     def _not_open(self, receipt: Receipt) -> str:
-        """Say of a branch that no system shows whether that means anything."""
+        """Return the state of a branch that no system shows as open."""
         alike = self._alike(receipt)
         there = [system for system in alike if system not in self.away]
         if any(held for _, held in self._ask(lambda system: system.holds(receipt), there)):
