@@ -38,11 +38,14 @@ Reading = row_type(("id", "number", "celsius"))
 def pattern(within: str) -> Pattern:
     """One row in ten starts a match, one in a thousand goes on, one in fifty thousand ends it."""
     return (
-        begin("warm").where(lambda row: row.celsius > 90)
-        .followed_by("hot").where(lambda row: row.celsius > 99.9)
-        .followed_by("fire").where(lambda row: row.celsius > 99.998)
+        begin("warm")
+        .where(lambda row: row.celsius > 90)
+        .followed_by("hot")
+        .where(lambda row: row.celsius > 99.9)
+        .followed_by("fire")
+        .where(lambda row: row.celsius > 99.998)
         .within(within)
-    )  # fmt: skip
+    )
 
 
 def readings(rows: int) -> list[Event]:

@@ -70,9 +70,12 @@ def readings(spark: Any, servers: str, source: str, per_batch: int) -> Any:
     import poundlock as lock
 
     lines = lock.read_kafka(
-        spark, source, bootstrap_servers=servers, starting_offsets="earliest",
+        spark,
+        source,
+        bootstrap_servers=servers,
+        starting_offsets="earliest",
         maxOffsetsPerTrigger=per_batch,
-    )  # fmt: skip
+    )
     return lines.selectExpr("split(CAST(value AS STRING), ',') AS part").selectExpr(
         "part[0] AS id", "CAST(part[1] AS BIGINT) AS ts", "CAST(part[2] AS DOUBLE) AS temperature"
     )

@@ -163,14 +163,23 @@ def profile(rows: int, keys: int) -> dict[str, float]:
     pages = numbers % keys % keyed.PAGES
     batch = pa.RecordBatch.from_pydict(
         {
-            "id": pa.array(numbers % keys), "v": pa.array(numbers), "__time": pa.array(times),
-            "__hash": pa.array(numbers), "__page": pa.array(pages, pa.int32()),
+            "id": pa.array(numbers % keys),
+            "v": pa.array(numbers),
+            "__time": pa.array(times),
+            "__hash": pa.array(numbers),
+            "__page": pa.array(pages, pa.int32()),
         }
-    )  # fmt: skip
+    )
     operator = WindowOperator(
-        "window", lock.tumbling(f"{WINDOW_S} seconds"), domain=Domain.EVENT, columns=("id", "v"),
-        keys=("id",), fields=("total",), aggregate=Aggregates([("sum", "v")]), allowed_lateness=1,
-    )  # fmt: skip
+        "window",
+        lock.tumbling(f"{WINDOW_S} seconds"),
+        domain=Domain.EVENT,
+        columns=("id", "v"),
+        keys=("id",),
+        fields=("total",),
+        aggregate=Aggregates([("sum", "v")]),
+        allowed_lateness=1,
+    )
     spent = dict.fromkeys(("pack", "to_python", "operator_and_state", "fire", "to_arrow"), 0.0)
     clock = time.perf_counter()
 

@@ -178,10 +178,16 @@ def five(frame: DataFrame, query: Any, sink: Any) -> Any:
         WatchedMySQL(name, url=at["mariadb"], name="mariadb"),
         WatchedMySQL(f"{name}_by_key", url=at["mariadb"], key="i", name="mariadb-by-key"),
         WatchedRedis(hash=name, field="i", value="temperature", url=at["valkey"], name="valkey"),
-        WatchedRedis(hash=f"{name}_sums", field="sensor", value="temperature",
-                     operation="increment", url=at["valkey"], name="valkey-sums"),
+        WatchedRedis(
+            hash=f"{name}_sums",
+            field="sensor",
+            value="temperature",
+            operation="increment",
+            url=at["valkey"],
+            name="valkey-sums",
+        ),
         WatchedOpenSearch(name, url=at["opensearch"], id="i", name="opensearch"),
-    ]  # fmt: skip
+    ]
     return shaped, [(made, {}) for made in routes], "append"
 
 

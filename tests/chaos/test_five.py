@@ -66,9 +66,13 @@ class Systems:
             return psycopg.connect(self.addresses[name], autocommit=True)
         url = urlsplit(self.addresses[name])
         return pymysql.connect(
-            host=url.hostname, port=url.port or 3306, user=url.username,
-            password=unquote(url.password or ""), database=url.path.strip("/"), autocommit=True,
-        )  # fmt: skip
+            host=url.hostname,
+            port=url.port or 3306,
+            user=url.username,
+            password=unquote(url.password or ""),
+            database=url.path.strip("/"),
+            autocommit=True,
+        )
 
     def make(self, table: str) -> None:
         """Make the tables and the index."""
@@ -106,8 +110,10 @@ class Systems:
         with self.sql("postgres") as connection, connection.cursor() as cursor:
             cursor.execute("SELECT gid FROM pg_prepared_xacts")
             prepared = [row[0] for row in cursor.fetchall()]
-            cursor.execute("SELECT schemaname || '.' || tablename FROM pg_tables "
-                           "WHERE tablename LIKE 'staged%'")  # fmt: skip
+            cursor.execute(
+                "SELECT schemaname || '.' || tablename FROM pg_tables "
+                "WHERE tablename LIKE 'staged%'"
+            )
             staged = [row[0] for row in cursor.fetchall()]
         with self.sql("mariadb") as connection, connection.cursor() as cursor:
             cursor.execute("XA RECOVER")
@@ -120,11 +126,14 @@ class Systems:
             rows = [key for key in keys if not key.endswith((".open", ".witness"))]
         sums = [key for key in rows if "_sums}" in key]
         return {
-            "postgres": prepared, "postgres-by-key": staged,
-            "mariadb": recovered, "mariadb-by-key": aside,
-            "valkey": [key for key in rows if key not in sums], "valkey-sums": sums,
+            "postgres": prepared,
+            "postgres-by-key": staged,
+            "mariadb": recovered,
+            "mariadb-by-key": aside,
+            "valkey": [key for key in rows if key not in sums],
+            "valkey-sums": sums,
             "valkey, listed": open_,
-        }  # fmt: skip
+        }
 
     def lose(self) -> None:
         """End all that is held, behind everybody's back."""
@@ -168,9 +177,13 @@ class Five(Chaos):
 
     def __init__(self, directory: Path, systems: Systems, rows: int):
         query = Query(
-            "five", rows=rows, rows_per_batch=ROWS_PER_BATCH, systems=systems.addresses,
-            settings={"commits_at_once": 1}, source={"group": f"five-{uuid.uuid4().hex[:8]}"},
-        )  # fmt: skip
+            "five",
+            rows=rows,
+            rows_per_batch=ROWS_PER_BATCH,
+            systems=systems.addresses,
+            settings={"commits_at_once": 1},
+            source={"group": f"five-{uuid.uuid4().hex[:8]}"},
+        )
         super().__init__(directory, systems.kafka.bootstrap_servers, [query])
         self.systems, self.table = systems, "t_" + self.outputs("five")[0].replace("-", "_")
         systems.make(self.table)
@@ -334,10 +347,15 @@ def test_each_server_killed_between_decision_and_commit(systems: Systems, tmp_pa
         for fault in (
             Fault("decided", "hold", match={"batch": batch}, name=f"decided-{batch}"),
             # Two branches are tried once each: a third time is another try.
-            Fault("committed-one", "note", nth=3, match={"batch": batch, "sink": name},
-                  name=f"waits-{batch}"),
+            Fault(
+                "committed-one",
+                "note",
+                nth=3,
+                match={"batch": batch, "sink": name},
+                name=f"waits-{batch}",
+            ),
         )
-    ]  # fmt: skip
+    ]
     driver = five.start({"five": faults})
     for batch, name in enumerate(SERVERS):
         driver.wait_for("five", f"decided-{batch}")
@@ -354,10 +372,14 @@ def test_each_server_killed_between_decision_and_commit(systems: Systems, tmp_pa
 def test_each_server_killed_between_prepare_and_decision(systems: Systems, tmp_path: Path) -> None:
     """A server that is killed after prepare and comes back still holds its branch, or all abort."""
     five = Five(tmp_path, systems, 6 * ROWS_PER_BATCH)
-    driver = five.start({"five": [
-        Fault("prepared", "hold", match={"batch": batch}, name=f"prepared-{batch}")
-        for batch in range(len(SERVERS))
-    ]})  # fmt: skip
+    driver = five.start(
+        {
+            "five": [
+                Fault("prepared", "hold", match={"batch": batch}, name=f"prepared-{batch}")
+                for batch in range(len(SERVERS))
+            ]
+        }
+    )
     for batch, name in enumerate(SERVERS):
         driver.wait_for("five", f"prepared-{batch}")
         with down(systems, name):

@@ -79,9 +79,12 @@ def _pipeline(spark, root: str, servers: str, source: str, target: str) -> dict[
 
     def pipeline(checkpoint: str) -> lock.Pipeline:
         frame = lock.read_kafka(
-            spark, source, bootstrap_servers=servers, starting_offsets="earliest",
+            spark,
+            source,
+            bootstrap_servers=servers,
+            starting_offsets="earliest",
             maxOffsetsPerTrigger=40,
-        ).selectExpr("value")  # fmt: skip
+        ).selectExpr("value")
         sink = sinks.Kafka(target, bootstrap_servers=servers)
         return lock.pipeline(frame, name="hdfs", checkpoint_location=checkpoint).to(sink)
 

@@ -18,8 +18,12 @@ def test_poundlock_is_exact_where_sparks_own_sink_repeats(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["poundlock"] == {
-        "rows_in": ROWS, "rows_out": ROWS, "lost": 0, "repeated": 0, "kills": KILLS,
-    }  # fmt: skip
+        "rows_in": ROWS,
+        "rows_out": ROWS,
+        "lost": 0,
+        "repeated": 0,
+        "kills": KILLS,
+    }
     theirs = report["spark_sink"]
     assert theirs["kills"] == KILLS and theirs["lost"] == 0
     assert theirs["repeated"] > 0

@@ -284,10 +284,12 @@ class TestCollection:
     def test_rows_come_in_their_order(self, spark: SparkSession, tmp_path: Path) -> None:
         seen: list[list[int]] = []
         query = (
-            self.make(spark, tmp_path).writeStream.trigger(availableNow=True)
+            self.make(spark, tmp_path)
+            .writeStream.trigger(availableNow=True)
             .option("checkpointLocation", str(tmp_path / "ck"))
-            .foreachBatch(lambda frame, _: seen.append([row.n for row in frame.collect()])).start()
-        )  # fmt: skip
+            .foreachBatch(lambda frame, _: seen.append([row.n for row in frame.collect()]))
+            .start()
+        )
         query.awaitTermination()
         assert seen == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
 

@@ -239,14 +239,17 @@ def test_a_call_that_is_wrong() -> None:
 def test_ctrl_c_lets_the_batch_in_hand_finish(
     spark: Any, job: Callable[..., Path], tmp_path: Path
 ) -> None:
-    path = job("INSERT INTO out1 SELECT * FROM numbers", f"""
+    path = job(
+        "INSERT INTO out1 SELECT * FROM numbers",
+        f"""
 [source.numbers]
 kind = "collection"
 schema = "n INT"
 rows = {[[n] for n in range(12)]}
 batch_rows = 1
 directory = "rows"
-""")  # fmt: skip
+""",
+    )
 
     def interrupt() -> None:
         while not list((tmp_path / "out1").glob("_spark_metadata/0")):
@@ -289,13 +292,23 @@ def test_the_example(spark: Any, tmp_path: Path) -> None:
     out = tmp_path / "build" / "sensors"
     assert len(rows(spark, out / "readings")) == 14
     assert [(row[0], row[1]) for row in rows(spark, out / "alarms", "json")] == [
-        ("a", 41.0), ("a", 44.0), ("a", 99.0), ("b", 98.0),
-    ]  # fmt: skip
+        ("a", 41.0),
+        ("a", 44.0),
+        ("a", 99.0),
+        ("b", 98.0),
+    ]
     means = [(key, start.second, n) for key, start, _, _, n in rows(spark, out / "means")]
     assert means == [
-        ("a", 0, 3), ("a", 10, 1), ("a", 30, 1), ("a", 0, 1),
-        ("b", 0, 1), ("b", 10, 1), ("b", 20, 1), ("b", 0, 1), ("b", 30, 1),
-    ]  # fmt: skip
+        ("a", 0, 3),
+        ("a", 10, 1),
+        ("a", 30, 1),
+        ("a", 0, 1),
+        ("b", 0, 1),
+        ("b", 10, 1),
+        ("b", 20, 1),
+        ("b", 0, 1),
+        ("b", 30, 1),
+    ]
     late = [(key, temperature) for key, _, temperature in rows(spark, out / "late")]
     assert late == [("a", 99.0), ("b", 98.0)]
     alerts = [(key, a.second, b.second) for key, a, b in rows(spark, out / "alerts")]
@@ -343,8 +356,15 @@ class Typing:
 def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> None:
     typed = Typing(spark, job("CREATE TEMPORARY VIEW warm2 AS SELECT id FROM readings"))
     said = typed("SHOW TABLES;", "describe", "readings;", "HELP;", "SHOW PIPELINES;")
-    for line in (r"too_late +│ late rows", r"means +│ window", r"warm2 +│ view", r"out1 +│ sink, files",
-                 r"ts +│ timestamp", "STOP name;", "0 rows"):  # fmt: skip
+    for line in (
+        r"too_late +│ late rows",
+        r"means +│ window",
+        r"warm2 +│ view",
+        r"out1 +│ sink, files",
+        r"ts +│ timestamp",
+        "STOP name;",
+        "0 rows",
+    ):
         assert re.search(line, said), (line, said)
     assert "2 rows" in typed("SELECT id, temperature FROM readings WHERE id = 'a';")
     assert "a" in typed("SELECT id, count(*) AS n FROM readings GROUP BY id;")  # no watermark

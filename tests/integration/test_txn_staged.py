@@ -58,11 +58,14 @@ class Scene(Databases):
             lock.pipeline(frame, name="aside", checkpoint_location=str(self.checkpoint))
             .to(sinks.Postgres(f"{own}_a", dsn=dsn, name="append", witness_schema=own))
             .to(sinks.Postgres(f"{own}_u", dsn=dsn, name="upsert", key="n", witness_schema=own))
-            .to(sinks.MySQL(f"{own}_u", url=self.maria.address, name="maria", key="n",
-                            witness_database=own))
+            .to(
+                sinks.MySQL(
+                    f"{own}_u", url=self.maria.address, name="maria", key="n", witness_database=own
+                )
+            )
             .to(sinks.Redis(hash=own, field="n", value="n", url=self.cache.address, name="cache"))
             .to(sinks.Files(str(self.place / "out"), name="files"))
-        )  # fmt: skip
+        )
 
     def lines(self) -> dict[str, dict[str, Any]]:
         return {line["sink"]: line for line in self.txn("list")}

@@ -47,11 +47,14 @@ class Scene(Databases):
         frame = trial.read(self.spark, self.kafka, self.source, [f"{number} AS n"])
         return (
             lock.pipeline(frame, name="three", checkpoint_location=str(self.checkpoint))
-            .to(sinks.Kafka(self.target, bootstrap_servers=self.kafka.servers, name="kafka",
-                            value="json"))
+            .to(
+                sinks.Kafka(
+                    self.target, bootstrap_servers=self.kafka.servers, name="kafka", value="json"
+                )
+            )
             .to(sinks.Postgres(self.table, dsn=self.pg.address, name="postgres"))
             .to(sinks.MySQL(self.table, url=self.maria.address, name="mariadb"))
-        )  # fmt: skip
+        )
 
     def rows(self) -> dict[str, Counter[int]]:
         topic = self.kafka.values(self.target)
@@ -90,8 +93,10 @@ def test_branches_of_three_systems_side_by_side(scene: Scene) -> None:
         ("PostgreSQL", "postgres", "commit"): 2,
         ("MySQL", "mariadb", "commit"): 2,
     }
-    by_hand = [next(line["id"] for line in lines if line["sink"] == sink)
-               for sink in ("kafka", "postgres", "mariadb")]  # fmt: skip
+    by_hand = [
+        next(line["id"] for line in lines if line["sink"] == sink)
+        for sink in ("kafka", "postgres", "mariadb")
+    ]
     for id_ in by_hand:
         assert scene.txn("commit", id_, "--yes") == {"id": id_, "outcome": "committed"}
     assert len(scene.txn("list")) == 6, "what the pipeline has not finished stays in doubt"
@@ -105,8 +110,10 @@ def test_strays_of_three_systems_are_aborted_by_hand(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.CHECKED)
     lines = scene.txn("list")
     assert {(line["system"], line["decision"]) for line in lines} == {
-        ("Kafka", "none"), ("PostgreSQL", "none"), ("MySQL", "none"),
-    }  # fmt: skip
+        ("Kafka", "none"),
+        ("PostgreSQL", "none"),
+        ("MySQL", "none"),
+    }
     for line in lines:
         assert scene.txn("abort", line["id"], "--yes")["outcome"] == "aborted"
     assert scene.txn("list") == []
@@ -133,8 +140,9 @@ def test_what_an_operator_rolled_back_is_repaired(scene: Scene) -> None:
     assert scene.open() == ([], [])
     repaired = [it for it in trial.records(scene.checkpoint) if it["kind"] == "Repaired"]
     assert {receipt["sink"] for it in repaired for receipt in it["receipts"]} == {
-        "postgres", "mariadb",
-    }  # fmt: skip
+        "postgres",
+        "mariadb",
+    }
 
 
 def test_what_cannot_be_repaired_is_reported(scene: Scene) -> None:

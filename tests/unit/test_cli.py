@@ -98,15 +98,24 @@ def test_list_shows_only_what_is_in_doubt(log: FileLog, tmp_path: Path) -> None:
 def test_an_id_can_be_copied_from_the_list(log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     log.append(
-        Decided(2, 1, 1, "hash2", tuple(
-            Receipt(sink, f"{ID[:-1]}{task}", task, Fingerprint(5, 1), {}, 1000.0, None)
-            for task, sink in ((8, "cache"), (9, "cache"))
-        ), {"cache": Fingerprint(10, 2)})
-    )  # fmt: skip
+        Decided(
+            2,
+            1,
+            1,
+            "hash2",
+            tuple(
+                Receipt(sink, f"{ID[:-1]}{task}", task, Fingerprint(5, 1), {}, 1000.0, None)
+                for task, sink in ((8, "cache"), (9, "cache"))
+            ),
+            {"cache": Fingerprint(10, 2)},
+        )
+    )
     listed = call("txn", "list", "--log", log.uri).splitlines()
     assert [line for line in listed if line.startswith("poundlock.")] == [
-        ID, f"{ID[:-1]}8", f"{ID[:-1]}9",
-    ]  # fmt: skip
+        ID,
+        f"{ID[:-1]}8",
+        f"{ID[:-1]}9",
+    ]
     assert "  sink out, Kafka, batch 1, decision commit, state not asked" in listed
     assert "  sink cache, batch 2, decision commit, state waits for the pipeline" in listed
     assert max(map(len, listed[1:3])) < 80

@@ -61,9 +61,13 @@ def parse_name(text: str) -> BranchName | None:
         return None
     pipeline, identity, generation, sink, batch, attempt, task_attempt = match.groups()
     return BranchName(
-        Namespace(pipeline, identity), int(generation), sink, int(batch), int(attempt),
+        Namespace(pipeline, identity),
+        int(generation),
+        sink,
+        int(batch),
+        int(attempt),
         int(task_attempt),
-    )  # fmt: skip
+    )
 
 
 def to_forget(names: Iterable[BranchName], floor: int) -> list[BranchName]:
