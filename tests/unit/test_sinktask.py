@@ -112,7 +112,7 @@ def test_a_task_that_may_run_once_says_no_to_a_second_time(
     if attempt:
         with pytest.raises(Rejected, match="at most once"):
             read_votes(votes)
-        assert sink.system.branches == {}
+        assert sink.server.branches == {}
     else:
         assert len(read_votes(votes)[0]) == 1
 
@@ -136,7 +136,7 @@ def test_a_branch_with_bad_rows_alone_is_not_prepared(picky: Picky) -> None:
     sink_task = SinkTask(picky, branch("picky", tolerant=True))
     sink_task.take(*columns([1, 3]))
     assert sink_task.prepare() is None
-    assert picky.system.branches == {}
+    assert picky.server.branches == {}
 
 
 def test_a_lane_without_a_branch_only_counts(picky: Picky) -> None:
@@ -165,7 +165,7 @@ def test_a_letter_spells_any_value(value: pa.Scalar, text: object) -> None:
     rows = pa.StructArray.from_arrays([pa.array([value.cast(value.type)])], names=["v"])
     sink_task.take(rows, pa.array([1]))
     assert dead_letters.prepare() is not None
-    found = next(iter(dead.system.branches.values())).rows
+    found = next(iter(dead.server.branches.values())).rows
     assert json.loads(found[0]["row"]) == {"v": text}
 
 

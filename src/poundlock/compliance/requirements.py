@@ -82,8 +82,12 @@ def prepare(
 
 
 def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
-    """Commit as the coordinator does: again, while a branch is still on its way."""
-    return _patiently(lambda: sink.commit(receipts))
+    """Commit as the coordinator does: again, while a branch is still on its way.
+
+    A hidden branch is committed too. Readers see its rows when the transaction before it has ended.
+    """
+    states = _patiently(lambda: sink.commit(receipts))
+    return [DONE if state is BranchState.HIDDEN else state for state in states]
 
 
 def abort(sink: Participant, strays: Sequence[Stray]) -> list[BranchState]:

@@ -150,8 +150,8 @@ class KafkaBranches(Participant):
                     "has the fix and ask its maintainers for the repair",
                     sink=self.name,
                 )
-            states[receipt.id] = _SEEN[settlement.progress]
-            self.hidden = self.hidden or settlement.hidden
+            hidden = settlement.hidden  # only where it is settled
+            states[receipt.id] = BranchState.HIDDEN if hidden else _SEEN[settlement.progress]
         return states
 
     def _conclude(self, receipt: Receipt, answer: Answer) -> BranchState:
@@ -181,7 +181,6 @@ class KafkaBranches(Participant):
         return max((it[1] for it in parsed if it and it[0] == namespace), default=0)
 
     def find(self, namespace: Namespace) -> list[Stray]:
-        self.hidden = False
         prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         mine: dict[str, int] = {}
         for found in self.client.list_open(prefix):

@@ -125,8 +125,6 @@ class Batches:
             job,
             before=None if before is None else fingerprint_of_plan(before),
         )
-        if any(sink.hidden for sink in self.coordinator.sinks.values()):
-            self.coordinator.sweep()  # a losing attempt may have left a branch before ours
         self._hand_back(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
 
