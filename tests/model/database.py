@@ -214,7 +214,7 @@ class Blind(Memory):
 
     def __init__(self, server: BlindServer, wire: Wire, clock: Callable[[], float]):
         super().__init__(server.sink, server.memory, clock=clock)
-        self.server, self.wire = server, wire
+        self.blind, self.wire = server, wire
 
     def begin(self, branch: Branch) -> BlindWriter:
         return BlindWriter(self, branch)
@@ -227,7 +227,7 @@ class Blind(Memory):
 
     def _commit_watched(self, receipt: Receipt) -> BranchState:
         effect = partial(super()._commit_one, receipt)
-        return self.wire("commit", lambda: self.server.watched(receipt.id, effect, PROTOCOL))
+        return self.wire("commit", lambda: self.blind.watched(receipt.id, effect, PROTOCOL))
 
     def find(self, namespace: Namespace) -> list[Stray]:
         return self.wire("find", lambda: super(Blind, self).find(namespace))
@@ -239,7 +239,7 @@ class Blind(Memory):
         abort = super().abort
         return self.wire(
             "abort",
-            lambda: self.server.watched(stray.id, lambda: abort([stray])[0], PROTOCOL),
+            lambda: self.blind.watched(stray.id, lambda: abort([stray])[0], PROTOCOL),
         )
 
 
