@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from poundlock.sinks import WriteAhead
+from poundlock.spark.columns import hash_column, read_rows
 from poundlock.spark.pipeline.routes import Route, routed
-from poundlock.spark.pipeline.task import _rows, hash_column
 
 # Names that Spark would read as something else, or that ours could be mistaken for.
 ODD = ("a.b", "c`d", "é ", "rows0", "rows1", "hash0", "_")
@@ -31,7 +31,7 @@ def test_odd_names_and_every_kind_of_route(spark: SparkSession) -> None:
     def see(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in range(3):
-                rows = [str(row) for row in _rows(batch, index).to_pylist()]
+                rows = [str(row) for row in read_rows(batch, index).to_pylist()]
                 hashes = batch.column(hash_column(index)).to_pylist()
                 columns = {"index": [index] * len(rows), "row": rows, "hash": hashes}
                 yield pa.RecordBatch.from_pydict(columns, schema=SEEN)

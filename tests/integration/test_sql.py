@@ -21,7 +21,7 @@ from rich.console import Console
 from poundlock.cli import poundlock
 from poundlock.core.protocol import Step
 from poundlock.errors import UsageError
-from poundlock.spark.pipeline.task import field_of, rows_column
+from poundlock.spark.columns import field_of, rows_column
 from poundlock.sqljob import file, run
 from poundlock.sqljob.build import pipelines
 from poundlock.sqljob.shell import Shell

@@ -149,7 +149,7 @@ def test_what_cannot_be_repaired_is_reported(scene: Scene) -> None:
     volatile = "CAST(rand() * 1000000 AS INT)"
     trial.die(scene.pipeline(volatile), Step.DECIDED)
     roll_back_decided(scene)
-    with pytest.raises(GuaranteeBroken, match="the replay gave other rows"):
+    with pytest.raises(GuaranteeBroken, match="the replay gave different rows"):
         trial.finish(scene.pipeline(volatile))
     assert scene.rows()["postgres"] == Counter()
     assert scene.open() == ([], [])

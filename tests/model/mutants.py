@@ -6,7 +6,7 @@ A mutant that survives shows that the model is too weak: mend the model then, ne
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,9 @@ import pytest
 from poundlock.core import coordinator as coordinating
 from poundlock.core import log as logging
 from poundlock.core import protocol
-from poundlock.core.coordinator import BranchKey, Coordinator, Job
+from poundlock.core.coordinator import BranchKey, CommitProgress, Coordinator, Job
 from poundlock.core.log import FileLog, NumberTaken, TransactionLog
-from poundlock.core.model import Compacted, Decided, Namespace, Receipt, Stray
+from poundlock.core.model import Compacted, Decided, Finished, Namespace, Receipt, Stray
 from poundlock.core.protocol import Action, BatchHistory, BranchState, LogState, Stage
 from poundlock.errors import Unavailable
 
@@ -286,13 +286,13 @@ def _recovery(patch: Patch, stage: Stage, state: BranchState, action: Action) ->
 
 @mutant(families.crashes, "branches are committed before the decision is in the log")
 def commit_before_decide(patch: Patch) -> None:
-    def first_gate(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
+    def decide(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
         transaction, votes = self._gather_votes(batch, job)
         for receipt in votes.receipts:
             self.sinks[receipt.sink].commit([receipt])
         self.log.append(_decision(transaction, offsets, votes))
 
-    patch.setattr(Coordinator, "_first_gate", first_gate)
+    patch.setattr(Coordinator, "_decide", decide)
 
 
 def _decision(transaction: Any, offsets: str, votes: Any) -> Decided:
@@ -311,7 +311,7 @@ def _decision(transaction: Any, offsets: str, votes: Any) -> Decided:
     "an append whose outcome is unknown is taken for failed, and the batch is aborted",
 )
 def abort_after_unknown_append(patch: Patch) -> None:
-    def first_gate(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
+    def decide(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
         transaction, votes = self._gather_votes(batch, job)
         try:
             self.log.append(_decision(transaction, offsets, votes))
@@ -321,18 +321,17 @@ def abort_after_unknown_append(patch: Patch) -> None:
                 sink.abort(sink.find(self.generation.namespace))
             raise
 
-    patch.setattr(Coordinator, "_first_gate", first_gate)
+    patch.setattr(Coordinator, "_decide", decide)
 
 
 @mutant(families.losses, "lost branches are replaced, and the log is not told")
 def repair_without_record(patch: Patch) -> None:
-    def repair(
-        self: Coordinator, history: BatchHistory, lost: frozenset[BranchKey], job: Job
-    ) -> None:
-        transaction = self._transaction(history.decided.batch, history.decided.attempt + 1)
-        for receipt in self._replay(history, lost, transaction, job):
+    def repair(self: Coordinator, batch: int, lost: Set[BranchKey], job: Job) -> bool:
+        transaction = self._transaction(batch, self.state.batches[batch].decided.attempt + 1)
+        for receipt in self._replay(batch, lost, transaction, job):
             self.sinks[receipt.sink].commit([receipt])
-        self._finish(history.decided.batch)
+        self.log.append(Finished(batch))
+        return True
 
     patch.setattr(Coordinator, "_repair", repair)
 
@@ -359,7 +358,7 @@ def plan_before_unchecked(patch: Patch) -> None:
 
 @mutant(families.lost_messages, "the sweep does not spare branches that a decision names")
 def sweep_decided(patch: Patch) -> None:
-    patch.setattr(LogState, "held", lambda self: frozenset())
+    patch.setattr(LogState, "history_of", lambda self, stray: None)
 
 
 @mutant(families.crashes, "commit is presumed: what no decision names is committed")
@@ -384,9 +383,11 @@ def loss_is_logged_only(patch: Patch) -> None:
 
 @mutant(families.losses, "a driver that takes over finishes batches whose branches were lost")
 def finished_with_losses(patch: Patch) -> None:
-    def commit(self: Coordinator, history: BatchHistory) -> frozenset[BranchKey]:
-        lost = original(self, history)
-        return frozenset() if self._swept_at < 0 else lost
+    def commit(self: Coordinator, history: BatchHistory) -> CommitProgress:
+        progress = original(self, history)
+        if self._swept_at < 0:
+            progress.lost.clear()
+        return progress
 
     original = Coordinator._commit
     patch.setattr(Coordinator, "_commit", commit)
@@ -453,7 +454,7 @@ def drain_unchecked(patch: Patch) -> None:
     "a finished batch of a stateful query is skipped without being drained",
 )
 def no_drain(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_drain", lambda self, history, job: None)
+    patch.setattr(Coordinator, "_drain", lambda self, batch, job: None)
 
 
 @mutant(
@@ -471,7 +472,7 @@ def copy_accepted(patch: Patch) -> None:
 
 @mutant(families.races, "a driver that was replaced blames the systems for what its successor did")
 def blames_the_systems(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_true_reason", lambda self: contextlib.nullcontext())
+    patch.setattr(Coordinator, "_prefer_fenced", lambda self: contextlib.nullcontext())
 
 
 @mutant(
@@ -479,7 +480,7 @@ def blames_the_systems(patch: Patch) -> None:
     "nothing is swept while a commit waits, though a stray may be what it waits for",
 )
 def waits_behind_strays(patch: Patch) -> None:
-    patch.setattr(Coordinator, "_clear_the_way", lambda self: None)
+    patch.setattr(Coordinator, "_sweep_reachable", lambda self: None)
 
 
 @mutant(families.losses, "the lost branches' replacements are committed before the log names them")

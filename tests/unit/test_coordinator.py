@@ -295,7 +295,7 @@ def test_two_tasks_with_one_branch_vote_no(monkeypatch: pytest.MonkeyPatch) -> N
     bench = Bench(tries=1)
     write = Job.write
     monkeypatch.setattr(Job, "write", lambda *given: Votes(write(*given).receipts[:1] * 2, {}))
-    with pytest.raises(Rejected, match="two tasks used one branch id"):
+    with pytest.raises(Rejected, match="two tasks used the same branch id"):
         bench.run()
 
 
@@ -445,6 +445,23 @@ def test_strays_are_swept_while_a_commit_waits() -> None:
     assert bench.sinks["b"].swept == orphan
 
 
+def test_a_stray_that_hides_committed_rows_is_swept_after_the_batch() -> None:
+    bench = Bench()
+    bench.run()
+    assert Step.SWEPT not in bench.steps[bench.steps.index(Step.ENTERED) :]
+
+    def hidden(receipt: Receipt) -> BranchState:
+        assert bench.sinks["a"]._commit_one(receipt) is BranchState.COMMITTED
+        return BranchState.HIDDEN
+
+    bench.sinks["a"].answer = hidden
+    bench.run(1)
+    finished = len(bench.steps) - bench.steps[::-1].index(Step.FINISHED)
+    assert bench.steps[finished:] == [Step.SWEEPING, Step.SWEPT]
+    assert bench.kinds() == [Decided, Finished] * 2  # hidden is committed
+    assert len(bench.sinks["a"].asked) == 4  # and is not committed again
+
+
 def test_what_cannot_be_proven_stops_and_is_not_guessed() -> None:
     bench = Bench()
     bench.sinks["a"].answer = lambda receipt: BranchState.NO_WITNESS
@@ -459,7 +476,7 @@ def test_decided_branches_of_a_sink_that_is_gone_stop_the_start() -> None:
     with pytest.raises(InDoubt):
         bench.run()
     del bench.sinks["a"]
-    with pytest.raises(LogMismatch, match="no longer has"):
+    with pytest.raises(LogMismatch, match="the pipeline has no such sink"):
         bench.restart()
 
 

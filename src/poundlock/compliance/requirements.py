@@ -90,8 +90,12 @@ def receipt_of(
 
 
 def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
-    """Commit as the coordinator does: again while a branch is not committed yet."""
-    return _repeat(lambda: sink.commit(receipts))
+    """Commit as the coordinator does: again while a branch is not committed yet.
+
+    A hidden branch is committed too. Readers see its rows when the transaction before it has ended.
+    """
+    states = _repeat(lambda: sink.commit(receipts))
+    return [DONE if state is BranchState.HIDDEN else state for state in states]
 
 
 def abort(sink: Participant, strays: Sequence[Stray]) -> list[BranchState]:

@@ -1,4 +1,4 @@
-"""Do log, checkpoint and systems belong together? If not, a part was copied, restored or deleted."""
+"""Checks that log, checkpoint and systems belong together: no part was copied, restored or deleted."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from poundlock.errors import LogMismatch
 
 
 def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> None:
-    """See that a log just loaded is this pipeline's, where it was written, and this checkpoint's.
+    """Check that a log just loaded belongs to this pipeline, this place and this checkpoint.
 
-    `query` is Spark's id of the checkpoint, None if there is none.
+    `query` is Spark's query id in the checkpoint, None if there is no checkpoint.
     """
     state = log.state
     before = state.generation
@@ -25,7 +25,7 @@ def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> 
         )
     if before.uri != log.uri:
         raise LogMismatch(
-            f"the log was written at {before.uri} but is now found at {log.uri}: it was "
+            f"the log was written at {before.uri} but is now at {log.uri}: it was "
             "moved or copied, and two drivers with one identity would undo each other's work. "
             "If it was moved for good, run 'poundlock txn adopt' on it; for a copy, start with "
             "a new checkpoint location"
@@ -37,13 +37,14 @@ def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> 
             "with a new pipeline name and checkpoint location"
         )
     if state.query is not None and query is not None and state.query != query:
-        raise exchanged(state.query, query)
+        raise query_mismatch(state.query, query)
 
 
 def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
-    """See that no system knows a later generation than the log. Raises `LogMismatch`.
+    """Return whether the log still has the newest generation. Raises `LogMismatch`.
 
-    False: another driver has taken over since the log was read.
+    False means that another driver has taken over since the log was read. A system that knows a
+    newer generation than the log shows that the log was restored to an older state.
     """
     known = log.state.generation
     assert known is not None
@@ -63,9 +64,9 @@ def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
     )
 
 
-def exchanged(recorded: str, found: str) -> LogMismatch:
+def query_mismatch(recorded: str, found: str) -> LogMismatch:
     return LogMismatch(
-        f"the log belongs to Spark's query {recorded}, but the checkpoint is that of {found}: the "
+        f"the log belongs to Spark's query {recorded}, but the checkpoint to query {found}: the "
         "checkpoint was deleted or exchanged. Restore it, or start with a new pipeline name and "
         "checkpoint location"
     )

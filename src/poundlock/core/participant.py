@@ -157,7 +157,6 @@ class Participant(ABC):
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # what the user asked for by name, where the kind may give less
     only_appends: bool = False  # has no use for results that take the place of earlier ones
-    hidden: bool = False  # something open hides committed branches from readers: perhaps a stray
 
     # Before anything starts, on the driver.
 
@@ -235,10 +234,11 @@ class Participant(ABC):
 
     @abstractmethod
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        """Try to commit each branch, in this order, many at a time. Say where each stands now.
+        """Try to commit each branch, in this order, many at a time. Return the state of each.
 
-        COMMITTED only when readers will see it; PREPARED when it is still to be committed. Raises
-        `PermanentlyRefused`, with their ids, for branches that the system will not take whole.
+        COMMITTED only if readers see its rows; HIDDEN if they will as soon as another transaction,
+        which is open before it, has ended; PREPARED if it is still to be committed. Raises
+        `PermanentlyRefused`, with the ids of branches whose rows the system refuses in part.
         """
 
     @abstractmethod

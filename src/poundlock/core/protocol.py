@@ -1,19 +1,18 @@
 """The protocol as tables and pure functions: no clock, no thread, no I/O, no randomness.
 
-Rules of this file: whatever the coordinator may do is decided here, from values alone; every state and
-every transition is in a table below, and nowhere else.
+Rules of this file: what the coordinator may do is decided here, from values alone. Every state and
+every transition is in one of the tables below.
 
 Theory of operation. A batch has no record, is decided, or is finished (`Stage`). Each of its branches
-stands somewhere in its own system (`BranchState`). `RECOVERY` says what to do for each pair; the
-coordinator asks it after a crash and in normal running alike, for a batch that was never interrupted
-is only a recovery with nothing to recover from. Abort is presumed: a branch that no decision names
-is aborted.
+has a state in its own system (`BranchState`). `RECOVERY` has the action for each pair. The coordinator
+uses it both after a crash and in normal operation: a batch without a crash is a recovery with nothing
+to recover. Abort is presumed: a branch that no decision names is aborted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,7 +35,7 @@ from poundlock.errors import LogCorrupt, LogMismatch
 
 
 class Stage(Enum):
-    """How far the log knows a batch."""
+    """What the log says of a batch."""
 
     NONE = "none"
     DECIDED = "decided"
@@ -44,10 +43,11 @@ class Stage(Enum):
 
 
 class BranchState(Enum):
-    """Where a branch stands, as its own system proves it."""
+    """The state of a branch, as its own system proves it."""
 
     PREPARED = "prepared"
-    COMMITTED = "committed"  # the witness says so
+    COMMITTED = "committed"  # the witness proves it, and readers see its rows
+    HIDDEN = "hidden"  # the same, but an open transaction still hides its rows from readers
     ABORTED = "aborted"  # the witness proves it
     NO_WITNESS = "no witness"  # the system answers, but cannot tell
     UNREACHABLE = "unreachable"
@@ -58,14 +58,19 @@ class Action(Enum):
 
     ABORT = "abort"
     COMMIT = "commit"
-    DONE = "done"  # this branch is finished; the batch is when all are
+    DONE = "done"  # the batch is finished when this is said of all its branches
+    SWEEP = "sweep"  # done; then sweep, for the open transaction may be a stray
     REPAIR = "repair"  # lost after the decision
     NOTHING = "nothing"
     RETRY = "retry"
-    STOP = "stop"  # cannot be, or cannot be known: a person must look
+    STOP = "stop"  # impossible, or impossible to know: an operator must decide
 
 
-# The table that recovers. One row per stage, one column per state of the branch.
+# What to do with a branch: one row for each stage, one column for each state of the branch. A pair
+# that is not here is never asked for:
+# - An open branch is looked up when a sweep finds it, at any stage (`strays_to_abort`).
+# - NONE: what a system answers to an abort (`sweep_once`).
+# - DECIDED: what a system answers to a commit (`Coordinator._commit_round`).
 RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
     Stage.NONE: {
         BranchState.PREPARED: Action.ABORT,
@@ -77,31 +82,28 @@ RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
     Stage.DECIDED: {
         BranchState.PREPARED: Action.COMMIT,
         BranchState.COMMITTED: Action.DONE,
+        BranchState.HIDDEN: Action.SWEEP,
         BranchState.ABORTED: Action.REPAIR,
         BranchState.NO_WITNESS: Action.STOP,
         BranchState.UNREACHABLE: Action.RETRY,
     },
     Stage.FINISHED: {
         BranchState.PREPARED: Action.STOP,
-        BranchState.COMMITTED: Action.NOTHING,
-        BranchState.ABORTED: Action.STOP,
-        BranchState.NO_WITNESS: Action.NOTHING,
-        BranchState.UNREACHABLE: Action.NOTHING,
     },
 }
 
-# Which record may follow which in the story of one batch.
+# Which record may follow which in the history of one batch.
 FOLLOWS: Mapping[type[Record] | None, frozenset[type[Record]]] = {
     None: frozenset({Decided}),
     Decided: frozenset({Repaired, OperatorDecided, Finished}),
     Repaired: frozenset({Repaired, OperatorDecided, Finished}),
     OperatorDecided: frozenset({Repaired, OperatorDecided, Finished}),
-    Finished: frozenset({OperatorDecided}),  # only to accept that a replay computed another state
+    Finished: frozenset({OperatorDecided}),  # to accept that a replay computed another state
 }
 
 
 class Step(Enum):
-    """The steps of a batch's life that can be watched. Each stands before or after one effect."""
+    """The steps of a batch that an observer is called for, each before or after one effect."""
 
     TAKING_OVER = "taking-over"
     TOOK_OVER = "took-over"
@@ -133,20 +135,20 @@ class BatchHistory:
     """What the log says of one batch."""
 
     decided: Decided
-    receipts: tuple[Receipt, ...]  # as decided, with repaired ones in place of the lost
+    receipts: tuple[Receipt, ...]  # as decided, the lost ones replaced
     last: type[Record] = Decided
     operator_decision: OperatorDecision | None = None
 
     @property
     def stage(self) -> Stage:
-        # A decision over no branch is finished as it is made: an empty batch costs one record.
+        # A decision without branches is finished at once: an empty batch costs one record.
         done = self.last is Finished or not self.receipts
         return Stage.FINISHED if done else Stage.DECIDED
 
 
 @dataclass(slots=True)
 class LogState:
-    """What all records of a log say together."""
+    """The state that all records of a log add up to."""
 
     generation: Generation | None = None
     query: str | None = None
@@ -156,58 +158,58 @@ class LogState:
     @property
     def unfinished(self) -> list[BatchHistory]:
         """Decided batches that are not finished, oldest first."""
-        stories = [self.batches[number] for number in sorted(self.batches)]
-        return [history for history in stories if history.stage is Stage.DECIDED]
+        histories = [self.batches[number] for number in sorted(self.batches)]
+        return [history for history in histories if history.stage is Stage.DECIDED]
 
     def held(self) -> frozenset[tuple[str, str]]:
-        """(sink, id) of every branch that a decided, unfinished batch names: never to be aborted."""
+        """Return (sink, id) of the branches of decided, unfinished batches: they are never aborted."""
         return frozenset(
             (receipt.sink, receipt.id)
             for history in self.unfinished
             for receipt in history.receipts
         )
 
-    def finished_branch(self, stray: Stray) -> int | None:
-        """Return the finished batch that this very branch belongs to, if there is one.
+    def history_of(self, stray: Stray) -> BatchHistory | None:
+        """Return the history of the batch that names an open branch, None if no decision does.
 
-        An id may be used again by a later batch, so what the system says of it must agree too.
+        A later batch may use the id of a finished one again, so there the handles must match too.
         """
-        for number, history in self.batches.items():
-            if history.stage is Stage.FINISHED:
-                for receipt in history.receipts:
-                    if (receipt.sink, receipt.id) == (stray.sink, stray.id) and all(
-                        receipt.handle.get(key) == value for key, value in stray.handle.items()
-                    ):
-                        return number
+        for history in self.batches.values():
+            for receipt in history.receipts:
+                if (receipt.sink, receipt.id) == (stray.sink, stray.id) and (
+                    history.stage is Stage.DECIDED
+                    or all(receipt.handle.get(key) == it for key, it in stray.handle.items())
+                ):
+                    return history
         return None
 
     def apply(self, record: Record) -> None:
-        """Take in the next record. Raises `LogCorrupt` if it cannot follow what came before."""
+        """Apply the next record. Raises `LogCorrupt` if it cannot follow the ones before."""
         if getattr(record, "batch", self.batch_floor) < self.batch_floor:
-            return  # compacted away: an operator decision on an old batch may stand behind the floor
+            return  # an operator decision on a batch that has been compacted away
         match record:
             case Generation():
-                self._take(record)
+                self._set_generation(record)
             case Bound(query):
                 if self.query not in (None, query):
                     raise LogCorrupt(f"the log is bound to two queries, {self.query} and {query}")
                 self.query = query
             case Compacted(_, batch_floor, generation):
-                self._take(generation, again=True)
+                self._set_generation(generation, again=True)
                 self.batch_floor = batch_floor
                 for number in [n for n in self.batches if n < batch_floor]:
                     del self.batches[number]
             case Decided():
-                self._follow(record.batch, Decided)
+                self._history_before(record.batch, Decided)
                 self.batches[record.batch] = BatchHistory(record, record.receipts)
             case Repaired():
-                history = self._follow(record.batch, Repaired)
+                history = self._history_before(record.batch, Repaired)
                 kept = [r for r in history.receipts if (r.sink, r.id) not in record.lost]
                 self.batches[record.batch] = BatchHistory(
                     history.decided, (*kept, *record.receipts), Repaired, history.operator_decision
                 )
             case OperatorDecided():
-                history = self._follow(record.batch, OperatorDecided)
+                history = self._history_before(record.batch, OperatorDecided)
                 self.batches[record.batch] = BatchHistory(
                     history.decided,
                     history.receipts,
@@ -215,12 +217,12 @@ class LogState:
                     record.operator_decision,
                 )
             case Finished():
-                history = self._follow(record.batch, Finished)
+                history = self._history_before(record.batch, Finished)
                 self.batches[record.batch] = BatchHistory(
                     history.decided, history.receipts, Finished, history.operator_decision
                 )
 
-    def _take(self, generation: Generation, *, again: bool = False) -> None:
+    def _set_generation(self, generation: Generation, *, again: bool = False) -> None:
         before = self.generation
         if before is not None:
             floor = before.number if again else before.number + 1
@@ -229,22 +231,22 @@ class LogState:
         self.generation = generation
         self.query = generation.query or self.query
 
-    def _follow(self, batch: int, kind: type[Record]) -> BatchHistory:
+    def _history_before(self, batch: int, kind: type[Record]) -> BatchHistory:
         history = self.batches.get(batch)
         if kind not in FOLLOWS[history.last if history else None]:
             last = history.last.__name__ if history else "nothing"
             raise LogCorrupt(f"batch {batch}: {kind.__name__} cannot follow {last}")
-        # A batch without a story may only be decided, which never reads what is returned here.
+        # Only a decision may follow nothing, and it does not use what is returned here.
         return history  # pyright: ignore[reportReturnType]
 
 
 def enter(state: LogState, batch: int, offsets: str, before: str | None = None) -> Stage:
-    """Say what the log knows of `batch`, whose offsets Spark planned as `offsets`.
+    """Return the stage of `batch` in the log. Spark's plan for it has the hash `offsets`.
 
-    `before` is the plan that the checkpoint holds for the batch before it, if it holds one: where a
-    file system lets two drivers write one plan, the batch may have been run by the other. Raises
-    `LogMismatch` where log and checkpoint cannot belong together: a batch is never skipped, and never
-    run, by its number alone.
+    `before` is the hash of the plan that the checkpoint holds for the previous batch, None if it holds
+    none: on some file systems two drivers can write one plan, so the other may have run that batch.
+    Raises `LogMismatch` if log and checkpoint do not match: a batch is never skipped, and never run,
+    because of its number alone.
     """
     if batch < state.batch_floor:
         raise LogMismatch(
@@ -258,7 +260,7 @@ def enter(state: LogState, batch: int, offsets: str, before: str | None = None) 
             raise LogMismatch(
                 f"batch {number} is in the log with other source offsets (hash "
                 f"{history.decided.offsets[:12]}) than in Spark's plan ({planned[:12]}): the "
-                "checkpoint was restored to an older state, deleted, exchanged, or written to by two "
+                "checkpoint was restored to an older state, deleted, exchanged, or written by two "
                 "drivers. Restore the checkpoint that belongs to this log, or start a new pipeline "
                 "name and checkpoint"
             )
@@ -269,27 +271,28 @@ def enter(state: LogState, batch: int, offsets: str, before: str | None = None) 
         unfinished = [history.decided.batch for history in state.unfinished]
         if unfinished or batch != last + 1:
             missing = (
-                f"batch {unfinished[0]} is not finished" if unfinished else f"its last is {last}"
+                f"batch {unfinished[0]} is not finished" if unfinished else f"the last is {last}"
             )
             raise LogMismatch(
-                f"Spark asks for batch {batch}, but to the log {missing}: log and checkpoint are not "
+                f"Spark asks for batch {batch}, but in the log {missing}: log and checkpoint are not "
                 "of the same age. Restore the two together, or start a new pipeline name and "
                 "checkpoint"
             )
     elif state.batch_floor and batch != state.batch_floor:
         raise LogMismatch(
-            f"Spark asks for batch {batch}, but the log goes on at {state.batch_floor}"
+            f"Spark asks for batch {batch}, but the log continues at {state.batch_floor}"
         )
     return Stage.NONE
 
 
-def to_sweep(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
-    """Choose the strays to abort, given a log read after its tail and no task of ours running.
+def strays_to_abort(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
+    """Choose the strays to abort. The log must have been read to its end, with no task of ours running.
 
-    Raises `LogMismatch` for a stray of a generation that the log has never seen.
+    Raises `LogMismatch` for a stray of a generation that the log does not have, and for one whose
+    batch is finished.
     """
     assert state.generation is not None
-    held, chosen = state.held(), list[Stray]()
+    chosen = list[Stray]()
     for stray in strays:
         if stray.generation > state.generation.number:
             raise LogMismatch(
@@ -298,22 +301,23 @@ def to_sweep(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
                 "Restore the log that belongs to this pipeline, or start a new pipeline name",
                 sink=stray.sink,
             )
-        finished = state.finished_branch(stray)
-        if finished is not None and RECOVERY[Stage.FINISHED][BranchState.PREPARED] is Action.STOP:
+        history = state.history_of(stray)
+        action = RECOVERY[history.stage if history else Stage.NONE][BranchState.PREPARED]
+        if history is not None and action is Action.STOP:
             raise LogMismatch(
-                f"{stray.id} is open, but the log says that batch {finished} with this branch was "
+                f"{stray.id} is open, but the log says that its batch {history.decided.batch} is "
                 "finished: the system was restored to an older state. Compare the output with the "
-                "input before going on",
+                "input before you go on",
                 sink=stray.sink,
             )
-        if (stray.sink, stray.id) not in held:
+        if action is Action.ABORT:
             chosen.append(stray)
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Why a replay may not take the place of what was lost, sink by sink."""
+    """Why a replay cannot replace the lost branches of a sink."""
 
     sink: str
     recorded: Fingerprint
@@ -327,28 +331,28 @@ class Mismatch:
 def compare(
     recorded: Mapping[str, Fingerprint], replayed: Mapping[str, Fingerprint]
 ) -> list[Mismatch]:
-    """Compare what a replay computed with what was decided, sink by sink."""
+    """Compare the totals of a replay with the recorded ones. Return the sinks that differ."""
     differing: list[Mismatch] = []
     for sink in sorted({*recorded, *replayed}):
         before = recorded.get(sink, Fingerprint())
         now = replayed.get(sink, Fingerprint())
         if before != now:
-            differing.append(Mismatch(sink, before, now, "the replay gave other rows"))
+            differing.append(Mismatch(sink, before, now, "the replay gave different rows"))
     return differing
 
 
 def match_lost(
     recorded: Sequence[Receipt],
-    lost: frozenset[tuple[str, str]],
+    lost: Set[tuple[str, str]],
     replayed: Sequence[Receipt],
     *,
     operator_decision: OperatorDecision | None = None,
 ) -> list[Receipt] | Mismatch:
-    """Choose the replay's receipts that take the place of one sink's lost branches.
+    """Choose the receipts of the replay that replace one sink's lost branches.
 
-    Branches are matched by fingerprint, as a multiset and never by task number, for partitions are not
-    stable across replays. Where they do not match one by one, the sink's total must, and then all of
-    its branches must have been lost: otherwise rows of a committed branch could be repeated.
+    Branches are matched by fingerprint, as a multiset. Task numbers are not used, because partitions
+    differ between replays. If the branches do not match one by one, the sink's total must match, and
+    all of its branches must be lost: otherwise rows of a committed branch could be repeated.
     """
     sink = (recorded or replayed)[0].sink
     gone = [receipt for receipt in recorded if (receipt.sink, receipt.id) in lost]
@@ -368,11 +372,11 @@ def match_lost(
     ):
         return list(replayed)
     if old != new:
-        return Mismatch(sink, old, new, "the replay gave other rows")
+        return Mismatch(sink, old, new, "the replay gave different rows")
     return Mismatch(
         sink,
         old,
         new,
-        f"the replay cut the same rows into other partitions, and {len(recorded) - len(gone)} of "
+        f"the replay has the same rows in different partitions, and {len(recorded) - len(gone)} of "
         f"{len(recorded)} branches are already committed",
     )

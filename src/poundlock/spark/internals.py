@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from py4j.java_gateway import get_field, is_instance_of
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -94,15 +94,38 @@ def hadoop_conf(spark: SparkSession) -> Any:
 TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
 
 
-def running_query(spark: SparkSession, query_id: str) -> tuple[str, Any, str]:
-    """Return where a running query keeps its checkpoint, its analysed plan and its output mode.
+class RunningQuery:
+    """A streaming query as Spark's JVM sees it, for code that has only its id."""
 
-    A batch's frame has a session of its own, which does not know the query; all sessions share this.
+    def __init__(self, java: Any):
+        self._java = java
+        self.checkpoint_location: str = java.resolvedCheckpointRoot()
+        self.analyzed_plan: Any = java.analyzedPlan()
+        self.output_mode: str = java.outputMode().toString()
+
+    def is_active(self) -> bool:
+        """Return whether the query goes on. False from the moment when its `stop()` is called."""
+        try:
+            return self._java.isActive()
+        except (Py4JError, OSError):
+            return False  # the JVM is gone, and the query with it
+
+    def wait(self, milliseconds: int) -> bool:
+        """Wait until the query's thread has ended. Return whether it has, with or without an error."""
+        try:
+            return self._java.awaitTermination(milliseconds)
+        except (Py4JError, OSError):
+            return True
+
+
+def running_query(spark: SparkSession, query_id: str) -> RunningQuery:
+    """Return a running query.
+
+    The session of a batch's frame does not know the query, but all sessions share these objects.
     """
     java: Any = spark._jsparkSession
     running: Any = java.sharedState().activeStreamingQueries()
-    query = running.get(jvm(spark).java.util.UUID.fromString(query_id))
-    return query.resolvedCheckpointRoot(), query.analyzedPlan(), query.outputMode().toString()
+    return RunningQuery(running.get(jvm(spark).java.util.UUID.fromString(query_id)))
 
 
 class StoppedBySpark(Exception):

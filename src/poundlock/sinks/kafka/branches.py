@@ -141,8 +141,8 @@ class KafkaBranches(ClientOwner, Participant):
                     "has the fix and ask its maintainers for the repair",
                     sink=self.name,
                 )
-            states[receipt.id] = _SEEN[settlement.progress]
-            self.hidden = self.hidden or settlement.hidden
+            hidden = settlement.hidden  # only where it is settled
+            states[receipt.id] = BranchState.HIDDEN if hidden else _SEEN[settlement.progress]
         return states
 
     def _conclude(self, receipt: Receipt, answer: Answer) -> BranchState:
@@ -166,7 +166,6 @@ class KafkaBranches(ClientOwner, Participant):
         return max((it.generation for it in parsed if it and it.namespace == namespace), default=0)
 
     def find(self, namespace: Namespace) -> list[Stray]:
-        self.hidden = False
         prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         mine: dict[str, int] = {}
         for txn in self.client.run(transactions.list_by_prefix, prefix):

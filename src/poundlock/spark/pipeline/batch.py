@@ -23,13 +23,19 @@ logger = logging.getLogger("poundlock")
 
 
 class Gate(Protocol):
-    """Who may hold a batch back: the query, when it has been asked to stop."""
+    """Stops the batches when the query has been asked to stop."""
 
-    def enter(self, frame: DataFrame, batch: int) -> None: ...
+    def enter(self, frame: DataFrame, batch: int) -> None:
+        """Begin a batch, or raise an error that Spark knows for a stop."""
+        ...
 
-    def leave(self, batch: int, error: BaseException | None) -> None: ...
+    def leave(self, batch: int, error: BaseException | None) -> None:
+        """End a batch."""
+        ...
 
-    def must_stop(self) -> bool: ...
+    def must_stop(self) -> bool:
+        """Return whether the batch should give up instead of waiting for a system."""
+        ...
 
 
 @dataclass
@@ -40,39 +46,37 @@ class Batches:
     coordinator: Coordinator
     checkpoint: Checkpoint
     sinks: Sequence[Participant]
-    dead_letters: Mapping[
-        str, Participant | None
-    ]  # sinks that leave bad rows out, and who takes them
-    sources: Sequence[KafkaSource | None]  # in the plan's order; None: offsets are not ours to keep
+    dead_letters: Mapping[str, Participant | None]  # see `dead_letter_routes`
+    sources: Sequence[KafkaSource | None]  # in the plan's order; None for any other source
     stateful: bool
     prepare_timeout_s: float | None
     observe: Callable[[Step, Mapping[str, object]], None]
-    gate: Gate | None
-    at_most_once: bool = False  # no task may be run again
+    gate: Gate
+    at_most_once: bool = False  # no task may run a second time
     _bound: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
 
     def take_over(self, *, adopt: bool = False) -> None:
         """Become the pipeline's owner and finish what is decided.
 
-        `adopt`: the checkpoint is that of a query which ran without us until now. Otherwise a
-        checkpoint without a log means that the log was deleted, and with it all that was decided.
+        `adopt` says that the query of the checkpoint has run without Poundlock until now. Otherwise a
+        checkpoint without a log means that the log was deleted.
         """
         known = self.coordinator.log.load().generation is not None
         if not known and not adopt and self.checkpoint.query() is not None:
             raise LogMismatch(
                 f"there is a checkpoint, but no log at {self.coordinator.log.uri}: the log was "
-                "deleted, and nobody can say which batch was committed. Restore it, or start with a "
-                "new checkpoint location. If the checkpoint is that of a query which never ran with "
-                "Poundlock, say so with adopt_checkpoint=True: its last batch may be written again"
+                "deleted, and it is unknown which batch was committed. Restore it, or start with a "
+                "new checkpoint location. If the query of the checkpoint never ran with Poundlock, "
+                "give adopt_checkpoint=True: its last batch may be written again"
             )
         owner = f"{socket.gethostname()}:{os.getpid()}"
         self.coordinator.take_over(self.name, query=self.checkpoint.query, owner=owner)
 
     def close(self, *, sweep: bool) -> None:
-        """Abort what losing attempts may have left, and let go of the driver's connections.
+        """Abort what losing attempts have left, and close the driver's connections.
 
-        Kafka hides from readers what comes after an open branch, and the next start may be far.
+        Kafka's readers see nothing after an open branch, and the next start may be far away.
         """
         if self._closed:
             return
@@ -91,15 +95,13 @@ class Batches:
     def __call__(self, frame: DataFrame, batch: int) -> None:
         error: BaseException | None = None
         try:
-            if self.gate is not None:
-                self.gate.enter(frame, batch)
+            self.gate.enter(frame, batch)
             self._run(frame, batch)
         except BaseException as problem:
             error = problem
             raise
         finally:
-            if self.gate is not None:
-                self.gate.leave(batch, error)
+            self.gate.leave(batch, error)
 
     def _run(self, frame: DataFrame, batch: int) -> None:
         if not self._bound:
@@ -125,8 +127,6 @@ class Batches:
             job,
             before=None if before is None else fingerprint_of_plan(before),
         )
-        if any(sink.hidden for sink in self.coordinator.sinks.values()):
-            self.coordinator.sweep()  # a losing attempt may have left a branch before ours
         self._hand_back(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
 
@@ -139,18 +139,18 @@ class Batches:
             if source is not None and offsets is not None:
                 _, joined = ends.setdefault(source.key, (source, {}))
                 for at, offset in source.positions(offsets).items():
-                    joined[at] = min(offset, joined.get(at, offset))  # read twice: as far as both
+                    joined[at] = min(offset, joined.get(at, offset))  # the lower one if read twice
         return list(ends.values())
 
     def _hand_back(
         self, batch: int, ends: Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]
     ) -> None:
-        """Tell the consumer groups how far we are, now that the batch is final."""
+        """Commit the offsets of a finished batch to the consumer groups."""
         for source, offsets in ends:
             source.pend(batch, offsets)
             self.observe(Step.HANDING_BACK, {"batch": batch, "group": source.group})
             if source.mode is OffsetMode.ON_BATCH:
-                # A driver that slept while another went on must not set the group back.
+                # A driver that was replaced meanwhile must not set the group back.
                 self.coordinator.log.ensure_owned()
-            source.completed(batch, stopping=self.gate is not None and self.gate.must_stop())
+            source.completed(batch, stopping=self.gate.must_stop())
             self.observe(Step.HANDED_BACK, {"batch": batch, "group": source.group})

@@ -1,8 +1,8 @@
-"""From a frame to columns for each sink: what makes a single pass over a batch possible.
+"""From a DataFrame to columns for each sink, so that one pass over a batch is enough.
 
-Before the query starts, each sink's `output`, `select` and `where` become one nullable struct column,
-or its fields where no row is left out, and the hash of each row one more, computed by Spark's own
-generated code. A task then needs no cache, no second scan and no loop over rows.
+Before the query starts, `output`, `select` and `where` of each sink become one nullable struct column,
+or one column for each field if the sink takes every row. Another column has the hash of each row. All
+are computed by Spark's generated code: a task needs no cache, no second scan and no loop over rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from poundlock.core.participant import Column, Participant
 from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError, error_context
+from poundlock.spark.columns import (
+    OUTPUT_TAG,
+    field_column,
+    field_of,
+    hash_column,
+    output_column,
+    rows_column,
+)
 from poundlock.spark.hashing import parts
-from poundlock.spark.pipeline.task import field_column, field_of, hash_column, rows_column
-from poundlock.spark.stream.keyed import TAG, struct_column
 
 _KEPT, _TAKEN, _SELECTED = "__poundlock_kept", "__poundlock_taken", "__poundlock_selected"
 
@@ -35,11 +41,11 @@ class Route:
     where: str | SparkColumn | None = None
     select: tuple[str | SparkColumn, ...] | None = None
     on_bad_row: str | Participant = "fail"
-    output: str | None = None  # which output of a flow; None: the frame has but one
+    output: str | None = None  # of a flow; None if the frame has only one
 
     @property
     def dead_letters(self) -> Participant | None:
-        """The sink that takes the rows which this one cannot."""
+        """The sink for the rows that this one cannot take."""
         return self.on_bad_row if isinstance(self.on_bad_row, Participant) else None
 
     def describe(self) -> str:
@@ -58,7 +64,7 @@ class Route:
 
 
 def dead_letter_sinks(routes: Sequence[Route]) -> list[Participant]:
-    """Return the sinks that take other sinks' bad rows, each once, and see that they can."""
+    """Return the sinks that take bad rows of other sinks, each once. Checks that they can."""
     found: dict[str, Participant] = {}
     for route in routes:
         if route.dead_letters is not None and route.dead_letters.name not in found:
@@ -68,14 +74,14 @@ def dead_letter_sinks(routes: Sequence[Route]) -> list[Participant]:
 
 
 def dead_letter_routes(routes: Sequence[Route]) -> dict[str, Participant | None]:
-    """Return the sinks that leave bad rows out, and to each the sink that takes them, if any."""
+    """Map each sink that leaves bad rows out to the sink that takes them, or to None."""
     return {route.sink.name: route.dead_letters for route in routes if route.on_bad_row != "fail"}
 
 
 def routed(frame: DataFrame, routes: Sequence[Route]) -> DataFrame:
-    """Return, for each route, a struct column of its rows or its fields, and a column of their hashes.
+    """Return a frame with the columns of each route's rows and their hashes (see `spark.columns`).
 
-    Raises `UsageError` that names the sink for a column or an expression that does not fit.
+    Raises `UsageError` with the sink's name for a column or an expression that does not fit.
     """
     base = frame
     for index, route in enumerate(routes):
@@ -89,13 +95,15 @@ def routed(frame: DataFrame, routes: Sequence[Route]) -> DataFrame:
 
 
 def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> DataFrame:
-    """Add the columns of a route's rows. Spark folds all these projections into one."""
+    """Add the columns of a route's rows. Spark merges all these projections into one."""
     fields, conditions = frame.schema.fields, []
-    if route.output is not None:  # within this route, the columns are those of its output
-        rows = struct_column(route.output)
+    if route.output is not None:  # this route sees only the columns of its output
+        rows = output_column(route.output)
         fields = frame.schema[rows].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
         kept = F.struct("*").alias(_KEPT)
-        base = base.select(kept, (F.col(TAG) == route.output).alias(_TAKEN), quoted(rows) + ".*")
+        base = base.select(
+            kept, (F.col(OUTPUT_TAG) == route.output).alias(_TAKEN), quoted(rows) + ".*"
+        )
         conditions = [F.col(_TAKEN)]
     if route.where is not None:
         conditions += [F.expr(route.where) if isinstance(route.where, str) else route.where]
@@ -103,10 +111,12 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
     if route.select is not None:
         items: list[SparkColumn] = []
         for item in route.select:
-            items += [F.col(name) for name in names] if isinstance(item, str) and item == "*" else [
-                F.expr(item) if isinstance(item, str) else item]  # fmt: skip
+            if isinstance(item, str) and item == "*":
+                items += [F.col(name) for name in names]
+            else:
+                items.append(F.expr(item) if isinstance(item, str) else item)
         selected = F.struct(*items)
-        for condition in reversed(conditions):  # what is left out need not bear the expressions
+        for condition in reversed(conditions):  # rows left out are not given to the expressions
             selected = F.when(condition, selected)
         base = base.withColumn(_SELECTED, selected)
         fields = base.schema[_SELECTED].dataType.fields  # pyright: ignore[reportAttributeAccessIssue]
@@ -118,7 +128,7 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
     with error_context(sink=route.sink.name):
         wanted = route.sink.project(columns)
     if not conditions:
-        # A struct is only there to be null. Spark would write it twice, at the cost of half a row.
+        # No row is left out, so no struct is needed, which Spark would copy once more.
         fields = [F.expr(sql).alias(field_column(index, name)) for name, sql in wanted.items()]
         return base.select("*", *fields).drop(_SELECTED)
     row = F.struct(*[F.expr(sql).alias(name) for name, sql in wanted.items()])
@@ -130,7 +140,7 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
 
 
 def declared(kind: DataType) -> str:
-    """Return a type as `Column` has it: Spark's `simpleString`, which its parser takes back."""
+    """Return a type as `Column` has it: `simpleString` with quoted names, for Spark's parser."""
     if isinstance(kind, ArrayType):
         return f"array<{declared(kind.elementType)}>"
     if isinstance(kind, MapType):
@@ -146,7 +156,7 @@ def _plain(name: str) -> str:
 
 
 def _hash(base: DataFrame, index: int, own: Sequence[StructField]) -> SparkColumn:
-    """Return the hash of a route's rows: of its `own` columns, or of its struct's fields."""
+    """Return the hash of a route's rows, from its `own` columns or from the fields of its struct."""
     name = rows_column(index)
     if own:
         values = [(F.col(field.name), field) for field in own]

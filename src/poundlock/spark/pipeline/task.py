@@ -1,8 +1,11 @@
 """What runs on the executors: one pass over a task's rows, routed to every sink.
 
-Rules of this file: no Python call per row; the input is always read to its end, for Spark commits a
-query's state only then; a sink's refusal is a vote and travels back as data, so that the driver sees
-the very error and Spark does not try the task again for nothing.
+Rules of this file:
+
+- There is no Python call per row.
+- The input is always read to its end, because only then does Spark commit a query's state.
+- A sink's refusal is a vote and returns as data. So the driver gets the original error, and Spark
+  does not run the task again in vain.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from poundlock import errors
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
 from poundlock.errors import PoundlockError, Rejected
+from poundlock.spark.columns import hash_column, read_rows
 from poundlock.spark.pipeline.sinktask import SinkTask
 
 if TYPE_CHECKING:
@@ -25,31 +29,6 @@ if TYPE_CHECKING:
 
 VOTE_SCHEMA = "vote string"
 _VOTE = pa.schema([("vote", pa.string())])
-_FIELD = "__poundlock_rows"
-
-
-def rows_column(index: int) -> str:
-    """Name the struct column with the rows of the sink at `index`; null where it takes none."""
-    return f"rows{index}"
-
-
-def field_column(index: int, field: str) -> str:
-    """Name the column of a field, which a sink that takes all rows has instead.
-
-    In hexadecimal: Spark reads dots and quotes in names as its own.
-    """
-    return f"{_FIELD}{index}_{field.encode().hex()}"
-
-
-def field_of(column: str, index: int) -> str | None:
-    """Return the field that `field_column` named for a sink; None if it is another column."""
-    head = f"{_FIELD}{index}_"
-    return bytes.fromhex(column.removeprefix(head)).decode() if column.startswith(head) else None
-
-
-def hash_column(index: int) -> str:
-    """Name the column with the hash of each of those rows."""
-    return f"hash{index}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +42,7 @@ class WriteTask:
     transaction: Transaction | None = None  # None: a drain, which writes nothing
     writing: frozenset[str] = frozenset()  # the others only have their fingerprints computed
     held_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    at_most_once: bool = False  # never again, for rows go straight through and at most once
+    at_most_once: bool = False  # this task must not be run a second time
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -74,8 +53,8 @@ class WriteTask:
         try:
             if self.at_most_once and context.attemptNumber() > 0:
                 raise Rejected(
-                    "the task was run before, and has perhaps written rows, which are promised at most "
-                    "once: the source cannot be replayed"
+                    "the task has been run before and may have written rows. They may be written at "
+                    "most once, because the source cannot be replayed"
                 )
             votes = self._write(sink_tasks, batches)
         except PoundlockError as refusal:
@@ -89,9 +68,12 @@ class WriteTask:
         yield pa.RecordBatch.from_pydict({"vote": votes}, schema=_VOTE)
 
     def _sink_tasks(self, context: TaskContext) -> list[SinkTask]:
-        """Return a lane for each sink, in their order, and behind them those for dead letters."""
-        takers = {sink.name: SinkTask(sink, self._branch(sink, context))
-                  for sink in self.dead_letters.values() if sink is not None}  # fmt: skip
+        """Return a `SinkTask` for each sink in order, then those that take dead letters."""
+        takers = {
+            sink.name: SinkTask(sink, self._branch(sink, context))
+            for sink in self.dead_letters.values()
+            if sink is not None
+        }
         sink_tasks: list[SinkTask] = []
         for sink in self.sinks:
             taker = self.dead_letters.get(sink.name)
@@ -118,19 +100,13 @@ class WriteTask:
         routed = sink_tasks[: len(self.sinks)]
         for batch in batches:
             for index, sink_task in enumerate(routed):
-                sink_task.take(_rows(batch, index), batch.column(hash_column(index)))
-        # All lanes have all their rows before the first is prepared: a late refusal costs least.
+                sink_task.take(read_rows(batch, index), batch.column(hash_column(index)))
+        # Prepare when every sink has all its rows, so that a late refusal costs least.
         receipts = [sink_task.prepare() for sink_task in sink_tasks]
-        return [yes(sink_task.sink.name, sink_task.offered, receipt, sink_task.bad)
-                for sink_task, receipt in zip(sink_tasks, receipts, strict=True)]  # fmt: skip
-
-
-def _rows(batch: pa.RecordBatch, index: int) -> pa.StructArray:
-    if rows_column(index) in batch.schema.names:
-        return batch.column(rows_column(index))  # pyright: ignore[reportReturnType]
-    found = [(column, field_of(column, index)) for column in batch.schema.names]
-    fields = {field: batch.column(column) for column, field in found if field is not None}
-    return pa.StructArray.from_arrays(list(fields.values()), names=list(fields))
+        return [
+            yes(sink_task.sink.name, sink_task.offered, receipt, sink_task.bad)
+            for sink_task, receipt in zip(sink_tasks, receipts, strict=True)
+        ]
 
 
 def _abandon(sink_tasks: Sequence[SinkTask]) -> None:
@@ -139,7 +115,7 @@ def _abandon(sink_tasks: Sequence[SinkTask]) -> None:
 
 
 def yes(sink: str, offered: Fingerprint, receipt: Receipt | None, bad: int = 0) -> str:
-    """Spell a yes vote of one sink in one task; without a receipt there is nothing to commit."""
+    """Encode the yes vote of one sink in one task. Without a receipt there is nothing to commit."""
     return json.dumps(
         {
             "sink": sink,
@@ -152,7 +128,7 @@ def yes(sink: str, offered: Fingerprint, receipt: Receipt | None, bad: int = 0) 
 
 
 def no(refusal: PoundlockError) -> str:
-    """Spell a no vote: the error itself, to be raised by the driver."""
+    """Encode a no vote: the error, which the driver raises."""
     body = {
         "kind": type(refusal).__name__,
         "message": str(refusal.args[0]),
@@ -165,9 +141,9 @@ def no(refusal: PoundlockError) -> str:
 def read_votes(
     votes: Sequence[str],
 ) -> tuple[list[Receipt], dict[str, Fingerprint], dict[str, int]]:
-    """Read the votes of all tasks: receipts, totals, and bad rows that were left out, by sink.
+    """Decode the votes of all tasks into receipts, totals by sink, and counts of bad rows by sink.
 
-    Raises the first refusal, as the sink raised it.
+    Raises the first refusal as the sink raised it.
     """
     receipts: list[Receipt] = []
     totals: dict[str, Fingerprint] = {}

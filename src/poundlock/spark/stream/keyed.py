@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 
 from poundlock.core.sparksql import quoted
 from poundlock.errors import OperatorFailed, UsageError
+from poundlock.spark.columns import OUTPUT_TAG, output_column
 from poundlock.spark.hashing import parts
 from poundlock.stream.aggregates import EXACT
 from poundlock.stream.operator import Event, Operator, Page
@@ -422,20 +423,12 @@ def output(raw: DataFrame, name: str, outputs: Outputs) -> DataFrame:
     )
 
 
-TAG = "output"
-
-
 def tagged(raw: DataFrame, outputs: Outputs) -> DataFrame:
     """Return the rows of all outputs: the output's name, and a struct column for each output."""
-    schema = StructType().add(TAG, "string")
+    schema = StructType().add(OUTPUT_TAG, "string")
     for name, columns in outputs.schemas.items():
-        schema = schema.add(struct_column(name), columns)
+        schema = schema.add(output_column(name), columns)
     return raw.mapInArrow(_Unpack(outputs.arrow, tagged=True), schema)
-
-
-def struct_column(name: str) -> str:
-    """Name the column with the rows of an output in a tagged frame."""
-    return f"output_{name}"
 
 
 @dataclass(frozen=True)
@@ -452,14 +445,14 @@ class _Unpack:
                 yield from table.to_batches()
 
     def _tagged(self, name: str, table: pa.Table) -> pa.Table:
-        columns: dict[str, pa.Array] = {TAG: pa.repeat(pa.scalar(name), table.num_rows)}
+        columns: dict[str, pa.Array] = {OUTPUT_TAG: pa.repeat(pa.scalar(name), table.num_rows)}
         for other, schema in self.schemas.items():
             kind = pa.struct(list(schema))
             rows = pa.nulls(table.num_rows, kind)
             if other == name:
                 arrays = [column.combine_chunks() for column in table.columns]
                 rows = pa.StructArray.from_arrays(arrays, fields=list(schema))
-            columns[struct_column(other)] = rows
+            columns[output_column(other)] = rows
         return pa.table(columns)
 
 

@@ -1,0 +1,96 @@
+"""Checks before the first batch: what cannot work is refused, and what may not work is warned about."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from poundlock.core import guarantee
+from poundlock.core.coordinator import Settings
+from poundlock.core.participant import Participant, Semantic
+from poundlock.errors import UsageError, error_context
+from poundlock.spark.pipeline.site import SparkSite
+from poundlock.spark.plan import SILENT, Plan
+
+logger = logging.getLogger("poundlock")
+
+_UNSUPPORTED_TRIGGERS = {
+    "continuous": "continuous processing commits without batches, so there is nothing to decide on",
+    "realTime": "real-time mode plans a batch's offsets after it has run, so a replay has others",
+}
+
+
+def check_trigger(trigger: Mapping[str, Any]) -> None:
+    for name, reason in _UNSUPPORTED_TRIGGERS.items():
+        if trigger.get(name) is not None:
+            raise UsageError(
+                f"trigger {name}= is refused: {reason}. Use processingTime or availableNow"
+            )
+
+
+def check_mode(mode: str, sinks: Iterable[Participant]) -> None:
+    for sink in sinks:
+        if sink.only_appends and mode.lower() != "append":
+            raise UsageError(
+                f"output mode {mode} gives results anew when they change, and this sink would only "
+                "append them: use append with a watermark, or a sink that upserts",
+                sink=sink.name,
+            )
+
+
+def check_parts(
+    spark: SparkSession, plan: Plan, sinks: Sequence[Participant], settings: Settings
+) -> guarantee.Statement:
+    """Refuse parts that do not go together. Return what they guarantee. Touches nothing."""
+    conf = spark.conf
+    if conf.get("spark.sql.streaming.asyncProgressTrackingEnabled", "false") == "true":
+        raise UsageError(
+            "exactly-once does not work with asynchronous progress tracking: unset "
+            "asyncProgressTrackingEnabled"
+        )
+    statement = guarantee.state(plan.source_names, replayable=plan.replayable, sinks=sinks)
+    guarantee.require(statement)
+    _warn_of_changing_replays(plan, sinks)
+    kept = int(conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
+    if settings.keep_batches < kept:
+        raise UsageError(
+            f"keep_batches={settings.keep_batches} is less than the {kept} batches that Spark keeps "
+            "(spark.sql.streaming.minBatchesToRetain)"
+        )
+    return statement
+
+
+def _warn_of_changing_replays(plan: Plan, sinks: Sequence[Participant]) -> None:
+    for source in plan.sources:
+        for option, (value, what) in SILENT.items():
+            given = source.options.get(option, "")
+            if given.lower() == value:
+                logger.warning(
+                    "%s=%s: %s are skipped without an error, and a replay may then differ from the "
+                    "decision",
+                    *(option, given, what),
+                )
+    if plan.volatile and any(sink.semantic is Semantic.EXACTLY_ONCE for sink in sinks):
+        logger.warning(
+            "the query uses %s: a replay gives different rows, so a branch that is lost after the "
+            "decision cannot be repaired and would stop the pipeline",
+            ", ".join(f"{name}()" for name in plan.volatile),
+        )
+
+
+def preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: str) -> None:
+    """Have each sink check its system, and log its warnings."""
+    site = SparkSite(spark, log_location)
+    sinks = list(sinks)
+    for one, other in itertools.combinations(sinks, 2):
+        one.check_conflict(other)
+    for sink in sinks:
+        sink.attach(site)
+        with error_context(sink=sink.name):
+            warnings = sink.preflight()
+        for warning in warnings:
+            logger.warning("sink %s: %s", sink.name, warning)

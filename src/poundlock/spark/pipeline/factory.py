@@ -1,0 +1,99 @@
+"""Builds what runs the batches of a query, for `Pipeline.start` and `foreach_batch` alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from pyspark.sql import SparkSession
+
+from poundlock.core import guarantee
+from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import Step
+from poundlock.errors import UsageError
+from poundlock.sources.kafka import KafkaSource, source_of
+from poundlock.spark.pipeline.batch import Batches, Gate
+from poundlock.spark.pipeline.checks import check_mode, check_parts, preflight
+from poundlock.spark.pipeline.routes import Route, dead_letter_routes, dead_letter_sinks
+from poundlock.spark.plan import Plan
+from poundlock.spark.storage import Checkpoint, open_log
+
+logger = logging.getLogger("poundlock")
+
+LOG_DIRECTORY = "poundlock"  # within the checkpoint location: the two belong together
+
+Observer = Callable[[Step, Mapping[str, object]], None]
+
+
+def sinks_of(routes: Sequence[Route]) -> dict[str, Participant]:
+    """Return every sink by its name, those for bad rows last."""
+    sinks = [route.sink for route in routes] + dead_letter_sinks(routes)
+    return {sink.name: sink for sink in sinks}
+
+
+def build_batches(
+    spark: SparkSession,
+    plan: Plan,
+    routes: Sequence[Route],
+    *,
+    name: str,
+    mode: str,
+    checkpoint_location: str,
+    log_location: str,
+    settings: Settings,
+    gate: Gate,
+    prepare_timeout_s: float | None = None,
+    observers: Sequence[Observer] = (),
+) -> Batches:
+    """Check all parts of a pipeline and put them together. Nothing is written yet."""
+    check_mode(mode, [route.sink for route in routes])
+    sinks = sinks_of(routes)
+    statement = check_parts(spark, plan, list(sinks.values()), settings)
+    sources = [source_of(source.options) for source in plan.sources]
+    for source in filter(None, sources):
+        source.preflight()
+    preflight(spark, sinks.values(), log_location)
+    logger.info("pipeline %s\n%s", name, statement)
+    _add_offset_branches(sinks, sources)
+    at_most_once = guarantee.at_most_once(list(sinks.values()), replayable=plan.replayable)
+
+    def observe(step: Step, facts: Mapping[str, object]) -> None:
+        for observer in observers:
+            observer(step, facts)
+
+    coordinator = Coordinator(
+        open_log(spark, log_location),
+        sinks,
+        settings=replace(settings, tries=1) if at_most_once else settings,
+        observe=observe,
+        stopping=gate.must_stop,
+    )
+    return Batches(
+        name=name,
+        coordinator=coordinator,
+        checkpoint=Checkpoint(spark, checkpoint_location),
+        sinks=[route.sink for route in routes],
+        dead_letters=dead_letter_routes(routes),
+        sources=sources,
+        stateful=plan.stateful,
+        prepare_timeout_s=prepare_timeout_s,
+        observe=observe,
+        gate=gate,
+        at_most_once=at_most_once,
+    )
+
+
+def _add_offset_branches(
+    sinks: dict[str, Participant], sources: Sequence[KafkaSource | None]
+) -> None:
+    """Add a participant for each consumer group whose offsets are part of the decision."""
+    groups = {source.key: source for source in sources if source and source.transactional}
+    for source in groups.values():
+        if source.name in sinks:
+            raise UsageError(
+                f"the offsets of consumer group {source.group!r} are a branch with the name "
+                f"{source.name!r}, which another part of the pipeline has too: rename one of them"
+            )
+        sinks[source.name] = source.participant()

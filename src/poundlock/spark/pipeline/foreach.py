@@ -1,0 +1,156 @@
+"""Batches of a query that Spark's own code started: the function behind `poundlock.foreach_batch`.
+
+The function sees nothing of its query but the batches, so two things are asked of Spark's query object.
+
+- `isActive` says whether a stop was asked for. It is false as soon as `query.stop()` is called, while a
+  batch may still run. The batch then stops waiting: an undecided batch is aborted, and a decided one is
+  left in the log for the next start.
+- `awaitTermination` returns when the query's thread is over. A daemon thread waits for that, sweeps and
+  closes the connections. A `StreamingQueryListener` would not do: Spark may drop its events when many
+  are queued, it belongs to one session, and it does not tell of a stop while a batch runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+
+from poundlock.core.coordinator import Settings
+from poundlock.core.participant import Participant
+from poundlock.errors import InDoubt, Rejected, Unavailable, UsageError
+from poundlock.spark import internals
+from poundlock.spark.internals import RunningQuery, StoppedBySpark
+from poundlock.spark.pipeline.batch import Batches
+from poundlock.spark.pipeline.factory import LOG_DIRECTORY, build_batches
+from poundlock.spark.pipeline.routes import Route, routed
+from poundlock.spark.plan import read_analyzed
+
+logger = logging.getLogger("poundlock")
+
+_POLL_MS = 1000  # a query that ends is noticed at once: this only bounds one call
+
+
+class QueryRun:
+    """One run of a query, from its first batch to its end. The `Gate` of its batches."""
+
+    def __init__(self, run_id: str, query: RunningQuery):
+        self.run_id = run_id
+        self.query = query
+        self._batches: Batches | None = None
+        self._error: BaseException | None = None
+        self._closing = threading.Lock()
+
+    @property
+    def batches(self) -> Batches:
+        assert self._batches is not None, "begin comes first"
+        return self._batches
+
+    def begin(self, batches: Batches, *, adopt: bool) -> None:
+        """Take over, and have the batches closed when the query ends."""
+        self._batches = batches
+        try:
+            batches.take_over(adopt=adopt)
+        except BaseException:
+            batches.close(sweep=False)
+            raise
+        name = f"poundlock-{batches.name}-end"
+        threading.Thread(target=self._close_at_end, name=name, daemon=True).start()
+        # A program may end as soon as its query has, while the thread is still closing.
+        atexit.register(self._close_at_exit)
+
+    def enter(self, frame: DataFrame, batch: int) -> None:
+        if self.must_stop():
+            raise StoppedBySpark
+
+    def leave(self, batch: int, error: BaseException | None) -> None:
+        if isinstance(error, Rejected | Unavailable | InDoubt) and self.must_stop():
+            logger.warning("batch %d was stopped: %s", batch, error)
+            raise StoppedBySpark from None
+        if not isinstance(error, StoppedBySpark):
+            self._error = error
+
+    def must_stop(self) -> bool:
+        return not self.query.is_active()
+
+    def close(self, *, sweep: bool) -> None:
+        """Sweep, unless a batch failed, and close all connections. Only the first call does it."""
+        with self._closing:
+            try:
+                self.batches.close(sweep=sweep and self._error is None)
+            except Exception:  # the query is over, and its result must not change
+                logger.exception("%s: not closed", self.batches.name)
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_end(self) -> None:
+        while not self.query.wait(_POLL_MS):
+            pass
+        self.close(sweep=True)
+
+    def _close_at_exit(self) -> None:
+        if self.must_stop():
+            self.close(sweep=True)
+
+
+class ForeachBatch:
+    """The function that is given to `writeStream.foreachBatch`."""
+
+    def __init__(
+        self,
+        sinks: Sequence[Participant],
+        *,
+        name: str,
+        log_location: str | None,
+        adopt_checkpoint: bool,
+        settings: Settings,
+    ):
+        self._routes = [Route(sink) for sink in sinks]
+        self._name = name
+        self._log_location = log_location
+        self._adopt_checkpoint = adopt_checkpoint
+        self._settings = settings
+        self._query_id: str | None = None
+        self._run: QueryRun | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        query_id, run_id = internals.batch_identity(frame.sparkSession)
+        if self._query_id not in (None, query_id):
+            # Its batches have the same numbers as the other's, which the log calls finished.
+            raise UsageError(
+                f"one function of foreach_batch serves one query, and this one serves "
+                f"{self._query_id}: call poundlock.foreach_batch again for the other query"
+            )
+        routed_frame = routed(frame, self._routes)  # sinks learn of its columns
+        if self._run is None or self._run.run_id != run_id:
+            if self._run is not None:
+                self._run.close(sweep=False)  # the take-over sweeps
+            query = internals.running_query(frame.sparkSession, query_id)
+            run = QueryRun(run_id, query)
+            run.begin(
+                self._build(frame.sparkSession, query, run),
+                adopt=self._adopt_checkpoint or batch == 0,
+            )
+            self._query_id, self._run = query_id, run
+        self._run.batches(routed_frame, batch)
+
+    def _build(self, spark: SparkSession, query: RunningQuery, run: QueryRun) -> Batches:
+        root = query.checkpoint_location
+        if internals.TEMPORARY.search(root):
+            raise UsageError(
+                "the query has no permanent checkpoint: every start would write all rows again. "
+                "Give it one with .option('checkpointLocation', ...)"
+            )
+        return build_batches(
+            spark,
+            read_analyzed(query.analyzed_plan),
+            self._routes,
+            name=self._name,
+            mode=query.output_mode,
+            checkpoint_location=root,
+            log_location=self._log_location or f"{root}/{LOG_DIRECTORY}",
+            settings=self._settings,
+            gate=run,
+        )
