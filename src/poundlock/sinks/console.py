@@ -63,12 +63,12 @@ class Console(StoredBranches):
         return _FirstRows(self, branch)
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        states = self.shelved.states()
+        states = self.row_store.states()
         waiting = [r for r in receipts if states.get(r.id) is BranchState.PREPARED]
         if waiting:
             self._print(waiting)
         for receipt in waiting:
-            self.shelved.settle(receipt.id, sent=True)
+            self.row_store.settle(receipt.id, sent=True)
         # What was printed now stands as sent, and the base says the rest of it.
         return super().commit(receipts)
 
@@ -98,7 +98,7 @@ class Console(StoredBranches):
         found = list[pa.RecordBatch]()
         for receipt in receipts:
             if sum(map(len, found)) < self.rows:
-                found += self.shelved.read(receipt.id)
+                found += self.row_store.read(receipt.id)
         shown = pa.Table.from_batches(found).slice(0, self.rows)
         head = f"-- {name.namespace.pipeline}, batch {name.batch}: {count} rows --"
         lines = [head, *_grid(shown, self.truncate)]
@@ -111,7 +111,7 @@ class _FirstRows(StoredWriter):
     """Keeps as many rows as could be shown, and no more."""
 
     def __init__(self, sink: Console, branch: Branch):
-        super().__init__(sink.shelved, branch)
+        super().__init__(sink.row_store, branch)
         self._left = sink.rows
 
     def write(self, rows: pa.RecordBatch) -> None:

@@ -270,13 +270,13 @@ class Delta(StoredBranches):
             batches.setdefault(batch, []).append(receipt.id)
         for batch, names in batches.items():
             self._commit_batch(batch, names)
-        states = self.shelved.states()
+        states = self.row_store.states()
         return [states[receipt.id] for receipt in receipts]
 
     def _commit_batch(self, batch: _Batch, names: Sequence[str]) -> None:
         assert self._site is not None
         while True:
-            states, intents = self.shelved.states(), self._intents(batch)
+            states, intents = self.row_store.states(), self._intents(batch)
             meant = set[str]()
             for write, members in enumerate(intents):
                 # A member that was found gone before the intent was put down: nobody can execute it.
@@ -284,11 +284,11 @@ class Delta(StoredBranches):
                     meant |= set(members)
                     self._execute(batch, write, members, states)
             for name in set(names) - set(states) - meant:
-                self.shelved.settle(name, sent=False)
+                self.row_store.settle(name, sent=False)
             waiting = [n for n in names if n not in meant and states.get(n) is BranchState.PREPARED]
             if not waiting:
                 return
-            uri = f"{self.shelved.uri}/{batch.file(len(intents))}"
+            uri = f"{self.row_store.uri}/{batch.file(len(intents))}"
             self._site.create(uri, json.dumps(waiting).encode())  # ours, or another's: look again
 
     def _execute(
@@ -309,7 +309,7 @@ class Delta(StoredBranches):
                 )
             self._append(batch, write, members)
         for name in members:
-            self.shelved.settle(name, sent=True)
+            self.row_store.settle(name, sent=True)
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
         space = batch.namespace
@@ -332,10 +332,10 @@ class Delta(StoredBranches):
         Those of the pipeline's frame may be others by now: it was started again with another query.
         """
         spark = self._spark()
-        schema = _schema_of(next(self.shelved.read(names[0])))
+        schema = _schema_of(next(self.row_store.read(names[0])))
         listed = spark.sparkContext.parallelize([(name,) for name in names], len(names))
         return spark.createDataFrame(listed, "name string").mapInArrow(
-            partial(_read, self.shelved, schema), schema
+            partial(_read, self.row_store, schema), schema
         )
 
     @staticmethod
@@ -343,29 +343,29 @@ class Delta(StoredBranches):
         return batch.number * _WRITES + write
 
     def _has_intents(self) -> bool:
-        system, root = open_filesystem(self.shelved.uri)
-        with reachable(self.shelved.uri):
+        system, root = open_filesystem(self.row_store.uri)
+        with reachable(self.row_store.uri):
             there = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
         return any(entry.base_name.endswith(".intent") for entry in there)
 
     def _intents(self, batch: _Batch) -> list[list[str]]:
-        system, root = open_filesystem(self.shelved.uri)
+        system, root = open_filesystem(self.row_store.uri)
         found: list[list[str]] = []
         while True:
             try:
                 path = f"{root}/{batch.file(len(found))}"
-                with reachable(self.shelved.uri), system.open_input_stream(path) as stream:
+                with reachable(self.row_store.uri), system.open_input_stream(path) as stream:
                     found.append(json.loads(stream.read()))
             except FileNotFoundError:
                 return found
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        system, root = open_filesystem(self.shelved.uri)
+        system, root = open_filesystem(self.row_store.uri)
         pattern = re.compile(
             re.escape(f"{namespace.pipeline}.{namespace.identity}.{self.name}.")
             + r"(\d+)\.\d+\.intent"
         )
-        with reachable(self.shelved.uri):
+        with reachable(self.row_store.uri):
             for entry in system.get_file_info(pafs.FileSelector(root, allow_not_found=True)):
                 match = pattern.fullmatch(entry.base_name)
                 if match and int(match[1]) < floor:
@@ -456,7 +456,7 @@ def _at(mask: Any, reason: str) -> dict[int, str]:
 
 class _Writer(StoredWriter):
     def __init__(self, sink: Delta, branch: Branch):
-        super().__init__(sink.shelved, branch)
+        super().__init__(sink.row_store, branch)
         self._sink = sink
 
     def write(self, rows: pa.RecordBatch) -> None:
