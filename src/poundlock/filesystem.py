@@ -1,4 +1,4 @@
-"""Any file system that pyarrow can write to: open it, and make what was written durable."""
+"""Any file system that pyarrow can write to: open it, and make written files durable."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
     with reachable(uri):
         if "://" not in uri and not uri.startswith("file:"):
             return pafs.LocalFileSystem(), os.path.abspath(uri)
-        try:  # Hadoop's name for S3 is not Arrow's.
+        try:  # Hadoop has other names for S3 than Arrow.
             return pafs.FileSystem.from_uri(re.sub(r"^s3[an]://", "s3://", uri))
         except pa.ArrowInvalid as error:
             raise UsageError(f"{uri} cannot be opened: {error}") from error
 
 
 def sync(system: Any, path: str) -> None:
-    """Make a local file and its name survive a crash of the machine; other systems do by themselves."""
+    """Make a local file and its name durable. On other file systems they are by themselves."""
     if not isinstance(system, pafs.LocalFileSystem):
         return
     for place in (path, str(Path(path).parent)):

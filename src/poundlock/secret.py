@@ -14,17 +14,19 @@ SECRET_NAME = re.compile(r"password|secret|token|credential|passphrase|jaas|\.pe
 
 
 def resolve(name: str, value: str) -> str:
-    """Return the value of a setting, read from where it points to. Errors never show what was read."""
+    """Return the value of a setting, read from where it points to. No error shows the value."""
     scheme, _, target = value.partition(":")
     if scheme == "env":
         if target not in os.environ:
-            raise UsageError(f"{name} is to be read from the environment, but {target} is not set")
+            raise UsageError(
+                f"{name} is read from the environment, but the variable {target} is not set: set it"
+            )
         return os.environ[target]
     if scheme == "file" and not target.startswith("//"):
         try:
             return Path(target).read_text().strip()
         except OSError as error:
-            raise UsageError(f"{name} is to be read from a file: {error}") from error
+            raise UsageError(f"{name} is read from a file, which failed: {error}") from error
     return value
 
 

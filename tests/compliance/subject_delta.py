@@ -89,7 +89,7 @@ class DeltaSubject(Subject):
 
     def open(self, sink: Participant) -> set[str]:
         assert isinstance(sink, Delta)
-        kept = Path(sink.shelved.uri)
+        kept = Path(sink.row_store.uri)
         return {str(file) for file in kept.rglob("*") if file.suffix in (".arrow", ".tmp")}
 
     @contextmanager
@@ -98,7 +98,7 @@ class DeltaSubject(Subject):
 
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         assert isinstance(sink, Delta)
-        Path(sink.shelved.uri, f"{receipt.id}.arrow").unlink()
+        Path(sink.row_store.uri, f"{receipt.id}.arrow").unlink()
 
     # Troubles.
 

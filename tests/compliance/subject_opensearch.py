@@ -86,7 +86,7 @@ class OpenSearchSubject(Subject):
 
     def open(self, sink: Participant) -> set[str]:
         assert isinstance(sink, OpenSearch)
-        place = Path(sink.shelved.uri).parent
+        place = Path(sink.row_store.uri).parent
         return {str(file) for file in place.rglob("*") if file.suffix in (".arrow", ".tmp")}
 
     @contextmanager

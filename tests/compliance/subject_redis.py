@@ -90,7 +90,7 @@ class RedisSubject(Subject):
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         frame = {"id": "string", "w": "int"}
-        says = "no column 'v' for the value. It has id string, w int"
+        says = "no column 'v' for the value. The DataFrame has id string, w int"
         yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame=frame))
 
     @contextmanager

@@ -78,7 +78,7 @@ class WriteAheadSubject(Subject):
         return Counter(number for line in lines for number in json.loads(line)[1])
 
     def open(self, sink: Any) -> set[str]:
-        files = Path(sink.shelf.uri).glob("*")
+        files = Path(sink.row_store.uri).glob("*")
         return {file.name for file in files if file.suffix in (".arrow", ".tmp")}
 
     @contextmanager
@@ -86,7 +86,7 @@ class WriteAheadSubject(Subject):
         yield
 
     def lose(self, sink: Any, receipt: Receipt) -> None:
-        (Path(sink.shelf.uri) / f"{receipt.id}.arrow").unlink()
+        (Path(sink.row_store.uri) / f"{receipt.id}.arrow").unlink()
 
     # Troubles.
 

@@ -54,16 +54,18 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
 def check_demands(told: dict[str, Any]) -> None:
     """Every row that the table refuses is told, in time, and without its values."""
     assert re.match(r"BadRow: .*constraint small \(1 rows\)", told["broken"])
-    assert re.match(r"InDoubt: .*its rows are kept: correct the table", told["too late"])
+    assert re.match(r"InDoubt: .*its rows are stored: correct the table", told["too late"])
     assert told["put right"] == "committed"
-    assert ["not all columns for constraint w" in it for it in told["another column"]] == [True]
+    assert ["lacks columns required by constraint w" in it for it in told["another column"]] == [
+        True
+    ]
     null, long = told["other letters"]
     assert re.match(r"BadRow: .*ID is null", null) and re.match(r"BadRow: .*WORD is longer", long)
     assert ["the lengths inside w" in it for it in told["inside"]] == [True]
     assert re.match(r"BadRow: .*`s`.`a` NOT NULL \(2 rows\)", told["null inside"])
     assert told["good inside"] == [None, "committed"]
     assert told["filled"] == [[], None, "committed"]
-    assert re.match(r"BadRow: .*demands: m \(1 rows\)", told["filled otherwise"])
+    assert re.match(r"BadRow: .*constraints .*: m \(1 rows\)", told["filled otherwise"])
     assert re.match(r"BadRow: .*expression of the table fail", told["no number"])
     assert told["relative"] == [None, "committed"]
     assert re.match(r"InDoubt: .*damaged .*Delete the file", told["damaged"])
@@ -91,7 +93,9 @@ def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 def test_a_frame_of_partitions_alone(tmp_path: Path) -> None:
     sink = Delta(tmp_path / "table", partition_by="s")
-    with pytest.raises(UsageError, match=r"no table is partitioned by; no column is left beside"):
+    with pytest.raises(
+        UsageError, match=r"by which Delta cannot partition; no column is left besides"
+    ):
         sink.project({"s": Column("s", "struct<a:int>")})
 
 

@@ -26,8 +26,8 @@ from poundlock.core.protocol import BranchState, Step
 from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, NotAuthorised, Rejected, Unavailable, UsageError
 from poundlock.sinks import Files
-from poundlock.sinks.files.rows import LINE
-from poundlock.sinks.files.sink import committed
+from poundlock.sinks.files import committed
+from poundlock.sinks.files.types import LINE
 from poundlock.sinks.files.writer import FilesWriter
 
 OURS = Namespace.new("trial", 1_700_000_000, 1)
@@ -315,7 +315,7 @@ class TestTwoDrivers:
         writer = begin(sink, 0)
         writer.write(rows([1], ["a"]))
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
-        with pytest.raises(Rejected, match="taken away"):
+        with pytest.raises(Rejected, match="were deleted"):
             writer.prepare()
         assert list((tmp_path / "out").rglob("*.parquet")) == []
         assert sink.find(OURS) == []

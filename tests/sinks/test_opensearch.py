@@ -38,8 +38,8 @@ from poundlock.errors import BadRow, NotAuthorised, PermanentlyRefused, Unavaila
 from poundlock.servers import opensearch
 from poundlock.sinks import Elasticsearch, OpenSearch
 from poundlock.sinks.opensearch.bulk import Refused, Sender, refusal, requests
-from poundlock.sinks.opensearch.mapping import compare
-from poundlock.sinks.opensearch.rows import bad_rows
+from poundlock.sinks.opensearch.types import compare
+from poundlock.sinks.opensearch.writer import bad_rows
 from poundlock.spark.pipeline.sinktask import SinkTask
 
 SPACE = Namespace.new("trial", 1_700_000_000, 1)
@@ -304,7 +304,7 @@ class TestRefusals:
             writer.write(rows(["c", "b"]))
         assert list(raised.value.rows) == [1]
         writer.write(rows(["c"]))
-        assert [len(part) for part in sink.shelved.read(writer.prepare().id)] == [2, 1]
+        assert [len(part) for part in sink.row_store.read(writer.prepare().id)] == [2, 1]
 
     def test_one_id_in_two_tasks_is_a_no_before_the_decision(self, make: Any, eyes: Any) -> None:
         sink = make()
@@ -684,9 +684,9 @@ class TestPreflight:
 
     def test_a_refused_password_is_told_without_it(self) -> None:
         error = opensearchpy.exceptions.AuthenticationException(401, "Unauthorized", {})
-        from poundlock.sinks.opensearch.bulk import problem
+        from poundlock.sinks.opensearch.client import translate_error
 
-        assert isinstance(problem(error, "looking", "out"), NotAuthorised)
+        assert isinstance(translate_error(error, "looking", "out"), NotAuthorised)
 
     def test_a_password_with_letters_that_addresses_lack(self) -> None:
         sink = OpenSearch("i", url="http://us%40er:p%2Fw%25@127.0.0.1:1", id="id")

@@ -84,17 +84,17 @@ class TestWriteAhead:
         trial.finish(into(spark, tmp_path, sink))
         before = receiver.calls()
         # As if the driver had died after the calls, before it left the witnesses.
-        shelf = Path(sink.shelved.uri)
+        shelf = Path(sink.row_store.uri)
         for call in before:
             name = call["id"].rpartition("/")[0]
             (shelf / f"{name}.sent").unlink()
-            with sink.shelved._open()[0].open_output_stream(str(shelf / f"{name}.arrow")) as out:
+            with sink.row_store._open()[0].open_output_stream(str(shelf / f"{name}.arrow")) as out:
                 table = pa.table({"number": call["numbers"]})
                 with pa.ipc.new_file(out, table.schema) as stream:
                     stream.write_table(table)
             parsed = parse_name(name)
             assert parsed is not None
-            sink.send(parsed, sink.shelved.read(name))
+            sink.send(parsed, sink.row_store.read(name))
         assert receiver.calls()[len(before) :] == before
 
     def test_an_unavailable_system_is_asked_again(

@@ -248,7 +248,7 @@ class TestRefusals:
         sink = make(hash="h", field="id", value="v", operation="increment")
         with pytest.raises(UsageError, match=r"no column 'id'.*'v' has type string") as raised:
             sink.project({"v": Column("v", "string")})
-        assert "It has v string" in str(raised.value)
+        assert "The DataFrame has v string" in str(raised.value)
 
     def test_bad_rows_are_named_and_leave_nothing(self, make: Any, eyes: Any) -> None:
         sink = make(hash="h", field="id", value="n", operation="increment")
@@ -310,7 +310,7 @@ class TestTheTarget:
         sink = make(hash="h", field="id", value="v")
         receipt = staged(sink, {"key": ["a"], "value": ["1"]})
         eyes.set("h", "text")
-        with pytest.raises(InDoubt, match="Put that right"):
+        with pytest.raises(InDoubt, match="Correct this"):
             sink.commit([receipt])
         assert eyes.get("h") == "text"
         eyes.delete("h")
@@ -616,7 +616,7 @@ class TestTheWitness:
             eyes.hset(witness, receipt.id, "moving")
         with pytest.raises(GuaranteeBroken) as raised:
             sink.commit(receipts)
-        cure = re.search("say so by '(.*?)'", str(raised.value))
+        cure = re.search("confirm that with '(.*?)'", str(raised.value))
         assert cure
         eyes.execute_command(*cure[1].split())
         assert sink.commit(receipts) == [DONE, DONE]
@@ -737,12 +737,12 @@ class TestTheServer:
         self, make: Any, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
     ) -> None:
         sink = make(list="l", value="v")
-        ask = sink.client.ask
+        ask = sink.client.execute
 
         def told(*command: Any, key: str) -> Any:
             return {"redis_version": version} if command[0] == "INFO" else ask(*command, key=key)
 
-        monkeypatch.setattr(sink.client, "ask", told)
+        monkeypatch.setattr(sink.client, "execute", told)
         with (
             nullcontext()
             if fits

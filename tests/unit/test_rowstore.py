@@ -120,5 +120,5 @@ def _fails(error: Exception) -> object:
     def send(*_: object) -> None:
         raise error
 
-    sink: Any = SimpleNamespace(send=send, shelved=SimpleNamespace(read=lambda name: iter(())))
+    sink: Any = SimpleNamespace(send=send, row_store=SimpleNamespace(read=lambda name: iter(())))
     return _send(sink, "poundlock.p.00.1.out.0.1.0")

@@ -1,4 +1,7 @@
-"""The systems that a pipeline can write to: one file each, its driver an extra of its own."""
+"""The systems that a pipeline can write to. Each has a folder, or a file if it fits in one.
+
+The driver of each system is an extra of its own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from poundlock.sinks.twophase.sink import TwoPhase
     from poundlock.sinks.writeahead import WriteAhead
 
-# Name to module and extra. A sink is loaded when it is asked for: the others' drivers may be missing.
+# Name to module and extra. A sink is loaded when it is used: the others' drivers may be missing.
 _SINKS = {
     "Console": ("console", None),
     "Delta": ("delta", None),

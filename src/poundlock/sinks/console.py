@@ -1,4 +1,4 @@
-"""Rows on the screen of the driver, batch by batch, once each batch is decided: for trying things."""
+"""The first rows of each batch, printed on the driver after the decision: for trying things."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Console(StoredBranches):
         rows: How many rows of a batch at most, 1 or more.
         truncate: How many characters of a value at most; 0 for all.
         name: The sink's name in its pipeline.
-        semantic: "at_least_once" is what it gives; asking for "exactly_once" is refused.
+        semantic: It provides "at_least_once"; "exactly_once" is rejected.
         stream: Where to print; standard output by default.
     """
 
@@ -54,7 +54,7 @@ class Console(StoredBranches):
         return super().__getstate__() | {"_stream": None}
 
     def reader_settings(self) -> str:
-        return "to pass over a batch that is printed twice"
+        return "to ignore a batch that is printed twice"
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         return {name: column.sql for name, column in columns.items()}
@@ -63,17 +63,17 @@ class Console(StoredBranches):
         return _FirstRows(self, branch)
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        states = self.shelved.states()
+        states = self.row_store.states()
         waiting = [r for r in receipts if states.get(r.id) is BranchState.PREPARED]
         if waiting:
             self._print(waiting)
         for receipt in waiting:
-            self.shelved.settle(receipt.id, sent=True)
-        # What was printed now stands as sent, and the base says the rest of it.
+            self.row_store.settle(receipt.id, sent=True)
+        # The printed branches now count as sent. The base class does the rest.
         return super().commit(receipts)
 
     def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
-        raise AssertionError("the driver prints by itself")
+        raise AssertionError("the driver prints in `commit`")
 
     def _print(self, receipts: Sequence[Receipt]) -> None:
         stream = self._stream or sys.stdout
@@ -84,12 +84,10 @@ class Console(StoredBranches):
         except PoundlockError:
             raise
         except Exception as error:  # noqa: BLE001 (a closed stream, a strange value, anything)
-            # No screen is worth a decided batch, which other sinks have a share in. The error's own
-            # words are left out: they may show values.
-            logger.warning(
-                "sink %s: a batch could not be printed (%s), and is passed over",
-                *(self.name, type(error).__name__),
-            )
+            # Other sinks may have a part in the batch, so a print must not stop it. The error's message
+            # is left out, because it may contain values.
+            kind = type(error).__name__
+            logger.warning("sink %s: a batch could not be printed (%s): skipped", self.name, kind)
 
     def _page(self, receipts: Sequence[Receipt]) -> str:
         name = parse_name(receipts[0].id)
@@ -98,7 +96,7 @@ class Console(StoredBranches):
         found = list[pa.RecordBatch]()
         for receipt in receipts:
             if sum(map(len, found)) < self.rows:
-                found += self.shelved.read(receipt.id)
+                found += self.row_store.read(receipt.id)
         shown = pa.Table.from_batches(found).slice(0, self.rows)
         head = f"-- {name.namespace.pipeline}, batch {name.batch}: {count} rows --"
         lines = [head, *_grid(shown, self.truncate)]
@@ -108,10 +106,10 @@ class Console(StoredBranches):
 
 
 class _FirstRows(StoredWriter):
-    """Keeps as many rows as could be shown, and no more."""
+    """Stores only as many rows as may be printed."""
 
     def __init__(self, sink: Console, branch: Branch):
-        super().__init__(sink.shelved, branch)
+        super().__init__(sink.row_store, branch)
         self._left = sink.rows
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -140,7 +138,7 @@ def _grid(table: pa.Table, truncate: int) -> list[str]:
 
 
 def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Spell dates and times as text: Python has none before the year 1 or after 9999."""
+    """Return dates and times as text: Python has none before the year 1 or after 9999."""
     kind = column.type
-    spelled = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
-    return column.cast(pa.string()) if spelled else column
+    is_time = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    return column.cast(pa.string()) if is_time else column

@@ -1,11 +1,12 @@
 """Delta Lake: rows into a table, exactly once, a whole batch in one version of the table.
 
-Rows are kept beside the log, and after the decision the driver's Spark session appends them in one
-transaction of Delta's. Delta remembers with each version who wrote it and how far that writer was
-(`txnAppId`, `txnVersion`), and passes over a write that it has seen: a repeat changes nothing.
+Rows are stored beside the log, and after the decision the driver's Spark session appends them in one
+Delta transaction. With each version Delta remembers who wrote it, and that writer's own version
+(`txnAppId`, `txnVersion`). It ignores a write that it has seen, so a repeat changes nothing.
 
-What goes into one write is first put down as an intent on the shelf, created only if absent. So two
-drivers that commit one batch write the same rows under the same number, and one of them is passed over.
+Before a write, the driver creates an intent beside the stored rows, only if there is none: the list of
+branches that the write has. So two drivers that commit one batch write the same rows with the same
+version, and Delta ignores one of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import pyarrow.fs as pafs
 from poundlock import errors
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, parse_name
-from poundlock.core.participant import Column, Commitment, Semantic, Writer
+from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import reachable
 from poundlock.core.sparksql import holds, quoted
@@ -34,17 +35,17 @@ from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, Usage
 from poundlock.filesystem import open_filesystem
 from poundlock.sinks.rowstore import RowStore, StoredBranches, StoredWriter
 
-_WRITES = 1000  # of one batch: more than one only where branches were lost and repaired
+_WRITES = 1000  # at most, of one batch: there are several only if branches were lost and repaired
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-# Words of a column's metadata.
+# Keys of a column's metadata.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _GENERATED = "delta.generationExpression"
 _FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
 _CONSTRAINT = "delta.constraints."
-_SCHEMA = b"poundlock.schema"  # in the metadata of kept rows: their columns in Spark's words
+_SCHEMA = b"poundlock.schema"  # in the metadata of stored rows: their columns in Spark SQL
 _UNFIT = "void|interval"
 _NO_PARTITION = "array<|map<|struct<|variant|binary"
-_NO_NAME = frozenset(" ,;{}()\n\t=")  # in a table that has no column mapping, as new ones have none
+_NO_NAME = frozenset(" ,;{}()\n\t=")  # without column mapping, which a new table does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ class Delta(StoredBranches):
     """A Delta table. The session must know Delta: `poundlock.session(delta=True)`.
 
     Args:
-        path: The table's directory. It is made by the first batch.
+        path: The table's directory. The first batch creates it.
         name: The sink's name in its pipeline; the directory's by default.
         partition_by: Columns to partition a new table by.
-        merge_schema: Add columns to the table that the frame has and the table has not.
-        semantic: "exactly_once"; rows cannot be written straight through.
+        merge_schema: Add the DataFrame's columns that the table does not have.
+        semantic: Only "exactly_once": tasks cannot write rows without a decision.
     """
 
     system = "Delta"
@@ -112,14 +113,14 @@ class Delta(StoredBranches):
             if holds(column.type, _UNFIT)
         ]
         problems += [
-            f"column {name!r} has type {columns[name].type}, which no table is partitioned by"
+            f"column {name!r} has type {columns[name].type}, by which Delta cannot partition"
             for name in self.partition_by
             if name in columns and holds(columns[name].type, _NO_PARTITION)
         ]
         if not columns.keys() - set(self.partition_by):
-            problems.append("no column is left beside those to partition by")
+            problems.append("no column is left besides those to partition by")
         if problems:
-            raise UsageError(f"the frame does not fit: {'; '.join(problems)}", sink=self.name)
+            raise frame_mismatch(self.name, problems, columns)
         self._schema = ", ".join(
             f"{quoted(name)} {column.type}" for name, column in columns.items()
         )
@@ -140,21 +141,21 @@ class Delta(StoredBranches):
                 raise
             self._check_new(spark)
             return []
-        schema, properties, partitions = _demands(spark, self.path)
+        schema, properties, partitions = _read_requirements(spark, self.path)
         found = _Invariants.of(schema, properties)
         self._check_table(spark, table, found, partitions)
-        self._invariants, warnings = self._known(spark, found)
+        self._invariants, warnings = self._select_checks(spark, found)
         return warnings
 
     def _check_new(self, spark: Any) -> None:
-        """See that a table can be made: Delta would say no too late."""
+        """Check that a table can be created. Delta would check it only after the decision."""
         hadoop = spark._jvm.org.apache.hadoop.fs
         path = hadoop.Path(self.path)
         system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-        # A write of ours that was cut short has left files too, and goes on from its intent.
+        # An interrupted write of this sink has left files too. It continues from its intent.
         if system.exists(path) and len(system.listStatus(path)) and not self._has_intents():
             raise UsageError(
-                f"{self.path} is no Delta table, and not empty: what is there would not be part of the "
+                f"{self.path} is no Delta table, and not empty: its files would not be part of the "
                 "table. Write to a new directory",
                 sink=self.name,
             )
@@ -163,53 +164,55 @@ class Delta(StoredBranches):
         if unfit:
             raise UsageError(
                 f"a new Delta table cannot have columns or fields called {unfit}: name them without "
-                "blanks and any of ,;{}()=, or make the table first, with column mapping",
+                "blanks and any of ,;{}()=, or create the table first, with column mapping",
                 sink=self.name,
             )
 
     def _check_table(
         self, spark: Any, table: Any, found: _Invariants, partitions: Sequence[str]
     ) -> None:
-        """Compare the columns with those of the table: Delta would say no too late."""
-        there = {field.name.lower(): field.dataType.simpleString() for field in table.fields}
-        mine = {
-            field.name.lower(): field.dataType.simpleString()
-            for field in spark.createDataFrame([], self._schema).schema.fields
-        }
+        """Compare the columns with the table's. Delta would check them only after the decision."""
+        frame = spark.createDataFrame([], self._schema).schema
+        theirs, ours = (
+            {field.name.lower(): field.dataType.simpleString() for field in schema.fields}
+            for schema in (table, frame)
+        )
         problems = [
-            f"column {name!r} has type {kind}, but {there[name]} in the table"
-            for name, kind in mine.items()
-            if name in there and there[name] != kind
+            f"column {name!r} has type {kind}, but {theirs[name]} in the table"
+            for name, kind in ours.items()
+            if name in theirs and theirs[name] != kind
         ]
         if not self.merge_schema:
             problems += [
                 f"the table has no column {name!r} (merge_schema=True adds it)"
-                for name in mine
-                if name not in there
+                for name in ours
+                if name not in theirs
             ]
         problems += [
-            f"the table requires {name!r}, and the frame has no such column"
-            for name in sorted(found.required - found.filled - mine.keys())
+            f"the table requires {name!r}, and the DataFrame has no such column"
+            for name in sorted(found.required - found.filled - ours.keys())
         ]
-        asked, has = ([name.lower() for name in names] for names in (self.partition_by, partitions))
-        if asked and asked != has:
-            problems.append(
-                f"the table is partitioned by {list(partitions)}, and not by {self.partition_by} "
-                "(leave partition_by= out)"
-            )
+        problems += self._partition_problems(partitions)
         if problems:
             raise UsageError(
-                f"the frame does not fit the table {self.path}: {'; '.join(problems)}",
+                f"the DataFrame does not fit the table {self.path}: {'; '.join(problems)}",
                 sink=self.name,
             )
 
-    def _known(self, spark: Any, found: _Invariants) -> tuple[_Invariants, list[str]]:
-        """Keep the checks that the frame's columns are enough for; warn of the others."""
+    def _partition_problems(self, partitions: Sequence[str]) -> list[str]:
+        ours, theirs = ([name.lower() for name in it] for it in (self.partition_by, partitions))
+        if not ours or ours == theirs:
+            return []
+        return [
+            f"the table is partitioned by {list(partitions)}, and not by {self.partition_by} "
+            "(leave partition_by= out)"
+        ]
+
+    def _select_checks(self, spark: Any, found: _Invariants) -> tuple[_Invariants, list[str]]:
+        """Return the checks that use only the DataFrame's columns, and warnings of the others."""
         frame = spark.createDataFrame([], self._schema)
         checks, warnings = dict[str, str](), list[str]()
-        late = (
-            f"of the table {self.path}: a row that breaks it stops the pipeline after the decision"
-        )
+        late = "so a row that breaks it stops the pipeline after the decision"
         for name, check in found.checks.items():
             try:
                 frame.selectExpr(check)
@@ -217,9 +220,15 @@ class Delta(StoredBranches):
             except Exception as error:
                 if type(error).__name__ != "AnalysisException":
                     raise
-                if name not in found.filled:  # else Delta makes the column itself
-                    warnings.append(f"the frame has not all columns for {name} {late}")
-        warnings += [f"nobody looks at the lengths inside {name} {late}" for name in found.unseen]
+                if name not in found.filled:  # otherwise Delta computes the column
+                    warnings.append(
+                        f"the DataFrame lacks columns required by {name} of the table {self.path}, "
+                        + late
+                    )
+        warnings += [
+            f"the lengths inside {name} of the table {self.path} are not checked, {late}"
+            for name in found.unseen
+        ]
         return replace(found, checks=checks), warnings
 
     def _spark(self) -> Any:
@@ -237,21 +246,20 @@ class Delta(StoredBranches):
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         reasons = super().check(receipts)
         if self._invariants.checks and not any(reasons):
-            self._look_at([receipt.id for receipt in receipts])
+            self._check_rows([receipt.id for receipt in receipts])
         return reasons
 
-    def _look_at(self, names: Sequence[str]) -> None:
-        """Have Spark look for rows that the table will refuse. Say why, and how many."""
+    def _check_rows(self, names: Sequence[str]) -> None:
+        """Let Spark count the rows that the table will refuse. Raises `BadRow` if there are any."""
         checks = self._invariants.checks
         counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
-        with _in_our_words(
-            f"the rows cannot be held against {self.path}", self.name, decided=False
-        ):
+        doing = f"the rows cannot be checked against the table {self.path}"
+        with _translate_errors(doing, self.name, decided=False):
             found = self._rows(names).selectExpr(*counts).first()
         broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
         if broken:
             raise BadRow(
-                f"rows break what the table {self.path} demands: {', '.join(broken)}. Correct the "
+                f"rows break constraints of the table {self.path}: {', '.join(broken)}. Correct the "
                 "query",
                 sink=self.name,
             )
@@ -270,31 +278,33 @@ class Delta(StoredBranches):
             batches.setdefault(batch, []).append(receipt.id)
         for batch, names in batches.items():
             self._commit_batch(batch, names)
-        states = self.shelved.states()
+        states = self.row_store.states()
         return [states[receipt.id] for receipt in receipts]
 
     def _commit_batch(self, batch: _Batch, names: Sequence[str]) -> None:
         assert self._site is not None
         while True:
-            states, intents = self.shelved.states(), self._intents(batch)
+            states, intents = self.row_store.states(), self._intents(batch)
             meant = set[str]()
             for write, members in enumerate(intents):
-                # A member that was found gone before the intent was put down: nobody can execute it.
+                # If a member was lost before the intent was created, nobody can execute the intent.
                 if not any(states.get(name) is BranchState.ABORTED for name in members):
                     meant |= set(members)
                     self._execute(batch, write, members, states)
             for name in set(names) - set(states) - meant:
-                self.shelved.settle(name, sent=False)
+                self.row_store.settle(name, sent=False)
             waiting = [n for n in names if n not in meant and states.get(n) is BranchState.PREPARED]
             if not waiting:
                 return
-            uri = f"{self.shelved.uri}/{batch.file(len(intents))}"
-            self._site.create(uri, json.dumps(waiting).encode())  # ours, or another's: look again
+            uri = f"{self.row_store.uri}/{batch.file(len(intents))}"
+            self._site.create(
+                uri, json.dumps(waiting).encode()
+            )  # by this driver or another: look again
 
     def _execute(
         self, batch: _Batch, write: int, members: Sequence[str], states: Mapping[str, BranchState]
     ) -> None:
-        """Write what an intent names, unless it was written. Afterwards all of it counts as sent."""
+        """Write the branches of an intent, unless they were written. Then mark all of them as sent."""
         found = {name: states.get(name) for name in members}
         if all(state is BranchState.COMMITTED for state in found.values()):
             return
@@ -302,18 +312,18 @@ class Delta(StoredBranches):
             gone = [name for name, state in found.items() if state is None]
             if gone:
                 raise InDoubt(
-                    f"the kept rows of {gone[0]} were taken away while they were written to "
-                    f"{self.path}. Look at the table's history for txn version "
-                    f"{self._version(batch, write)} before going on",
+                    f"the stored rows of {gone[0]} were taken away while they were written to "
+                    f"{self.path}. Look for txn version {self._version(batch, write)} in the table's "
+                    "history before you continue",
                     sink=self.name,
                 )
             self._append(batch, write, members)
         for name in members:
-            self.shelved.settle(name, sent=True)
+            self.row_store.settle(name, sent=True)
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
         space = batch.namespace
-        with _in_our_words(f"{self.path} could not be written", self.name, decided=True):
+        with _translate_errors(f"{self.path} could not be written", self.name, decided=True):
             writer = (
                 self._rows(members)
                 .write.format("delta")
@@ -327,15 +337,15 @@ class Delta(StoredBranches):
             writer.save(self.path)
 
     def _rows(self, names: Sequence[str]) -> Any:
-        """Make a frame of the kept rows of branches, with the columns that they were kept with.
+        """Return a DataFrame of the stored rows of branches, with the columns that they have.
 
-        Those of the pipeline's frame may be others by now: it was started again with another query.
+        The pipeline's own DataFrame may have others, if it was started again with another query.
         """
         spark = self._spark()
-        schema = _schema_of(next(self.shelved.read(names[0])))
+        schema = _schema_of(next(self.row_store.read(names[0])))
         listed = spark.sparkContext.parallelize([(name,) for name in names], len(names))
         return spark.createDataFrame(listed, "name string").mapInArrow(
-            partial(_read, self.shelved, schema), schema
+            partial(_read, self.row_store, schema), schema
         )
 
     @staticmethod
@@ -343,29 +353,29 @@ class Delta(StoredBranches):
         return batch.number * _WRITES + write
 
     def _has_intents(self) -> bool:
-        system, root = open_filesystem(self.shelved.uri)
-        with reachable(self.shelved.uri):
+        system, root = open_filesystem(self.row_store.uri)
+        with reachable(self.row_store.uri):
             there = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
         return any(entry.base_name.endswith(".intent") for entry in there)
 
     def _intents(self, batch: _Batch) -> list[list[str]]:
-        system, root = open_filesystem(self.shelved.uri)
+        system, root = open_filesystem(self.row_store.uri)
         found: list[list[str]] = []
         while True:
             try:
                 path = f"{root}/{batch.file(len(found))}"
-                with reachable(self.shelved.uri), system.open_input_stream(path) as stream:
+                with reachable(self.row_store.uri), system.open_input_stream(path) as stream:
                     found.append(json.loads(stream.read()))
             except FileNotFoundError:
                 return found
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        system, root = open_filesystem(self.shelved.uri)
+        system, root = open_filesystem(self.row_store.uri)
         pattern = re.compile(
             re.escape(f"{namespace.pipeline}.{namespace.identity}.{self.name}.")
             + r"(\d+)\.\d+\.intent"
         )
-        with reachable(self.shelved.uri):
+        with reachable(self.row_store.uri):
             for entry in system.get_file_info(pafs.FileSelector(root, allow_not_found=True)):
                 match = pattern.fullmatch(entry.base_name)
                 if match and int(match[1]) < floor:
@@ -375,10 +385,10 @@ class Delta(StoredBranches):
 
 @dataclass(frozen=True, slots=True)
 class _Invariants:
-    """What the table demands of rows, and would say only after the decision. Names in lower case."""
+    """What the table requires of rows, and would check only after the decision. Names in lower case."""
 
     required: frozenset[str] = frozenset()
-    filled: frozenset[str] = frozenset()  # by Delta itself, where the frame has no such column
+    filled: frozenset[str] = frozenset()  # by Delta itself, if the DataFrame has no such column
     longest: Mapping[str, int] = field(default_factory=dict[str, int])
     unseen: tuple[str, ...] = ()  # columns with lengths inside
     checks: Mapping[str, str] = field(default_factory=dict[str, str])  # name to SQL
@@ -406,7 +416,7 @@ class _Invariants:
         return cls(frozenset(required), frozenset(filled), longest, tuple(unseen), checks)
 
     def broken(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Name the rows that the table will not take, and why each."""
+        """Return the rows that the table will refuse, and why."""
         found = dict[int, str]()
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
             if name.lower() in self.required:
@@ -419,7 +429,7 @@ class _Invariants:
 
 
 def _nested(place: str, kind: Any) -> dict[str, str]:
-    """Spell in SQL what is required inside a struct, to any depth: Delta then requires that too."""
+    """Return in SQL what is required inside a struct, to any depth. Delta then requires that too."""
     if not isinstance(kind, Mapping) or kind["type"] != "struct":
         return {}
     checks = dict[str, str]()
@@ -441,8 +451,10 @@ def _names(kind: Any) -> Iterator[str]:
             yield from _names(kind.get(part))
 
 
-def _demands(spark: Any, path: str) -> tuple[Mapping[str, Any], Mapping[str, str], Sequence[str]]:
-    """Read a table's schema, with notes of Delta's that Spark's own hides, properties, partitions."""
+def _read_requirements(
+    spark: Any, path: str
+) -> tuple[Mapping[str, Any], Mapping[str, str], Sequence[str]]:
+    """Return a table's schema with the metadata that Spark hides, its properties and partitions."""
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     metadata = log.unsafeVolatileSnapshot().metadata()
     as_java = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava
@@ -456,7 +468,7 @@ def _at(mask: Any, reason: str) -> dict[int, str]:
 
 class _Writer(StoredWriter):
     def __init__(self, sink: Delta, branch: Branch):
-        super().__init__(sink.shelved, branch)
+        super().__init__(sink.row_store, branch)
         self._sink = sink
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -468,68 +480,78 @@ class _Writer(StoredWriter):
                 sink=self._sink.name,
                 rows=broken,
             )
-        # Rows say themselves what they are: who commits them may have another frame.
+        # The rows carry their schema, because the driver that commits them may have another DataFrame.
         super().write(rows.replace_schema_metadata({_SCHEMA: self._sink._schema}))
 
 
 @contextmanager
-def _in_our_words(what: str, sink: str, *, decided: bool) -> Generator[None]:
-    """Raise Spark's errors as ours, without the values of rows that its words carry."""
+def _translate_errors(what: str, sink: str, *, decided: bool) -> Generator[None]:
+    """Translate Spark's errors, without the values of rows that they may contain."""
     problem: PoundlockError | None = None
     try:
         yield
     except PoundlockError:
         raise
     except Exception as error:  # noqa: BLE001 (Spark's and py4j's are of many kinds)
-        problem = _told(error, what, sink, decided=decided)
+        problem = _translate(error, what, sink, decided=decided)
     if problem is not None:
         raise problem
 
 
-def _told(error: Exception, what: str, sink: str, *, decided: bool) -> PoundlockError:
-    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while cause is not None and cause.getCause() is not None:
-        cause = cause.getCause()
-    kind = type(error).__name__ if cause is None else cause.getClass().getName()
-    said = str(error) if cause is None else str(cause.getMessage())
-    if ours := re.search(r"^poundlock\.errors\.(InDoubt|NotAuthorised): (.*)$", said, re.MULTILINE):
+def _translate(error: Exception, what: str, sink: str, *, decided: bool) -> PoundlockError:
+    kind, message = _root_cause(error)
+    if ours := re.search(
+        r"^poundlock\.errors\.(InDoubt|NotAuthorised): (.*)$", message, re.MULTILINE
+    ):
         return getattr(errors, ours[1])(f"{what}: {ours[2]}", sink=sink)  # a task could not read
     refused = ""
     if type(error).__name__ == "AnalysisException":
         refused = f"Delta refuses the batch: {str(error).splitlines()[0]}"
     elif kind.endswith("InvariantViolationException"):
-        refused = "a row breaks a demand of the table that was not there, or not seen, before"
+        refused = "a row breaks a constraint that the table did not have, or did not show, before"
     elif kind.startswith("org.apache.spark.Spark") and not decided:
         refused = f"a row makes an expression of the table fail ({kind.rpartition('.')[2]})"
     if refused and decided:
         return InDoubt(
-            f"{what}: {refused}. The batch is decided and its rows are kept: correct the table and "
+            f"{what}: {refused}. The batch is decided and its rows are stored: correct the table and "
             "start the pipeline again",
             sink=sink,
         )
     if refused:
         return BadRow(f"{what}: {refused}. Correct the query", sink=sink)
-    # What a disk says is no row's.
-    text = f": {said}" if kind.startswith(("java.io.", "java.nio.")) else ""
+    # The message of a disk contains no row.
+    text = f": {message}" if kind.startswith(("java.io.", "java.nio.")) else ""
     return Unavailable(f"{what} ({kind}{text}). Nothing is lost: it is tried again", sink=sink)
+
+
+def _root_cause(error: Exception) -> tuple[str, str]:
+    """Return the class and the message of an error's first cause, in the JVM if it comes from there."""
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if cause is None:
+        return type(error).__name__, str(error)
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return cause.getClass().getName(), str(cause.getMessage())
 
 
 def _schema_of(rows: pa.RecordBatch) -> str:
     found = (rows.schema.metadata or {}).get(_SCHEMA)
     if found is None:
-        raise InDoubt("kept rows do not say of which Spark types they are: they are not ours")
+        raise InDoubt(
+            "stored rows have no Spark types in their metadata, so this sink did not write them"
+        )
     return found.decode()
 
 
 def _read(
-    shelf: RowStore, schema: str, batches: Iterator[pa.RecordBatch]
+    store: RowStore, schema: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for name in batch.column(0).to_pylist():
-            for rows in shelf.read(name):
-                if _schema_of(rows) != schema:  # Spark would take columns by their places
+            for rows in store.read(name):
+                if _schema_of(rows) != schema:  # Spark would assign columns by position
                     raise InDoubt(
-                        f"the rows kept for {name} have other columns than those of the same batch "
-                        f"beside them: {_schema_of(rows)}, not {schema}. None of them was written"
+                        f"the stored rows of {name} have other columns than the others of the same "
+                        f"batch: {_schema_of(rows)}, not {schema}. None of them was written"
                     )
                 yield rows

@@ -1,7 +1,7 @@
-"""The reference sink: a whole participant in the memory of one process, for tests and examples.
+"""The reference sink: a complete participant in the memory of one process, for tests and examples.
 
-It behaves as a server would that keeps its promises: prepared branches outlive their writer, commit and
-abort may be repeated, and a finished branch leaves a witness. Tasks must run in the driver's process.
+It behaves like a correct server: prepared branches outlive their writer, commit and abort may be
+repeated, and a finished branch leaves a witness. Tasks must run in the driver's process.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Held:
 
 @dataclass
 class MemorySystem:
-    """What several Memory sinks, and several drivers, share: the server."""
+    """The server, which several Memory sinks and several drivers share."""
 
     branches: dict[str, Held] = field(default_factory=dict[str, Held])
     visible: list[Any] = field(default_factory=list[Any])
     forgets: bool = False  # a system without a witness, once a branch is over
 
     def expire(self, now: float) -> None:
-        """Abort what has been open for too long, as servers do."""
+        """Abort branches that have been open for too long, as servers do."""
         for held in self.branches.values():
             due = held.expires_at is not None and now >= held.expires_at
             if held.state is BranchState.PREPARED and due:

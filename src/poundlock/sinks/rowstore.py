@@ -1,11 +1,11 @@
-"""Rows kept beside the log, for systems that cannot hold a branch themselves.
+"""Rows stored beside the log, for systems that cannot hold a branch themselves.
 
     ROWS/SINK/.NAME.tmp       a branch that is being written, or was when its task died
-    ROWS/SINK/NAME.arrow      a prepared branch: an Arrow file, whose end says that it is whole
+    ROWS/SINK/NAME.arrow      a prepared branch: an Arrow file, whose end proves that it is complete
     ROWS/SINK/NAME.sent       the witness that it was sent
-    ROWS/SINK/NAME.aborted    the witness that it was not, and never will be
+    ROWS/SINK/NAME.aborted    the witness that it was not sent, and never will be
 
-Tasks write the rows, and after the decision other tasks send them. Any file system will do that
+Tasks write the rows, and after the decision other tasks send them. They can be on any file system that
 pyarrow can write to: local disks that all machines share, S3, GCS, Azure, HDFS.
 """
 
@@ -16,7 +16,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -29,12 +29,16 @@ from poundlock.core.site import Site, reachable
 from poundlock.errors import InDoubt, PermanentlyRefused, PoundlockError, Unavailable, UsageError
 from poundlock.filesystem import open_filesystem, sync
 
-_ASIDE, _KEPT, _SENT, _ABORTED = ".tmp", ".arrow", ".sent", ".aborted"
-_STATES = {_KEPT: BranchState.PREPARED, _SENT: BranchState.COMMITTED, _ABORTED: BranchState.ABORTED}
+_UNFINISHED, _STORED, _SENT, _ABORTED = ".tmp", ".arrow", ".sent", ".aborted"
+_STATES = {
+    _STORED: BranchState.PREPARED,
+    _SENT: BranchState.COMMITTED,
+    _ABORTED: BranchState.ABORTED,
+}
 
 
 class RowStore:
-    """The directory of one sink. Survives pickling."""
+    """The stored rows of one sink: a directory. It can be pickled."""
 
     def __init__(self, uri: str):
         self.uri = uri.rstrip("/")
@@ -43,35 +47,35 @@ class RowStore:
         return RowStoreWriter(self, name)
 
     def read(self, name: str) -> Iterator[pa.RecordBatch]:
-        """Read a branch's rows. A file that was cut short is found out by its missing end."""
+        """Read a branch's rows. A truncated file is detected by its missing end."""
         system, root = self._open()
-        file = f"{root}/{name}{_KEPT}"
+        file = f"{root}/{name}{_STORED}"
         with reachable(self.uri), system.open_input_file(file) as stream:
             try:
                 rows = pa.ipc.open_file(stream)
             except pa.ArrowInvalid as error:
                 raise InDoubt(
-                    f"the rows kept in {file} are damaged ({error}). None of them was sent. Delete the "
-                    "file and start the pipeline again: the batch is decided, and will be run anew"
+                    f"the rows stored in {file} are damaged ({error}). None of them was sent. Delete "
+                    "the file and start the pipeline again: the batch is decided, and will be run again"
                 ) from error
             yield from (rows.get_batch(index) for index in range(rows.num_record_batches))
 
     def states(self) -> dict[str, BranchState]:
-        """Say how far each branch on the shelf is. A witness counts more than the rows."""
+        """Return the state of each branch. A witness counts more than the rows."""
         files = self._files()
         states: dict[str, BranchState] = {}
-        for suffix in (_KEPT, _ABORTED, _SENT):
+        for suffix in (_STORED, _ABORTED, _SENT):
             for file in files:
                 if file.endswith(suffix) and not file.startswith("."):
                     states[file.removesuffix(suffix)] = _STATES[suffix]
         return states
 
     def unfinished(self) -> list[str]:
-        """Name the branches that are being written, or were when their tasks died."""
+        """Return the branches that are being written, or were when their tasks died."""
         return [
-            file[1:].removesuffix(_ASIDE)
+            file[1:].removesuffix(_UNFINISHED)
             for file in self._files()
-            if file.startswith(".") and file.endswith(_ASIDE)
+            if file.startswith(".") and file.endswith(_UNFINISHED)
         ]
 
     def _files(self) -> list[str]:
@@ -81,20 +85,20 @@ class RowStore:
         return [entry.base_name for entry in found]
 
     def settle(self, name: str, *, sent: bool) -> None:
-        """Leave the witness, then drop the rows: in this order, or a crash would lose both."""
+        """Write the witness, then delete the rows: in this order, or a crash could lose both."""
         witness = f"{name}{_SENT if sent else _ABORTED}"
         try:
             self._put(witness)
         except Unavailable:
-            if not self._rename(f"{name}{_KEPT}", witness):
+            if not self._rename(f"{name}{_STORED}", witness):
                 raise
         self.drop(name)
 
     def _rename(self, old: str, new: str) -> bool:
-        """Make the rows their own witness, until it is pruned: that needs no room on a full disk.
+        """Rename the rows' file to the witness. On a full disk this needs no space.
 
-        Else rows that were sent would be sent again and again, until there is some. Only here: other
-        systems copy a file to rename it.
+        Without a witness, rows that were sent would be sent again and again. This works only on a local
+        file system: the others copy a file to rename it.
         """
         system, root = self._open()
         if not isinstance(system, pafs.LocalFileSystem):
@@ -110,11 +114,11 @@ class RowStore:
     def drop(self, name: str, *suffixes: str) -> None:
         """Delete the rows of a branch, finished or not, or the files with these suffixes."""
         system, root = self._open()
-        for suffix in suffixes or (_KEPT,):
+        for suffix in suffixes or (_STORED,):
             with reachable(self.uri), contextlib.suppress(FileNotFoundError):
                 system.delete_file(f"{root}/{name}{suffix}")
         with reachable(self.uri), contextlib.suppress(FileNotFoundError):
-            system.delete_file(f"{root}/.{name}{_ASIDE}")
+            system.delete_file(f"{root}/.{name}{_UNFINISHED}")
 
     def _put(self, file: str) -> None:
         system, root = self._open()
@@ -123,7 +127,7 @@ class RowStore:
             sync(system, f"{root}/{file}")
 
     def _open(self) -> tuple[Any, str]:
-        """Return the file system and the directory in it, made if it is missing."""
+        """Return the file system and the directory in it. Create the directory if it is missing."""
         system, root = open_filesystem(self.uri)
         with reachable(self.uri):
             system.create_dir(root, recursive=True)
@@ -131,14 +135,14 @@ class RowStore:
 
 
 class RowStoreWriter:
-    """Writes one branch aside, and puts it on the shelf when it is whole."""
+    """Writes one branch under a temporary name, and renames it when it is complete."""
 
-    def __init__(self, shelf: RowStore, name: str):
-        self._system, root = shelf._open()
-        self._aside, self._final = f"{root}/.{name}{_ASIDE}", f"{root}/{name}{_KEPT}"
-        self._uri = shelf.uri
+    def __init__(self, store: RowStore, name: str):
+        self._system, root = store._open()
+        self._temporary, self._final = f"{root}/.{name}{_UNFINISHED}", f"{root}/{name}{_STORED}"
+        self._uri = store.uri
         with reachable(self._uri):
-            self._stream = self._system.open_output_stream(self._aside)
+            self._stream = self._system.open_output_stream(self._temporary)
         self._arrow: Any = None
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -152,21 +156,21 @@ class RowStoreWriter:
             if self._arrow is not None:
                 self._arrow.close()
             self._stream.close()
-            sync(self._system, self._aside)
-            self._system.move(self._aside, self._final)
+            sync(self._system, self._temporary)
+            self._system.move(self._temporary, self._final)
             sync(self._system, self._final)
 
     def abort(self) -> None:
         with contextlib.suppress(Exception):
             self._stream.close()
         with contextlib.suppress(Exception):
-            self._system.delete_file(self._aside)
+            self._system.delete_file(self._temporary)
 
 
 class StoredBranches(Participant):
-    """A participant whose branches are kept beside the log and sent after the decision."""
+    """A participant whose branches are stored beside the log and sent after the decision."""
 
-    shelf: RowStore | None = None
+    _row_store: RowStore | None = None
     _site: Site | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -178,62 +182,58 @@ class StoredBranches(Participant):
 
     def attach(self, site: Site) -> None:
         self._site = site
-        self.shelf = RowStore(f"{site.rows_uri}/{self.name}")
+        self._row_store = RowStore(f"{site.rows_uri}/{self.name}")
 
     @property
-    def shelved(self) -> RowStore:
-        if self.shelf is None:
+    def row_store(self) -> RowStore:
+        if self._row_store is None:
             raise UsageError("the sink is not part of a pipeline yet", sink=self.name)
-        return self.shelf
+        return self._row_store
 
     def begin(self, branch: Branch) -> Writer:
-        return StoredWriter(self.shelved, branch)
+        return StoredWriter(self.row_store, branch)
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        states = self.shelved.states()
+        states = self.row_store.states()
         return [
-            None if states.get(receipt.id) is BranchState.PREPARED else "its rows are gone"
+            None if states.get(receipt.id) is BranchState.PREPARED else "its stored rows are gone"
             for receipt in receipts
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         assert self._site is not None
-        states = self.shelved.states()
+        states = self.row_store.states()
         waiting = [r.id for r in receipts if states.get(r.id) is BranchState.PREPARED]
         answers = self._site.spread(partial(_send, self), waiting)
         for name, error in zip(waiting, answers, strict=True):
             if error is None:
-                self.shelved.settle(name, sent=True)
+                self.row_store.settle(name, sent=True)
                 states[name] = BranchState.COMMITTED
         failed = {name: it for name, it in zip(waiting, answers, strict=True) if it is not None}
         if failed:
             raise _first(failed)
         for name in {r.id for r in receipts} - set(states):
-            # Somebody took the rows away. Whether they were sent is unknown, but a system that is sent
-            # rows after the decision takes a repeat, so the replay may have their place.
-            self.shelved.settle(name, sent=False)
+            # Someone deleted the rows. Whether they were sent is unknown. But a system that receives
+            # rows after the decision accepts repeats, so a replay may take their place.
+            self.row_store.settle(name, sent=False)
             states[name] = BranchState.ABORTED
         return [states[receipt.id] for receipt in receipts]
 
     def find(self, namespace: Namespace) -> list[Stray]:
-        kept = [name for name, state in self._mine(namespace) if state is BranchState.PREPARED]
-        parsed = (parse_name(name) for name in self.shelved.unfinished())
-        begun = [
-            name
-            for name in parsed
-            if name is not None and (name.namespace, name.sink) == (namespace, self.name)
-        ]
+        stored = [name for name, state in self._mine(namespace) if state is BranchState.PREPARED]
+        parsed = (parse_name(name) for name in self.row_store.unfinished())
+        unfinished = [name for name in parsed if self._is_mine(name, namespace)]
         return [
             Stray(self.name, str(name), name.generation, state)
-            for state, names in (("kept", kept), ("unfinished", begun))
+            for state, names in (("stored", stored), ("unfinished", unfinished))
             for name in names
         ]
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        states = self.shelved.states()
+        states = self.row_store.states()
         for stray in strays:
             if states.get(stray.id) is not BranchState.COMMITTED:
-                self.shelved.settle(stray.id, sent=False)
+                self.row_store.settle(stray.id, sent=False)
                 states[stray.id] = BranchState.ABORTED
         return [states[stray.id] for stray in strays]
 
@@ -244,24 +244,23 @@ class StoredBranches(Participant):
         states = dict(self._mine(namespace))
         for name in to_forget(states, floor):
             if states[name] is not BranchState.PREPARED:
-                self.shelved.drop(str(name), _KEPT, _SENT, _ABORTED)
+                self.row_store.drop(str(name), _STORED, _SENT, _ABORTED)
 
     def _mine(self, namespace: Namespace) -> list[tuple[BranchName, BranchState]]:
-        found = ((parse_name(name), state) for name, state in self.shelved.states().items())
-        return [
-            (name, state)
-            for name, state in found
-            if name is not None and (name.namespace, name.sink) == (namespace, self.name)
-        ]
+        found = ((parse_name(name), state) for name, state in self.row_store.states().items())
+        return [(name, state) for name, state in found if self._is_mine(name, namespace)]
+
+    def _is_mine(self, name: BranchName | None, namespace: Namespace) -> TypeGuard[BranchName]:
+        return name is not None and (name.namespace, name.sink) == (namespace, self.name)
 
 
 class StoredWriter(Writer):
-    """The executor's half of a kept branch. A sink that must look at rows first extends it."""
+    """The task's half of a stored branch. A sink that checks rows extends it."""
 
-    def __init__(self, shelf: RowStore, branch: Branch):
+    def __init__(self, store: RowStore, branch: Branch):
         self._name = str(name_of(branch))
         self._began_at = time.time()
-        self._file = shelf.write(self._name)
+        self._file = store.write(self._name)
 
     def write(self, rows: pa.RecordBatch) -> None:
         self._file.write(rows)
@@ -275,25 +274,25 @@ class StoredWriter(Writer):
 
 
 def _send(sink: StoredBranches, name: str) -> PoundlockError | None:
-    """Return what went wrong rather than raise it: the other branches were sent all the same."""
+    """Return an error rather than raise it, because the other branches are sent all the same."""
     parsed = parse_name(name)
     assert parsed is not None
     try:
-        sink.send(parsed, sink.shelved.read(name))
+        sink.send(parsed, sink.row_store.read(name))
     except PoundlockError as error:
         return error
     except FileNotFoundError as error:
-        return Unavailable(f"the rows kept for {name} went away ({error.strerror})")
+        return Unavailable(f"the stored rows of {name} are gone ({error.strerror})")
     except Exception as error:  # noqa: BLE001 (a user's code, or a damaged file: the others go on)
         return InDoubt(
-            f"sending {name} failed with {type(error).__name__}. It is decided and its rows are kept: "
-            "put that right, and start the pipeline again"
+            f"sending {name} failed with {type(error).__name__}. It is decided and its rows are "
+            "stored: correct the cause and start the pipeline again"
         )
     return None
 
 
 def _first(failed: Mapping[str, PoundlockError]) -> PoundlockError:
-    """Choose the error to raise: first one that passes by itself, so that the rest is tried again."""
+    """Choose the error to raise: a temporary one if there is any, so that the rest is tried again."""
     errors = list(failed.values())
     error = next((it for it in errors if isinstance(it, Unavailable)), errors[0])
     if isinstance(error, PermanentlyRefused):

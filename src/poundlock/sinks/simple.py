@@ -10,16 +10,16 @@
         def close(self):
             self.file.close()
 
-Rows go straight through from the task, before the batch is decided, and again when a task or a batch is
-run again: at least once. For more, sign the whole contract: `poundlock.Participant`.
+Tasks write rows directly, before the batch is decided, and write them again when a task or a batch is
+run again: at least once. For more, implement the whole contract: `poundlock.Participant`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -46,7 +46,7 @@ class TaskFacts:
     sink: str
     batch: int
     task: int
-    id: str  # of this attempt at the task, unlike any other
+    id: str  # of this attempt at the task; no other has the same
 
 
 class Simple(Participant):
@@ -61,31 +61,31 @@ class Simple(Participant):
         if self.asked is Semantic.NONE:
             self.semantic = Semantic.NONE
 
-    # For you.
+    # What a subclass implements.
 
     def open(self, facts: TaskFacts) -> None:
         """Connect. Runs in the task."""
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows. What it raises is a no vote: the batch is aborted, and run again."""
+        """Write rows. An error is a no vote: the batch is aborted, and run again."""
 
     def close(self) -> None:
-        """Flush and disconnect; when this returns, the rows are safe. Runs in the task."""
+        """Flush and disconnect. When this returns, the rows are safe. Runs in the task."""
 
-    # For the pipeline.
+    # What the pipeline calls.
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         return {name: column.sql for name, column in columns.items()}
 
     def reader_settings(self) -> str:
-        return "to pass over repeats"
+        return "to ignore repeats"
 
     def begin(self, branch: Branch) -> Writer:
         return _SimpleWriter(copy.copy(self), branch)
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        return ["it was written straight through"] * len(receipts)
+        return ["it was written directly, without a branch"] * len(receipts)
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         return [BranchState.NO_WITNESS] * len(receipts)
@@ -110,31 +110,31 @@ class _SimpleWriter(Writer):
             branch.task,
             str(name_of(branch)),
         )
-        with _voting(sink):
+        with _own_code(sink):
             sink.open(facts)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        with _voting(self._sink):
+        with _own_code(self._sink):
             self._sink.write(rows)
 
     def prepare(self) -> PreparedBranch | None:
-        with _voting(self._sink):
+        with _own_code(self._sink):
             self._sink.close()
         return None
 
     def abort(self) -> None:
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             self._sink.close()
 
 
-class _voting(contextlib.AbstractContextManager[None]):  # noqa: N801 (reads as a verb)
-    """Turn what the user's code raises into a vote that says where it came from."""
-
-    def __init__(self, sink: Simple):
-        self._sink = sink
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, PoundlockError):
-            raise Rejected(
-                f"the sink's own code raised {type(error).__name__}: {error}", sink=self._sink.name
-            ) from error
+@contextmanager
+def _own_code(sink: Simple) -> Iterator[None]:
+    """Turn an error of the user's code into a no vote that says where it came from."""
+    try:
+        yield
+    except PoundlockError:
+        raise
+    except Exception as error:
+        raise Rejected(
+            f"the sink's own code raised {type(error).__name__}: {error}", sink=sink.name
+        ) from error

@@ -1,8 +1,8 @@
-"""A function of your own, called with the rows of a batch once the batch is decided.
+"""A function of your own, called with the rows of a batch after the batch is decided.
 
-Rows are kept beside the log from prepare to commit, so a batch that is aborted is never sent, and one
-that is decided is sent whatever dies. After a crash some of it may be sent again: at least once. Each
-call is given an id that is the same when it is repeated, for a system that can tell repeats apart.
+Rows are stored beside the log between prepare and commit. So an aborted batch is never sent, and a
+decided batch is always sent, whatever crashes. After a crash some of it may be sent again: at least
+once. A repeated call has the same id, for a system that can recognise repeats.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from poundlock.sinks.rowstore import StoredBranches
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a call is about."""
+    """What a call works on."""
 
     pipeline: str
     sink: str
     batch: int
-    id: str  # of this call: the same when the kept rows are sent again
+    id: str  # of this call: the same when the stored rows are sent again
 
 
-# Calling one of these runs nothing of it.
+# A call of such a function does not run it.
 _LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 
 
@@ -44,7 +44,7 @@ class WriteAhead(StoredBranches):
             `poundlock.errors.Unavailable` to be called again later; any other error stops the
             pipeline, and the next start calls it again.
         name: The sink's name in its pipeline.
-        semantic: "at_least_once" is what it gives; asking for "exactly_once" is refused.
+        semantic: It provides "at_least_once"; "exactly_once" is rejected.
     """
 
     system = "WriteAhead"
@@ -60,11 +60,11 @@ class WriteAhead(StoredBranches):
         self.name = checked_name("sink name", name)
         self.asked = None if semantic is None else Semantic(semantic)
         self.function = function
-        # An object may be called, too.
+        # An object can be called too.
         if any(is_later(it) for is_later in _LATER for it in (function, function.__call__)):
             raise UsageError(
-                f"{function!r} is async or a generator: to call it runs nothing of it. Give a plain "
-                "function that returns once the rows are safe, such as one that calls "
+                f"{function!r} is async or a generator, so a call does not run it. Give a plain "
+                "function that returns once the rows are safe, for example one that calls "
                 "asyncio.run(...)",
                 sink=self.name,
             )
@@ -73,7 +73,7 @@ class WriteAhead(StoredBranches):
         return f"WriteAhead({self.function!r}, name={self.name!r})"
 
     def reader_settings(self) -> str:
-        return "to tell repeats apart, by the id of each call"
+        return "to recognise repeats, by the id of each call"
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         return {name: column.sql for name, column in columns.items()}
@@ -86,19 +86,20 @@ class WriteAhead(StoredBranches):
             except PoundlockError:
                 raise
             except Exception as error:
-                told = f"the function failed with {facts.id}: {type(error).__name__}: {error}"
-                raise self._stopped(told) from error
+                raise self._failure(
+                    f"the function failed with {facts.id}: {type(error).__name__}: {error}"
+                ) from error
             if inspect.isawaitable(answer) or isinstance(answer, Generator | AsyncGenerator):
                 if inspect.iscoroutine(answer):
-                    answer.close()  # or Python mentions it, too
+                    answer.close()  # otherwise Python warns of it too
                 kind = type(answer).__name__
-                raise self._stopped(
+                raise self._failure(
                     f"the function answered {facts.id} with a {kind}, which nobody runs"
                 )
 
-    def _stopped(self, told: str) -> InDoubt:
+    def _failure(self, problem: str) -> InDoubt:
         return InDoubt(
-            f"{told}. The batch is decided and its rows are kept: correct the function and start the "
-            "pipeline again, it is then called with the same rows",
+            f"{problem}. The batch is decided and its rows are stored: correct the function and start "
+            "the pipeline again. It is then called with the same rows",
             sink=self.name,
         )

@@ -1,47 +1,40 @@
-"""The manifest of a directory: which of its files count. It is Spark's own log of a file sink.
+"""The manifest of a directory: the list of its files that count. Spark's own file sink writes the same.
 
     DIR/_spark_metadata/0, 1, ... 8, 9.compact, 10, ...
 
-One record a batch: a line `v1`, then a line of JSON for each file. Every tenth record repeats all lines
-before it, so that a reader needs at most ten. A reader that finds the directory `_spark_metadata` reads
-the files named there and no others: `spark.read` and `spark.readStream` do so by themselves.
+Each batch adds one record: a line `v1`, then a line of JSON for each file. Every tenth record repeats
+all lines before it, so that a reader needs at most ten. If there is a directory `_spark_metadata`,
+`spark.read` and `spark.readStream` read the files named there and no others.
 
-Numbers are consecutive and each record is created only if absent, so the next number is also a lock:
-who creates it knows that nothing was published since it looked.
+Numbers are consecutive and each record is created only if absent. So the next number is also a lock: a
+driver that creates it knows that nothing was published since it looked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow.fs as pafs
 
 from poundlock.core.site import reachable
 from poundlock.errors import PoundlockError, Unavailable
 from poundlock.filesystem import open_filesystem
+from poundlock.sinks.files.place import qualified, spelled
 
 METADATA = "_spark_metadata"
 _VERSION = "v1"
-_EVERY = (
-    10  # Spark's default. A reader takes the interval from the compacted records that it finds.
-)
-_KEPT = 100  # numbers that stay behind a compacted record, for readers that are under way
+_EVERY = 10  # Spark's default. Readers take the interval from the compacted records that they find.
+_STAYING = 100  # numbers before a compacted record, for readers that have begun
 _RECORD = re.compile(r"(\d+)(\.compact)?")
 
-_PLAIN = "/=:@&+$,;'()!*~"  # what Hadoop leaves as it is in a path
-
 Create = Callable[[str, bytes], bool]
-
-
-def spelled(path: str) -> str:
-    """Spell a path as part of a URI, as Hadoop does."""
-    return quote(path, safe=_PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class DataFile:
                 "isDir": False,
                 "modificationTime": self.modified_ms,
                 "blockReplication": 1,
-                "blockSize": 32 << 20,  # how Spark may split it; it has no other use
+                "blockSize": 32 << 20,  # only tells Spark how to split the file
                 "action": "add",
             },
             separators=(",", ":"),
@@ -73,7 +66,7 @@ class DataFile:
 
     @classmethod
     def at(cls, directory: str, path: str, size: int, modified_ms: int) -> DataFile:
-        """Name the file at a path below a directory's URI."""
+        """Return the file at a path below a directory's URI."""
         return cls(f"{directory}/{spelled(path)}", size, modified_ms)
 
     def below(self, directory: str) -> str:
@@ -88,7 +81,8 @@ class DataFile:
 class Manifest:
     """The manifest of one directory, as far as it has been read. Each `load` reads what is new.
 
-    `owner` tells from a file's name whose it is, None if nobody's; `owners` are all those found so far.
+    `owner` returns the owner of a file from its name, None if it has none. `owners` are all that were
+    found so far.
     """
 
     def __init__(self, uri: str, owner: Callable[[str], str | None] = lambda name: None):
@@ -98,7 +92,7 @@ class Manifest:
         self._owner = owner
 
     def load(self) -> None:
-        """Read on to the newest record."""
+        """Read all records up to the newest."""
         system, root = open_filesystem(self.uri)
         found = self._numbers(system, root)
         newest = max(found, default=-1)
@@ -107,18 +101,18 @@ class Manifest:
         for number in range(start, newest + 1):
             if number not in found:
                 raise Unavailable(
-                    f"{self.uri} has no record {number}, but {newest}: the listing is incomplete, or "
-                    "somebody deleted it"
+                    f"{self.uri} has record {newest}, but not {number}: the listing is incomplete, or "
+                    "someone deleted the record"
                 )
-            self._note(DataFile.parse(line) for line in self._read(system, root, number))
+            self._add_owners(DataFile.parse(line) for line in self._read(system, root, number))
         self.last = max(newest, self.last)
 
-    def _note(self, files: Iterable[DataFile]) -> None:
+    def _add_owners(self, files: Iterable[DataFile]) -> None:
         owners = (self._owner(file.base_name) for file in files)
         self.owners.update(owner for owner in owners if owner is not None)
 
     def publish(self, files: Sequence[DataFile], create: Create) -> bool:
-        """Append one record, if nothing was published since `load`. False: load again."""
+        """Append one record, if nothing was published since `load`. If False: load again."""
         number = self.last + 1
         lines = [file.line() for file in files]
         if _compacted(number):
@@ -127,14 +121,16 @@ class Manifest:
         if not create(f"{self.uri}/{_file(number)}", data):
             return False
         self.last = number
-        self._note(files)
+        self._add_owners(files)
         if _compacted(number):
-            with contextlib.suppress(PoundlockError, FileNotFoundError):  # they only take space
-                self._drop_below(number - _KEPT)
+            with contextlib.suppress(
+                PoundlockError, FileNotFoundError
+            ):  # old records only take space
+                self._drop_below(number - _STAYING)
         return True
 
     def files(self) -> list[DataFile]:
-        """Return all files that the manifest names now."""
+        """Return all files that the manifest names."""
         self.load()
         if self.last < 0:
             return []
@@ -174,3 +170,8 @@ def _compacted(number: int) -> bool:
 
 def _file(number: int) -> str:
     return f"{number}.compact" if _compacted(number) else str(number)
+
+
+def committed(path: str | os.PathLike[str]) -> list[str]:
+    """Return the URIs of the files that count in a directory, for readers other than Spark."""
+    return [file.uri for file in Manifest(qualified(os.fspath(path))).files()]

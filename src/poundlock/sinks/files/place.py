@@ -1,4 +1,4 @@
-"""The directory of a Files sink: how it is spelled, and small files in it."""
+"""The directory of a Files sink: its spelling, and small files in it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,26 @@ import os
 import re
 import secrets
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import quote, urlparse
 
 import pyarrow.fs as pafs
 
 from poundlock.core.site import reachable
 from poundlock.errors import UsageError
 from poundlock.filesystem import sync
-from poundlock.sinks.files.manifest import spelled
+
+_UNQUOTED = "/=:@&+$,;'()!*~"  # what Hadoop does not quote in a path
+
+
+def spelled(path: str) -> str:
+    """Return a path as part of a URI, quoted as Hadoop does it."""
+    return quote(path, safe=_UNQUOTED)
 
 
 def qualified(path: str) -> str:
-    """Return a whole local path, or a URI that names its host or bucket: for readers anywhere."""
+    """Return an absolute local path, or a URI that names its host or bucket."""
     parsed = urlparse(path)
-    if parsed.scheme in ("", "file"):  # as Hadoop takes it, %20 is no blank
+    if parsed.scheme in ("", "file"):  # as in Hadoop, %20 does not mean a blank
         return os.path.abspath(re.sub(r"^file:(//[^/]*)?", "", path))
     if not parsed.netloc:
         raise UsageError(
@@ -30,27 +36,27 @@ def qualified(path: str) -> str:
 
 
 def uri_of(place: str) -> str:
-    """Return a place as the manifest spells it."""
+    """Return a place as the manifest names it."""
     return spelled(f"file://{place}") if place.startswith("/") else place
 
 
 def put(system: Any, path: str, data: bytes, uri: str) -> None:
-    """Write a small file as a whole: under its name only once it is durable."""
+    """Write a small file. It gets its name only when it is complete and durable."""
     local = isinstance(system, pafs.LocalFileSystem)
     directory, _, name = path.rpartition("/")
-    # A name that nobody else has: two drivers may put one mark.
-    aside = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp" if local else path
+    # A random name, because two drivers may write the same mark.
+    temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp" if local else path
     with reachable(uri):
         try:
-            with system.open_output_stream(aside, compression=None) as stream:
+            with system.open_output_stream(temporary, compression=None) as stream:
                 stream.write(data)
-            sync(system, aside)
+            sync(system, temporary)
             if local:
-                system.move(aside, path)
+                system.move(temporary, path)
         except BaseException:
-            if local:  # nobody would look for it
+            if local:  # no sweep looks for it
                 with contextlib.suppress(OSError):
-                    system.delete_file(aside)
+                    system.delete_file(temporary)
             raise
         if local:
             sync(system, path)

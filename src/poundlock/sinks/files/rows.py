@@ -1,7 +1,7 @@
-"""Rows into files: cut by partition columns as Hive does, and spelled in the format that was asked for.
+"""Rows split by partition columns as in Hive, and written in the file's format.
 
-Text formats get their lines from Spark itself (`to_json`, `to_csv`), so a file reads back as Spark's
-own would. Rules of this file: one Python call per partition of a batch of rows, none per row.
+Spark itself makes the lines of text formats (`to_json`, `to_csv`), so a file reads back as Spark's own
+would. Rules of this file: one Python call per partition of a batch of rows, none per row.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from poundlock.sinks.files.types import LINE
+
 NULL = "__HIVE_DEFAULT_PARTITION__"
-PARTITION = "__by_"  # prefix of the columns by which rows are cut, as text
-LINE = "__line"  # the column of a text format
+PARTITION = "__by_"  # prefix of the columns by which rows are split, as text
 
 COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
     "parquet": {"snappy": ".snappy", "zstd": ".zstd", "gzip": ".gz", "lz4": ".lz4raw", "none": ""},
     "json": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
     "csv": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
 }
-LONGEST = 255  # bytes in one name, on every file system that counts
+LONGEST = 255  # bytes in one name, on all usual file systems
 _SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 
 
 def escaped(text: str) -> str:
-    """Spell a column's name or value so that it can be part of a directory's name."""
+    """Quote a column's name or value so that it can be part of a directory's name."""
     return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
 
 
@@ -42,7 +43,7 @@ def directory_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
     )
 
 
-def cut(
+def split(
     rows: pa.RecordBatch, columns: Sequence[str]
 ) -> Iterator[tuple[str, pa.RecordBatch, np.ndarray]]:
     """Yield each partition's directory, its rows without the partition columns, and their places."""
@@ -64,7 +65,7 @@ def cut(
 
 
 def too_long(directory: str) -> str | None:
-    """Say why a directory cannot be made; None if it can."""
+    """Say why a directory cannot be created. None if it can."""
     for name in directory.split("/"):
         if len(name.encode()) > LONGEST:
             column = name.partition("=")[0]
@@ -80,8 +81,8 @@ def suffix(format: str, compression: str) -> str:
 
 
 def format_of(name: str) -> str | None:
-    """Return the format that a file's name tells, as `suffix` made it."""
-    parts = name.split(".")[1:]  # from the end: a pipeline or a sink may be called json
+    """Return the format of a file, from the name that `suffix` completed."""
+    parts = name.split(".")[1:]  # the last one counts: a pipeline or a sink may be named json
     return next((part for part in reversed(parts) if part in COMPRESSIONS), None)
 
 
@@ -91,7 +92,7 @@ class ParquetFile:
     def __init__(self, stream: Any, compression: str, schema: pa.Schema):
         self._stream = stream
         codec = "none" if compression == "none" else compression
-        # Spark reads timestamps of microseconds; names of list elements as Spark writes them.
+        # Timestamps in microseconds and names of list elements are as Spark has them.
         self._writer = pq.ParquetWriter(
             stream, schema, compression=codec, coerce_timestamps="us", store_schema=False
         )
@@ -102,7 +103,7 @@ class ParquetFile:
     def close(self) -> None:
         try:
             self._writer.close()
-        finally:  # or a full disk stays full: of a file that is open, no byte is freed
+        finally:  # the space of an open file is not freed, so a full disk would stay full
             self._stream.close()
 
 
@@ -120,7 +121,7 @@ class TextFile:
         lines = rows.column(LINE).cast(pa.large_string())
         nothing, end = pa.scalar("", pa.large_string()), pa.scalar("\n", pa.large_string())
         ended = pc.call_function("binary_join_element_wise", [lines, nothing, end])
-        # An array of text holds its texts one behind the other: that is the file.
+        # A text array has its texts one after the other in memory: that is the file.
         self._out.write(ended.buffers()[2])
 
     def close(self) -> None:
@@ -131,13 +132,13 @@ class TextFile:
 
 
 def text_line(format: str, row: Mapping[str, Any]) -> str:
-    """Spell a row of plain values as Spark would."""
+    """Return a row of plain values as a line, as Spark would write it."""
     if format == "json":
         return json.dumps(row)
     return ",".join(csv_text(str(value)) for value in row.values())
 
 
 def csv_text(name: str) -> str:
-    """Spell one value of CSV."""
+    """Return one value of CSV, quoted if necessary."""
     special = any(char in name for char in ',"\n\r\\')
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' if special else name

@@ -1,4 +1,4 @@
-"""A branch of a Files sink in a task: its data files, and the marks that say how far it is."""
+"""The task's half of the Files sink: a branch's data files, and the marks that show its state."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from poundlock.errors import BadRow, Rejected
 from poundlock.filesystem import open_filesystem, sync
 from poundlock.sinks.files.manifest import METADATA, DataFile
 from poundlock.sinks.files.place import put
-from poundlock.sinks.files.rows import ParquetFile, TextFile, cut, suffix, too_long
+from poundlock.sinks.files.rows import ParquetFile, TextFile, split, suffix, too_long
 
 OURS = "_poundlock"
 OPEN, STAGED, ABORTED = ".open", ".staged", ".aborted"
 _OBJECT_STORES = ("s3", "gcs", "abfs")
-# Open files of one task: the least used is closed before another is opened. Processes may have 1024 by
-# default; on an object store each has a buffer of megabytes.
+# Open files of one task: the least recently used is closed before another is opened. By default a
+# process may have 1024; on an object store each has a buffer of megabytes.
 _OPEN_FILES, _OPEN_OBJECTS = 256, 64
 
 
 class Target(Protocol):
-    """What a writer needs to know of its sink."""
+    """What a writer needs of its sink."""
 
     name: str
     semantic: Semantic
@@ -42,25 +42,25 @@ class Target(Protocol):
 
 
 class FilesWriter(Writer):
-    """One branch in a task: a file for each partition that it has rows of, or several."""
+    """One branch in a task: one or more files for each partition that it has rows of."""
 
     def __init__(self, sink: Target, branch: Branch):
         self._sink, self._name = sink, str(name_of(branch))
         self._began_at = time.time()
         self._exact = sink.semantic is Semantic.EXACTLY_ONCE
         self._system, self._root = open_filesystem(sink.place)
-        # Without a manifest a file counts once it is whole: under another name until then, but for
-        # object stores, which show none before it is, and would copy it for a new name.
+        # Without a manifest a file counts when it is complete. Until then it has a hidden name. Object
+        # stores need none: they show only complete files, and would copy a file to rename it.
         stored = self._system.type_name in _OBJECT_STORES
         self._hidden = "" if self._exact or stored else "."
         self._most_open = _OPEN_OBJECTS if stored else _OPEN_FILES
-        self._open = dict[str, tuple[str, Any]]()  # by partition, the least used first
-        self._begun: list[str] = []  # paths below the root, of all files that may be there
-        self._done: list[str] = []  # and of those that are whole
+        self._open = dict[str, tuple[str, Any]]()  # by partition, the least recently used first
+        self._begun: list[str] = []  # paths below the root, of all files that may exist
+        self._done: list[str] = []  # and of those that are complete
         with reachable(sink.place):
             self._system.create_dir(self._root, recursive=True)
             if self._exact:
-                # Before the first file: from now on readers look for a manifest, and find nothing.
+                # Before the first file. From now on readers look for a manifest, and see nothing.
                 self._system.create_dir(f"{self._root}/{METADATA}")
                 self._system.create_dir(f"{self._root}/{OURS}")
         if self._exact:
@@ -70,9 +70,11 @@ class FilesWriter(Writer):
         return f"{self._root}/{OURS}/{self._name}{kind}"
 
     def write(self, rows: pa.RecordBatch) -> None:
-        parts = list(cut(rows, self._sink.partition_by))
-        bad = {int(place): problem for directory, _, places in parts
-               if (problem := too_long(directory)) for place in places}  # fmt: skip
+        parts = list(split(rows, self._sink.partition_by))
+        bad: dict[int, str] = {}
+        for directory, _, places in parts:
+            if problem := too_long(directory):
+                bad |= dict.fromkeys(places.tolist(), problem)
         if bad:
             raise BadRow(
                 f"{len(bad)} rows have a partition value that cannot be a directory's name: "
@@ -100,7 +102,7 @@ class FilesWriter(Writer):
                 found = (place, self._sink.open_file(stream, schema))
             except BaseException:
                 with contextlib.suppress(OSError):
-                    stream.close()  # or the bytes of a full disk are not freed with the file
+                    stream.close()  # or deleting the file would not free its space
                 raise
         self._open[directory] = found
         return found[1]
@@ -116,7 +118,7 @@ class FilesWriter(Writer):
         except FileNotFoundError as error:
             self.abort()
             raise Rejected(
-                f"branch {self._name}: its files were taken away while it was written ({error})",
+                f"branch {self._name}: its files were deleted while it was written ({error})",
                 sink=self._sink.name,
             ) from error
 
@@ -150,7 +152,7 @@ class FilesWriter(Writer):
         ]
 
     def _sync_directories(self) -> None:
-        """Make new partition directories survive a crash of the machine: each in its parent."""
+        """Make new partition directories durable: each is an entry of its parent."""
         above = {place.rpartition("/")[0] for place in self._done} - {""}
         for directory in above:
             parts = directory.split("/")
@@ -168,7 +170,7 @@ class FilesWriter(Writer):
         for directory in list(self._open):
             with contextlib.suppress(Exception):
                 self._close_one(directory)
-        # The marks last: what cannot be deleted now is left to the sweep, which goes by them.
+        # The marks last: the sweep goes by them, and deletes what cannot be deleted now.
         places = [f"{self._root}/{place}" for place in self._begun]
         with contextlib.suppress(Exception):
             for path in (*places, self._mark(STAGED), self._mark(OPEN)):

@@ -1,4 +1,4 @@
-"""One connection to a Redis or Valkey, alone or in a cluster, and its errors in our words."""
+"""One connection to a Redis or Valkey server or cluster, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib.resources import files
 from typing import Any
 
 import redis
-import redis.exceptions as said
+from redis import exceptions
 
-from poundlock.errors import InDoubt, NotAuthorised, Unavailable, UsageError
+from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
 from poundlock.secret import resolve
 
 STAGE, MOVE, ABORT = (
@@ -18,30 +18,38 @@ STAGE, MOVE, ABORT = (
     for name in ("stage", "move", "abort")
 )
 
-_PASSING = (
-    said.ConnectionError,  # busy loading, too
-    said.TimeoutError,
-    said.ClusterDownError,
-    said.TryAgainError,
-    said.MasterDownError,
-    said.ReadOnlyError,  # a failover is under way
-    said.RedisClusterException,
+_FORBIDDEN = (
+    exceptions.AuthenticationError,
+    exceptions.NoPermissionError,
+    exceptions.AuthorizationError,
 )
-_OURS = "POUNDLOCK "  # how a script of ours begins its errors
-_FULL = "OOM command not allowed"  # which servers before 7 put in the middle, if a script met it
-_AWAY = (  # what a script meets while servers change places
-    "access a non local key",  # a slot is on its way to another node
-    "while the cluster is down",
-    "against a read only replica",  # in the middle too, before 7
+_TEMPORARY = (
+    exceptions.ConnectionError,  # includes "busy loading"
+    exceptions.TimeoutError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    exceptions.MasterDownError,
+    exceptions.ReadOnlyError,  # a failover is under way
+    exceptions.RedisClusterException,
 )
-_FORBIDDEN = (  # what a script meets without a right, from 7 on and before
+# Of other errors the text tells more: a script's errors all have one class.
+_FROM_SCRIPT = "POUNDLOCK "  # how our scripts begin their own errors
+_FULL = "OOM command not allowed"  # inside a script, servers before 7 put it in the middle
+_FORBIDDEN_BEGIN = ("NOAUTH", "WRONGPASS", "NOPERM")
+_FORBIDDEN_INSIDE = (  # a script that lacks a permission, from 7 on and before
     "ACL failure in script",
     "The user executing the script can't",
+)
+_TEMPORARY_BEGIN = ("LOADING", "BUSY", "MISCONF", "NOREPLICAS")
+_TEMPORARY_INSIDE = (  # a script while servers change places
+    "access a non local key",  # a slot is moving to another node
+    "while the cluster is down",
+    "against a read only replica",  # in the middle too, before 7
 )
 
 
 class Client:
-    """Runs our scripts. Connects when it is first asked."""
+    """Runs commands and scripts. Connects when it is created."""
 
     def __init__(self, url: str, timeout: float, sink: str):
         self._sink = sink
@@ -58,7 +66,7 @@ class Client:
             client = redis.Redis.from_url(url, **settings)
         except ValueError:
             raise UsageError(
-                "url cannot be understood: write redis://[user:password@]host:port/database, "
+                "url is not a valid address: write redis://[user:password@]host:port/database, "
                 "rediss:// for TLS, or unix://path",
                 sink=self._sink,
             ) from None
@@ -71,7 +79,7 @@ class Client:
     def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         return self._client.eval(script, len(keys), *keys, *arguments)
 
-    def ask(self, *command: Any, key: str) -> Any:
+    def execute(self, *command: Any, key: str) -> Any:
         """Run a command at the node that has `key`."""
         if not self.clustered:
             return self._client.execute_command(*command)
@@ -86,50 +94,52 @@ class Client:
 
     @contextmanager
     def errors(self, doing: str) -> Iterator[None]:
-        """Tell in our words what the server or the way to it refused."""
+        """Translate the errors of the server and of the connection."""
         try:
             yield
-        except (said.AuthenticationError, said.NoPermissionError, said.AuthorizationError) as error:
+        except _FORBIDDEN as error:
             raise NotAuthorised(
                 f"{doing}: the server refuses the user, the password or a command ({error}). The "
                 "sink needs the commands of its target, EVAL, TYPE, EXISTS, UNLINK, PEXPIRE, and those "
                 "of hashes and sets",
                 sink=self._sink,
             ) from error
-        except _PASSING as error:
+        except _TEMPORARY as error:
             text = str(error)
             if "max number of clients" in text:
                 text = (
-                    "the server has no connection left. Raise its maxclients, or let fewer tasks run "
+                    "the server has no connection left. Raise its maxclients, or run fewer tasks "
                     "at once"
                 )
             raise Unavailable(f"{doing}: {text}", sink=self._sink) from error
-        except said.ResponseError as error:
-            text = str(error)
-            if isinstance(error, said.OutOfMemoryError) or _FULL in text:
-                raise Unavailable(
-                    f"{doing}: the server has no memory left (maxmemory) and changed nothing. Nothing "
-                    "is lost: make room there, or raise maxmemory, and the same can be done again",
-                    sink=self._sink,
-                ) from error
-            if text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")) or _has(text, _FORBIDDEN):
-                raise NotAuthorised(f"{doing}: {text}", sink=self._sink) from error
-            passing = text.startswith(("LOADING", "BUSY", "MISCONF", "NOREPLICAS"))
-            if passing or _has(text, _AWAY):
-                raise Unavailable(f"{doing}: {text}", sink=self._sink) from error
-            if not text.startswith(_OURS):
-                raise InDoubt(f"{doing}: {text}", sink=self._sink) from error
-            text = text.removeprefix(_OURS).partition(" script: ")[0]
-            raise InDoubt(
-                f"{doing}: {text}. Nothing was changed. Put that right, and start the "
-                "pipeline again: it goes on from here",
+        except exceptions.ResponseError as error:
+            raise self._translate_text(doing, error) from error
+
+    def _translate_text(self, doing: str, error: exceptions.ResponseError) -> PoundlockError:
+        text = str(error)
+        if isinstance(error, exceptions.OutOfMemoryError) or _FULL in text:
+            return Unavailable(
+                f"{doing}: the server has no memory left (maxmemory) and changed nothing. Nothing "
+                "is lost: free some memory or raise maxmemory, then it can be tried again",
                 sink=self._sink,
-            ) from error
+            )
+        if text.startswith(_FORBIDDEN_BEGIN) or _contains(text, _FORBIDDEN_INSIDE):
+            return NotAuthorised(f"{doing}: {text}", sink=self._sink)
+        if text.startswith(_TEMPORARY_BEGIN) or _contains(text, _TEMPORARY_INSIDE):
+            return Unavailable(f"{doing}: {text}", sink=self._sink)
+        if not text.startswith(_FROM_SCRIPT):
+            return InDoubt(f"{doing}: {text}", sink=self._sink)
+        text = text.removeprefix(_FROM_SCRIPT).partition(" script: ")[0]
+        return InDoubt(
+            f"{doing}: {text}. Nothing was changed. Correct this and start the pipeline again: it "
+            "continues from here",
+            sink=self._sink,
+        )
 
 
 def as_text(answer: Any) -> str:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
 
 
-def _has(text: str, parts: Sequence[str]) -> bool:
+def _contains(text: str, parts: Sequence[str]) -> bool:
     return any(part in text for part in parts)

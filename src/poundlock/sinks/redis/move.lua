@@ -1,13 +1,13 @@
 -- Move the branches of a batch to their target and write their witness, in one step.
 --
--- A script is not undone when it fails half-way. So everything that can fail is looked at before
--- anything is changed, in the same words before the decision and after it. Should the first change fail
--- all the same, nothing is. Should a later one, the witness says `moving`, and nobody moves the rows a
--- second time.
+-- A script that fails half-way is not undone. So it checks everything that can fail before it changes
+-- anything, and it does the same checks before the decision and after it. If the first change fails in
+-- spite of that, nothing is changed. If a later change fails, the witness stays `moving`, and the rows
+-- are not moved a second time.
 --
 -- KEYS  witness, open, target (the witness again where each row has a key of its own), then staged
 --       of each branch
--- ARGV  'check' or 'move', the shape as JSON, then of each branch: name, batch, the witness's name,
+-- ARGV  'check' or 'move', the shape as JSON, then of each branch: name, batch, the witness's identity,
 --       chunks, rows
 --
 -- Returns an answer for each branch: committed, aborted, moving, no witness, prepared, or what is
@@ -17,16 +17,16 @@ local witness, open, target = KEYS[1], KEYS[2], KEYS[3]
 local moving = ARGV[1] == 'move'
 local shape = cjson.decode(ARGV[2])
 local width, kind = shape.width, shape.kind
-local GROUP = 4000 -- arguments of one command; Lua takes less than 8000
+local GROUP = 4000 -- arguments of one command; Lua allows fewer than 8000
 
 local answers, ready = {}, {}
 local born = redis.call('HGET', witness, 'born')
 local floor = tonumber(redis.call('HGET', witness, 'floor') or '0')
 
--- Where each branch stands.
+-- The state of each branch.
 
 local function drop(branch, staged)
-  -- From now on nobody can move it: that proves it lost.
+  -- From now on nobody can move it. That proves that it is lost.
   redis.call('HSET', witness, branch, 'aborted')
   redis.call('UNLINK', staged)
   redis.call('SREM', open, branch)
@@ -51,13 +51,13 @@ end
 for i = 4, #KEYS do
   local at = 3 + (i - 4) * 5
   local branch, batch, name = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
-  local said = redis.call('HGET', witness, branch)
+  local answer = redis.call('HGET', witness, branch)
   local names, problem
-  if not said and (born ~= name or batch < floor) then
-    said = 'no witness' -- it was deleted, or has forgotten this batch
-  elseif not said then
+  if not answer and (born ~= name or batch < floor) then
+    answer = 'no witness' -- it was deleted, or was pruned of this batch
+  elseif not answer then
     if redis.call('EXISTS', KEYS[i]) == 0 then
-      problem = 'what was staged is gone'
+      problem = 'its staged rows are gone'
     else
       names, problem = whole(KEYS[i], tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]))
     end
@@ -65,22 +65,22 @@ for i = 4, #KEYS do
       ready[#ready + 1] = {slot = i - 3, branch = branch, staged = KEYS[i], names = names}
     elseif moving then
       drop(branch, KEYS[i])
-      said = 'aborted'
+      answer = 'aborted'
     else
-      said = problem
+      answer = problem
     end
   end
-  answers[i - 3] = said or 'prepared'
+  answers[i - 3] = answer or 'prepared'
 end
 
--- A batch that lost a part is lost whole, as long as nothing of it can be at the target. Moved by halves
--- it would be seen by halves, and what takes the lost part's place would come later, and overwrite
--- rows of a greater order.
+-- If a batch lost a branch, all of the batch is lost, as long as nothing of it can be at the target.
+-- Otherwise readers would see a part of the batch, and the replayed branch would come later and overwrite
+-- rows with a greater order.
 
 local lost, untouched = false, true
-for _, said in ipairs(answers) do
-  lost = lost or said == 'aborted'
-  untouched = untouched and (said == 'aborted' or said == 'prepared')
+for _, answer in ipairs(answers) do
+  lost = lost or answer == 'aborted'
+  untouched = untouched and (answer == 'aborted' or answer == 'prepared')
 end
 if moving and lost and untouched then
   for _, it in ipairs(ready) do
@@ -91,14 +91,14 @@ if moving and lost and untouched then
 end
 
 local function finished()
-  -- What is committed leaves nothing behind, also if a person has said so.
+  -- A committed branch leaves nothing behind, also if an operator set it to committed.
   for i = 4, #KEYS do
     if answers[i - 3] == 'committed' then
       redis.call('UNLINK', KEYS[i])
       redis.call('SREM', open, ARGV[3 + (i - 4) * 5])
     end
   end
-  -- No answer comes without a write: a replica, which may not have heard of the witness yet, refuses it.
+  -- Every answer needs a write. A replica, which may not have the witness yet, refuses the write.
   redis.call('SREM', open, '')
   return answers
 end
@@ -107,7 +107,7 @@ if #ready == 0 then
   return moving and finished() or answers
 end
 
--- Going through the rows of all branches that are ready.
+-- Iterate over the rows of all branches that are ready.
 
 local function each_chunk(take)
   local serial = 0
@@ -123,7 +123,7 @@ end
 
 local winner
 if shape.order and moving then
-  -- Of several rows for one key the greatest wins, in whatever branch it is.
+  -- Of several rows for one key the greatest wins, whatever its branch.
   winner = {}
   local best = {}
   each_chunk(function(items, rows, serial)
@@ -148,7 +148,7 @@ local function each_row(take)
   end)
 end
 
--- What would stop the move: first of all what is at the target already.
+-- What would make the move fail: first of all, what is at the target already.
 
 local TYPES = {
   hash_set = 'hash', hash_add = 'hash', list = 'list', stream = 'stream', counter = 'string',
@@ -173,7 +173,7 @@ local function need_type(key)
 end
 
 local function need_right(command, key, ...)
-  if problem or not redis.acl_check_cmd then -- servers before 7 cannot be asked
+  if problem or not redis.acl_check_cmd then -- servers before 7 cannot tell
     return
   end
   local known, allowed = pcall(redis.acl_check_cmd, command, key, ...)
@@ -183,25 +183,25 @@ local function need_right(command, key, ...)
 end
 
 local function need_here(keys)
-  -- While a slot goes to another node of a cluster, some of its keys are here and some there. A command
-  -- that names several and misses one is then refused, at both nodes; one that names one is not.
+  -- While a slot moves to another node of a cluster, some of its keys are here and some there. Both nodes
+  -- then refuse a command that names several keys and misses one. They accept one that names a single key.
   if not problem and #keys > 0 then
     redis.call('EXISTS', witness, unpack(keys))
   end
 end
 
 local function need_ids()
-  -- An entry's id is above all before it, and the last of all ids can be reached.
-  local told = redis.pcall('XINFO', 'STREAM', target)
-  for at = 1, #told, 2 do -- none in an error: there is no stream yet, or no right to ask
-    local time, number = string.match(told[at] == 'last-generated-id' and told[at + 1] or '', '(%d+)-(%d+)')
+  -- Each entry's id must be above the last one, and there is a greatest id.
+  local info = redis.pcall('XINFO', 'STREAM', target)
+  for at = 1, #info, 2 do -- empty if it failed: there is no stream yet, or no permission
+    local time, number = string.match(info[at] == 'last-generated-id' and info[at + 1] or '', '(%d+)-(%d+)')
     if time == '18446744073709551615' and tonumber(number) >= 2 ^ 64 - 2 ^ 32 then
       problem = 'stream ' .. shown(target) .. ' has no id left that is above its last one'
     end
   end
 end
 
--- Sums. Lua's numbers are exact to 2^53 alone, so an integer is two of them: HIGH * 10^9 + LOW.
+-- Sums. Lua's numbers are exact only up to 2^53, so an integer is two of them: HIGH * 10^9 + LOW.
 
 local BASE = 1e9
 
@@ -255,11 +255,11 @@ local function sum_up()
       sums[id] = sum
     end
     if shape.float then
-      sum.low = sum.low + math.abs(tonumber(amount)) -- at the most, in whatever order
+      sum.low = sum.low + math.abs(tonumber(amount)) -- the maximum, in whatever order
     else
       local high, low = split(amount)
       sum.high, sum.low = sum.high + high, sum.low + low
-      if math.abs(sum.low) >= 1e15 then -- before a number of Lua's cannot hold it any more
+      if math.abs(sum.low) >= 1e15 then -- before a Lua number cannot hold it
         sum.high, sum.low = settled(sum.high, sum.low)
       end
     end
@@ -276,7 +276,7 @@ local function need_sum(id, sum)
   old = old or '0'
   local number, overflow
   if shape.float then
-    -- Lua takes more for a number than the server does.
+    -- Lua accepts more texts as numbers than the server does.
     number = #old < 1000 and string.match(old, '^[-+.%deE]+$') and tonumber(old)
     overflow = number and math.abs(number) + sum.low == math.huge
   elseif #old <= 20 and (old == '0' or string.match(old, '^-?[1-9]%d*$')) then
@@ -457,7 +457,7 @@ local MOVES = {
 
 local function move()
   if ADDS[kind] and shape.float then
-    -- Row by row, for the server adds with more digits than Lua.
+    -- Row by row, because the server adds with more digits than Lua.
     each_row(function(items, base)
       add(items[base + 1], items[base + width])
     end)
@@ -466,7 +466,7 @@ local function move()
       add(id, spelled(sum.high, sum.low))
     end
   elseif kind == 'list' or (kind == 'hash_set' and not winner) then
-    -- Values stand in the order that the command wants: no step per row, unless some are nil.
+    -- Values are in the order that the command needs: no step per row, unless some are nil.
     local command = kind == 'list' and 'RPUSH' or 'HSET'
     each_chunk(function(items, rows, _, with_nil)
       if with_nil then

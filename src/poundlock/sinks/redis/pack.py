@@ -1,7 +1,7 @@
-"""Arrow rows into chunks that a script in the server can unpack: MessagePack, made column by column.
+"""Arrow rows packed into chunks that a script in the server can unpack: MessagePack.
 
 A chunk is one MessagePack array with the values of its rows, row after row, each a string or nil.
-Headers and values are joined by Arrow, so that no Python call is made per row.
+Arrow joins headers and values, column by column, so that no Python call is made per row.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
+
+HEADER_BYTES = 5  # before each value of a chunk, and before the chunk
 _NIL = b"\xc0"
-_STRING, _ARRAY = 0xDB, 0xDD  # each followed by four bytes of length, the greatest first
+_STRING, _ARRAY = 0xDB, 0xDD  # each followed by four bytes of length, the most significant first
 
 
 def as_bytes(column: pa.Array) -> pa.Array:
-    """Return the column as bytes: text in UTF-8, numbers and booleans as text, binary as it is."""
+    """Return the column as bytes: text in UTF-8, numbers and booleans as text, binary unchanged."""
     kind = column.type
     if pa.types.is_large_binary(kind):
         return column
@@ -29,8 +31,11 @@ def as_bytes(column: pa.Array) -> pa.Array:
 
 
 def chunks(columns: Sequence[pa.Array], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Pack rows, given as columns of bytes: how many rows, and the chunk, of `limit` bytes or so."""
-    parts = [part for column in columns for part in _item(column)]
+    """Pack rows, given as columns of bytes, into chunks of about `limit` bytes.
+
+    Yield each chunk's number of rows, and the chunk.
+    """
+    parts = [part for column in columns for part in _with_headers(column)]
     rows = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
     if isinstance(rows, pa.ChunkedArray):
         rows = rows.combine_chunks()
@@ -38,7 +43,7 @@ def chunks(columns: Sequence[pa.Array], limit: int) -> Iterator[tuple[int, bytes
     body = memoryview(rows.buffers()[2])
     first = 0
     while first < len(rows):
-        # As many rows as fit; at least one.
+        # As many rows as fit, and at least one.
         last = int(np.searchsorted(ends, ends[first] + limit, side="right")) - 1
         last = min(max(last, first + 1), len(rows))
         head = bytes([_ARRAY]) + ((last - first) * len(columns)).to_bytes(4, "big")
@@ -46,14 +51,14 @@ def chunks(columns: Sequence[pa.Array], limit: int) -> Iterator[tuple[int, bytes
         first = last
 
 
-def _item(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the header of each value, and the value; a null is a header alone."""
+def _with_headers(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the header of each value, and the value. A null is only a header."""
     lengths = pc.fill_null(pc.binary_length(column), 0)
-    heads = np.empty((len(column), 5), np.uint8)
+    heads = np.empty((len(column), HEADER_BYTES), np.uint8)
     heads[:, 0] = _STRING
     heads[:, 1:] = np.asarray(lengths).astype(">u4").view(np.uint8).reshape(-1, 4)
     fixed = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(5), len(column), [None, pa.py_buffer(heads.tobytes())]
+        pa.binary(HEADER_BYTES), len(column), [None, pa.py_buffer(heads.tobytes())]
     )
     headers = fixed.cast(pa.large_binary())
     if column.null_count:

@@ -1,4 +1,4 @@
-"""What the server must have: its version and its settings, looked at before anything starts."""
+"""Checks of the server's version and settings, before anything starts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from poundlock.errors import NotAuthorised, PoundlockError, UsageError
 from poundlock.sinks.redis.client import Client, as_text
 
 _OLDEST = (6, 2)
+_SETTINGS = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "proto-max-bulk-len")
 
 
-def check_version(client: Client, here: str, sink: str) -> None:
-    told = client.ask("INFO", "server", key=here)
-    version = str(told.get("redis_version", ""))  # Valkey tells one too: that of its likeness
+def check_version(client: Client, key: str, sink: str) -> None:
+    info = client.execute("INFO", "server", key=key)
+    version = str(info.get("redis_version", ""))  # Valkey has one too, of the Redis that it equals
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
@@ -24,34 +25,31 @@ def check_version(client: Client, here: str, sink: str) -> None:
         )
 
 
-def check_settings(client: Client, here: str) -> tuple[list[str], int | None]:
-    """Return warnings, and the bytes that a value can have, if the server tells them."""
-    names = (
-        "appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "proto-max-bulk-len",
-    )  # fmt: skip
+def check_settings(client: Client, key: str) -> tuple[list[str], int | None]:
+    """Return warnings, and the maximum length of a value if the server shows it."""
     try:
         with client.errors("reading the configuration"):
             found: dict[str, str] = {}
-            for name in names:
-                found |= _pairs(client.ask("CONFIG", "GET", name, key=here))
+            for name in _SETTINGS:
+                found |= _pairs(client.execute("CONFIG", "GET", name, key=key))
     except PoundlockError as error:
         if not isinstance(error, NotAuthorised) and "unknown command" not in str(error):
             raise
-        told = (
-            "the server does not tell its configuration: make sure that it has appendonly yes, "
+        warning = (
+            "the server does not show its configuration: make sure that it has appendonly yes, "
             "appendfsync always and maxmemory-policy noeviction"
         )
-        return [told], None
+        return [warning], None
     warnings: list[str] = []
     if found.get("appendonly") != "yes":
         warnings.append(
-            "appendonly is off: what the server has acknowledged is lost when it ends. Set "
+            "appendonly is off: acknowledged writes are lost when the server stops. Set "
             "appendonly yes and appendfsync always"
         )
     elif found.get("appendfsync") != "always":
         warnings.append(
             f"appendfsync is {found.get('appendfsync')}: a crash of the machine loses the last "
-            "second of what was acknowledged. Set appendfsync always"
+            "second of acknowledged writes. Set appendfsync always"
         )
     policy = found.get("maxmemory-policy", "")
     if policy.startswith("allkeys") and found.get("maxmemory", "0") != "0":
@@ -64,7 +62,7 @@ def check_settings(client: Client, here: str) -> tuple[list[str], int | None]:
 
 
 def _pairs(answer: Any) -> dict[str, str]:
-    """Read what CONFIG GET says: a dictionary, or names and values in turn."""
+    """Read the answer to CONFIG GET: a dictionary, or names and values in turn."""
     if isinstance(answer, Mapping):
         return {as_text(name): as_text(value) for name, value in answer.items()}
     flat = [as_text(it) for it in answer]

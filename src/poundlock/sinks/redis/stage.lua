@@ -1,16 +1,15 @@
--- Put one chunk of a branch aside.
+-- Stage one chunk of a branch.
 --
--- The branch enters the list of open ones in the same step as its rows, every time: whatever is
--- staged can be found and swept. A branch that is over is not opened again, by a zombie or by a command
--- that comes twice.
+-- The branch enters the set of open branches in the same step as its rows, every time. So whatever is
+-- staged can be found and swept. A branch that has ended is not opened again, neither by a zombie nor by
+-- a command that arrives twice.
 --
--- What is moved without a decision has nobody to sweep it: it has a witness of its own, enters no list,
--- and both its keys end by themselves.
+-- No sweep looks for a branch that is moved without a decision. It has a witness of its own, is in no
+-- set, and both its keys expire.
 --
 -- KEYS  witness, open, staged
--- ARGV  branch, a fresh name for the witness, name of the chunk, chunk, milliseconds to live or ''
--- Returns the witness's own name, for which a commit asks, and what has become of the branch, if it is
--- over.
+-- ARGV  branch, a new identity for the witness, name of the chunk, chunk, milliseconds to live or ''
+-- Returns the identity of the witness, which a commit checks, and how the branch ended, if it has.
 
 local over = redis.call('HGET', KEYS[1], ARGV[1])
 if over then

@@ -1,0 +1,177 @@
+"""What the directory holds of a sink's branches: marks, and the manifest's word on each."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow.fs as pafs
+
+from poundlock.core.model import Namespace
+from poundlock.core.naming import BranchName, parse_name
+from poundlock.core.protocol import BranchState
+from poundlock.core.site import reachable
+from poundlock.filesystem import open_filesystem
+from poundlock.sinks.files.manifest import DataFile, Manifest
+from poundlock.sinks.files.place import put, uri_of
+from poundlock.sinks.files.writer import ABORTED, OPEN, OURS, STAGED
+
+_DATA = re.compile(r"part-(.+)-\d{5,}\.[.\w]+")
+
+
+class Branches:
+    """The branches in one directory. `publish` appends a record to the manifest."""
+
+    def __init__(self, place: str, manifest: Manifest, publish: Callable[[list[DataFile]], bool]):
+        self._place, self._manifest, self._publish = place, manifest, publish
+
+    def commit(self, names: Sequence[str]) -> dict[str, BranchState]:
+        """Publish all complete branches in one record, and bury the others."""
+        states = self._publish_complete(names)
+        states |= self._bury([name for name in names if name not in states])
+        committed = (name for name, state in states.items() if state is BranchState.COMMITTED)
+        self._drop(name + mark for name in committed for mark in (STAGED, OPEN))
+        return states
+
+    def _publish_complete(self, names: Sequence[str]) -> dict[str, BranchState]:
+        while True:
+            states, dying = self._read_states(names)
+            staged = self.read_staged([n for n in names if n not in states and n not in dying])
+            complete = {name: files for name, files in staged.items() if files is not None}
+            record = [file for files in complete.values() for file in files]
+            if not complete or self._publish(record):
+                return states | dict.fromkeys(complete, BranchState.COMMITTED)
+
+    def abort(self, names: Sequence[str]) -> dict[str, BranchState]:
+        states, _ = self._read_states(names)
+        return states | self._bury([name for name in names if name not in states])
+
+    def list_open(self, namespace: Namespace, sink: str) -> list[tuple[BranchName, str]]:
+        """Return the branches that the manifest does not name, each as `open` or `staged`."""
+        self._manifest.load()
+        return [
+            (name, "staged" if STAGED in marks else "open")
+            for name, marks in self._read_marks().items()
+            if (name.namespace, name.sink) == (namespace, sink)
+            and marks & {OPEN, STAGED}
+            and str(name) not in self._manifest.owners
+        ]
+
+    def list_known(self, namespace: Namespace, sink: str) -> list[BranchName]:
+        """Return the branches that left a mark or committed files."""
+        self._manifest.load()
+        published = (parse_name(name) for name in self._manifest.owners)
+        known = [*(name for name in published if name is not None), *self._read_marks()]
+        return [name for name in known if (name.namespace, name.sink) == (namespace, sink)]
+
+    def prune(self, namespace: Namespace, sink: str, floor: int) -> None:
+        self._manifest.load()
+        self._drop(
+            f"{name}{mark}"
+            for name, marks in self._read_marks().items()
+            if (name.namespace, name.sink) == (namespace, sink) and name.batch < floor
+            for mark in marks
+            if mark == ABORTED or str(name) in self._manifest.owners
+        )
+
+    def first_staged(self) -> list[DataFile]:
+        """Return one file of each prepared branch."""
+        names = [str(name) for name, marks in self._read_marks().items() if STAGED in marks]
+        return [files[0] for files in self.read_staged(names).values() if files]
+
+    def read_staged(self, names: Sequence[str]) -> dict[str, list[DataFile] | None]:
+        """Return the files of each prepared branch. None if one of them is gone or was changed."""
+        system, root = open_filesystem(self._place)
+        staged = dict[str, list[DataFile] | None]()
+        for name in names:
+            try:
+                with (
+                    reachable(self._place),
+                    system.open_input_stream(f"{root}/{OURS}/{name}{STAGED}") as stream,
+                ):
+                    lines = stream.read().decode().splitlines()
+            except FileNotFoundError:
+                staged[name] = None
+                continue
+            files = [DataFile.parse(line) for line in lines]
+            paths = [f"{root}/{file.below(uri_of(self._place))}" for file in files]
+            with reachable(self._place):
+                found = system.get_file_info(paths)
+            whole = all(entry.size == file.size for entry, file in zip(found, files, strict=True))
+            staged[name] = files if whole else None
+        return staged
+
+    def _read_marks(self) -> dict[BranchName, set[str]]:
+        """Return the marks of each branch."""
+        system, root = open_filesystem(f"{self._place}/{OURS}")
+        with reachable(self._place):
+            entries = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
+        marks = dict[BranchName, set[str]]()
+        for entry in entries:
+            text, dot, kind = entry.base_name.rpartition(".")
+            name = parse_name(text)
+            if name is not None:
+                marks.setdefault(name, set()).add(dot + kind)
+        return marks
+
+    def _read_states(self, names: Sequence[str]) -> tuple[dict[str, BranchState], set[str]]:
+        """Return the state of each branch that has ended, and the branches that are half buried.
+
+        The manifest counts more than a tombstone. If there are other marks beside a tombstone, the
+        driver that left it may not have finished, so all of the burial is done again.
+        """
+        self._manifest.load()
+        marks = {str(name): kinds for name, kinds in self._read_marks().items()}
+        states, dying = dict[str, BranchState](), set[str]()
+        for name in names:
+            if name in self._manifest.owners:
+                states[name] = BranchState.COMMITTED
+            elif marks.get(name) == {ABORTED}:
+                states[name] = BranchState.ABORTED
+            elif ABORTED in marks.get(name, ()):
+                dying.add(name)
+        return states, dying
+
+    def _bury(self, names: Sequence[str]) -> dict[str, BranchState]:
+        """Write tombstones, make sure that nobody published meanwhile, then delete the files."""
+        if not names:
+            return {}
+        system, root = open_filesystem(self._place)
+        with reachable(self._place):
+            system.create_dir(f"{root}/{OURS}", recursive=True)
+        for name in names:
+            for mark in (
+                OPEN,
+                ABORTED,
+            ):  # both: a tombstone alone means that the burial is finished
+                put(system, f"{root}/{OURS}/{name}{mark}", b"", self._place)
+        while not self._publish([]):
+            self._manifest.load()
+        dead = [name for name in names if name not in self._manifest.owners]
+        self._delete_data(set(dead))
+        self._drop(name + mark for name in dead for mark in (STAGED, OPEN))
+        states = dict.fromkeys(names, BranchState.COMMITTED)
+        return states | dict.fromkeys(dead, BranchState.ABORTED)
+
+    def _delete_data(self, names: set[str]) -> None:
+        """Delete the files of branches, wherever in the directory. Aborts are rare enough for that."""
+        system, root = open_filesystem(self._place)
+        with reachable(self._place):
+            entries = system.get_file_info(pafs.FileSelector(root, recursive=True))
+            for entry in entries:
+                if branch_of(entry.base_name) in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        system.delete_file(entry.path)
+
+    def _drop(self, marks: Iterable[str]) -> None:
+        system, root = open_filesystem(f"{self._place}/{OURS}")
+        for mark in marks:
+            with reachable(self._place), contextlib.suppress(FileNotFoundError):
+                system.delete_file(f"{root}/{mark}")
+
+
+def branch_of(file: str) -> str | None:
+    """Return the name of the branch in a file's name."""
+    match = _DATA.fullmatch(file)
+    return match[1] if match else None

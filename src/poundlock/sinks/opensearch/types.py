@@ -1,0 +1,199 @@
+"""What a row becomes in a document, and whether that fits an index's mapping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from poundlock.core.participant import Column
+
+Verdict = Literal["fits", "doubtful", "wrong"]
+
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_AS_ID = (*_INTEGERS, "boolean", "date", "string")
+_PLAIN_NAME = re.compile(r"[\w-]+")
+_METADATA = re.compile(
+    "_(id|index|routing|source|version|seq_no|field_names|ignored|nested_path|data_stream_timestamp)"
+)
+_SIZES = {"byte": 1, "short": 2, "integer": 4, "long": 8}
+_NUMBERS = (*_SIZES, "double", "float", "half_float", "scaled_float", "unsigned_long")
+_SCALAR = (*_NUMBERS, "boolean", "date", "date_nanos", "keyword", "text", "ip", "binary")
+_SPARK_NUMBERS = (*_INTEGERS, "float", "double")
+_SPARK_TIMES = ("date", "timestamp", "timestamp_ntz")
+_WIDTHS = {"tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
+_DIGITS = {"byte": 2, "short": 4, "integer": 9, "long": 18}  # that surely fit
+
+
+def _as_id(column: Column) -> str | None:
+    if column.type == "string":
+        return column.sql
+    return f"CAST({column.sql} AS STRING)" if column.type in _AS_ID else None
+
+
+def _as_version(column: Column) -> str | None:
+    if column.type in _INTEGERS:
+        return f"CAST({column.sql} AS BIGINT)"
+    if column.type in ("timestamp", "timestamp_ntz"):
+        return f"unix_micros(CAST({column.sql} AS TIMESTAMP))"
+    return None
+
+
+def _as_delete(column: Column) -> str | None:
+    return column.sql if column.type == "boolean" else None
+
+
+# For each role: the expression of a column, None if its type does not fit, and the types that do.
+ROLES = {
+    "id": (_as_id, "text, an integer, a boolean or a date"),
+    "version": (_as_version, "bigint or timestamp"),
+    "delete": (_as_delete, "boolean"),
+}
+
+
+def bad_names(columns: Iterable[str]) -> list[str]:
+    """Return the problem with each column that no document can have, whatever the mapping."""
+    problems: list[str] = []
+    for name in columns:
+        parts = name.rstrip(".").split(".")
+        if _METADATA.fullmatch(parts[0]):
+            problems.append(f"column {name!r} has the name of one of the server's own fields")
+        elif not parts[0] or (len(parts) > 1 and not all(part.strip() for part in parts)):
+            problems.append(
+                f"column {name!r} has an empty name, as a whole or before or after a dot"
+            )
+    return problems
+
+
+def not_finite(sql: str, kind: str, depth: int = 0) -> str | None:
+    """Return the condition that a value is or contains a float that is NaN or infinite.
+
+    None if its type has no floats. Spark writes such a float as text, which no number field accepts.
+    """
+    if kind in ("float", "double"):
+        return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
+    outer, _, inner = kind.partition("<")
+    inner, item = inner[:-1], f"item{depth}"
+    if outer == "array":
+        found = not_finite(item, inner, depth + 1)
+        return found and f"exists({sql}, {item} -> {found})"
+    if outer == "map":
+        found = not_finite(item, list(_split(inner))[-1], depth + 1)
+        return found and f"exists(map_values({sql}), {item} -> {found})"
+    if outer == "struct":
+        fields = [part.partition(":") for part in _split(inner)]
+        if not all(_PLAIN_NAME.fullmatch(name) for name, _, _ in fields):
+            return None  # such names cannot be distinguished from types
+        found = [not_finite(f"{sql}.`{name}`", type_, depth) for name, _, type_ in fields]
+        return f"({' OR '.join(filter(None, found))})" if any(found) else None
+    return None
+
+
+def _split(types: str) -> Iterator[str]:
+    """Split at the commas outside of brackets."""
+    depth = start = 0
+    for place, character in enumerate(types):
+        depth += (character in "<(") - (character in ">)")
+        if character == "," and depth == 0:
+            yield types[start:place]
+            start = place + 1
+    yield types[start:]
+
+
+def compare(
+    mapping: Mapping[str, Any], columns: Mapping[str, str], *, id: str | None = None
+) -> tuple[list[str], list[str]]:
+    """Return what the index surely refuses, and what it refuses if a value does not fit.
+
+    `columns` are names and Spark's types. The length of the `id` is checked elsewhere.
+    """
+    fields: Mapping[str, Any] = mapping.get("properties", {})
+    strict = str(mapping.get("dynamic", "true")).startswith("strict")
+    wrong: list[str] = []
+    doubtful: list[str] = []
+    if mapping.get("_routing", {}).get("required"):
+        wrong.append("its mapping requires a routing value with each document, and none is sent")
+    for name, kind in columns.items():
+        if name not in fields:
+            if strict and not kind.startswith("void"):
+                wrong.append(f"column {name!r} is not in the mapping, which is strict")
+            continue
+        field = fields[name]
+        target = field.get("type", "object" if "properties" in field else "")
+        while kind.startswith("array<"):  # a field holds one value or several
+            kind = kind[len("array<") : -1]
+        verdict = _compare_type(kind, target, field)
+        if verdict == "wrong":
+            wrong.append(f"column {name!r} has type {kind}, but the field is of type {target}")
+        elif verdict == "doubtful" and not field.get("ignore_malformed"):
+            doubtful.append(
+                f"column {name!r} has type {kind}, but the field is of type {target}{_format(field)}: "
+                "a value that does not fit stops the pipeline. Cast it, or set ignore_malformed"
+            )
+        elif target == "keyword" and _is_unlimited(kind, field) and name != id:
+            doubtful.append(
+                f"column {name!r} goes into a keyword field without ignore_above: a value of more than "
+                "32766 bytes stops the pipeline. Set ignore_above to 8191 or less"
+            )
+    return wrong, doubtful
+
+
+def _compare_type(kind: str, target: str, field: Mapping[str, Any]) -> Verdict:
+    if kind.startswith(("struct<", "map<")):
+        return "wrong" if target in _SCALAR else "fits"
+    if target in ("object", "nested"):
+        return "wrong"
+    if target in _NUMBERS:
+        return _compare_number(kind, target, field)
+    if target in ("date", "date_nanos"):
+        return _compare_date(kind, target, field)
+    if target == "boolean":
+        return "fits" if kind == "boolean" else "doubtful" if kind == "string" else "wrong"
+    if target == "ip":
+        return "doubtful" if kind == "string" else "wrong"
+    return "fits"
+
+
+def _compare_number(kind: str, target: str, field: Mapping[str, Any]) -> Verdict:
+    if kind in ("boolean", "binary", *_SPARK_TIMES):
+        return "wrong"
+    is_number = kind in _SPARK_NUMBERS or kind.startswith("decimal")
+    return "fits" if is_number and _holds(target, kind, field) else "doubtful"
+
+
+def _compare_date(kind: str, target: str, field: Mapping[str, Any]) -> Verdict:
+    if kind == "boolean":
+        return "wrong"
+    # date_nanos holds only 1970 to 2262.
+    fits = kind in _SPARK_TIMES and target == "date" and _takes_iso(field)
+    return "fits" if fits else "doubtful"
+
+
+def _holds(target: str, kind: str, field: Mapping[str, Any]) -> bool:
+    """Whether a field can hold every number of a Spark type."""
+    if target in ("double", "scaled_float"):
+        return True
+    if target == "float":
+        return kind != "double"
+    if target == "half_float":  # up to 65504
+        return kind in ("tinyint", "smallint")
+    if target == "unsigned_long" or kind in ("float", "double"):
+        return False
+    if kind in _WIDTHS:
+        return _WIDTHS[kind] <= _SIZES[target]
+    precision, scale = (int(part) for part in re.findall(r"\d+", kind))
+    whole = scale == 0 or field.get("coerce", True)  # otherwise a fraction is refused
+    return whole and precision - scale <= _DIGITS[target]
+
+
+def _is_unlimited(kind: str, field: Mapping[str, Any]) -> bool:
+    return kind in ("string", "binary") and "ignore_above" not in field
+
+
+def _takes_iso(field: Mapping[str, Any]) -> bool:
+    formats = field.get("format", "strict_date_optional_time").split("||")
+    return any(it.startswith("strict_date_optional_time") for it in formats)
+
+
+def _format(field: Mapping[str, Any]) -> str:
+    return f" and format {field['format']}" if "format" in field else ""
