@@ -1,4 +1,4 @@
-"""How a person looks into a system: every open branch of ours in it, whosever pipeline it is."""
+"""What an operator can see of a system: every open branch in it, of any pipeline."""
 
 from __future__ import annotations
 

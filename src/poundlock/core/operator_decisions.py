@@ -1,4 +1,4 @@
-"""What a person is told where the coordinator may not go on alone: what is known, and how to rule."""
+"""Errors that need an operator's decision: what is known, and how to decide."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def unrepairable_loss(
         f"batch {batch} was decided, then its system aborted {len(lost)} of {len(history.receipts)} "
         f"branches ({ids}), and the replay may not take their place: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Nothing was written. Rule with '{_rule(log, batch)} --accept-replay' (take the replay's "
-        "rows, where a sink lost all its branches) or '--accept-loss' (go on without the lost rows), "
-        "then start the pipeline again"
+        + f". Nothing was written. Decide with '{_rule(log, batch)} --accept-replay' (take the "
+        "replay's rows, if a sink lost all its branches) or '--accept-loss' (go on without the "
+        "lost rows), then start the pipeline again"
     )
 
 
@@ -46,6 +46,6 @@ def changed_replay(log: str, batch: int, problems: Sequence[Mismatch]) -> Guaran
         f"batch {batch} is committed, but its replay computed other rows, so the state that "
         "Spark is about to keep does not belong to the output: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Make the query deterministic, or rule with '{_rule(log, batch)} --accept-replay', "
+        + f". Make the query deterministic, or decide with '{_rule(log, batch)} --accept-replay', "
         "then start the pipeline again"
     )
