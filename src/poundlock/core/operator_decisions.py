@@ -34,9 +34,9 @@ def unrepairable_loss(
         f"batch {batch} was decided, then its system aborted {len(lost)} of {len(history.receipts)} "
         f"branches ({ids}), and the replay may not take their place: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Nothing was written. Decide with '{_rule(log, batch)} --accept-replay' (take the replay's "
-        "rows, where a sink lost all its branches) or '--accept-loss' (go on without the lost rows), "
-        "then start the pipeline again"
+        + f". Nothing was written. Decide with '{_rule(log, batch)} --accept-replay' (take the "
+        "replay's rows, if a sink lost all its branches) or '--accept-loss' (go on without the "
+        "lost rows), then start the pipeline again"
     )
 
 

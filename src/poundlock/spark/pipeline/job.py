@@ -105,8 +105,8 @@ class SparkJob:
             if overran.is_set():
                 raise Rejected(
                     f"not every task had voted after {self._prepare_timeout_s:g} s "
-                    "(prepare_timeout): tasks that have not voted count as rejected. Make batches smaller or "
-                    "the limit longer"
+                    "(prepare_timeout): tasks that have not voted count as rejected. Make batches "
+                    "smaller or the limit longer"
                 ) from error
             if failed := operator_error(error):
                 raise failed from error
