@@ -225,8 +225,8 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
 
 def test_the_page_shows_kills_and_what_became_of_them() -> None:
     page = report.render(result())
-    assert "4 open transactions aborted, the batch written again" in page
-    assert "the decision found in the log" in page
+    assert "aborted 4 open transactions and wrote the batch again" in page
+    assert "found the decision in the log and finished its commits" in page
     assert "8 rows are there twice" in page
     assert page.count('class="kill"') == 3
     assert '<li class="hit"><span>prepared</span><b>1</b></li>' in page
