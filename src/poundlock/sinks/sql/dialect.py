@@ -66,7 +66,7 @@ class Link(Protocol):
         """Run a statement in the open transaction. Return its rows."""
         ...
 
-    def query(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+    def run_alone(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         """Run a statement outside of any transaction. Return its rows."""
         ...
 

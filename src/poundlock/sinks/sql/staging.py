@@ -48,14 +48,12 @@ class StagedRows:
 
 def duplicate_keys(sink: str, key: Sequence[str], order_by: str | None) -> BadRow:
     """Return the error for a batch in which two rows have one key and neither is the last."""
+    problem = f"two rows of a batch have one key ({', '.join(key)})"
     if order_by is None:
-        reason = "Name the column that chooses between them with order_by= (the highest wins)"
+        problem += ". Name the column that chooses between them with order_by= (the highest wins)"
     else:
-        reason = f"order_by={order_by!r} does not choose between them. Order by a column that does"
-    return BadRow(
-        f"two rows of a batch have one key ({', '.join(key)}). {reason}, or aggregate before writing",
-        sink=sink,
-    )
+        problem += f" and one {order_by}, so neither is the last. Order by a column that differs"
+    return BadRow(f"{problem}, or aggregate before writing", sink=sink)
 
 
 def split_batch(

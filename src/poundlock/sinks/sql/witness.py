@@ -107,7 +107,7 @@ class Witness:
     def _query(self, link: Link, statement: str, values: Sequence[Any] = ()) -> list[Any] | None:
         """Query or change the table outside of a transaction; None if there is no such table."""
         try:
-            return link.query(statement, values)
+            return link.run_alone(statement, values)
         except link.dialect.errors as error:
             failure = link.dialect.classify(error)
             problem = link.dialect.translate(error, self.sink, None)

@@ -180,7 +180,7 @@ class Link:
             return {f"v{place}": value for place, value in enumerate(values)}
         return tuple(values)
 
-    def query(self, statement: str, values: Row = ()) -> list[Any]:
+    def run_alone(self, statement: str, values: Row = ()) -> list[Any]:
         """Run a statement in a transaction of its own."""
         with self.transaction():
             return self.run(statement, values)
