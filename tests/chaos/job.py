@@ -34,7 +34,7 @@ import poundlock as lock
 from poundlock.core.log import FileLog
 from poundlock.core.protocol import Step
 from poundlock.sinks.kafka.offsets import GroupOffsetsBranch
-from poundlock.spark.pipeline import pipeline as pipelines
+from poundlock.spark.pipeline import factory
 
 
 def main(path: str) -> None:
@@ -201,7 +201,7 @@ def watch(queries: Any, faults: Mapping[str, Faults]) -> None:
     def open_log(spark: SparkSession, location: str) -> FileLog:
         return FileLog(location, disk=FaultyDisk(by_place[os.path.dirname(location)]))
 
-    pipelines.open_log = open_log
+    factory.open_log = open_log
 
     prepare = GroupOffsetsBranch.prepare
 

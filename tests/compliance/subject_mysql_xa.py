@@ -21,7 +21,7 @@ from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
 from poundlock.servers import demote, mariadb
 from poundlock.sinks import MySQL
-from poundlock.sinks.mysql.branches import Witness
+from poundlock.sinks.mysql.witness import witness_in
 
 NOT_APPLICABLE: Mapping[str, str] = {}
 
@@ -171,7 +171,7 @@ class MySQLSubject(Subject):
             demote.hand_over(disk / database)
             there.symlink_to(disk / database)
             self.ask(f"USE {database}; {self.table}")
-            self.ask(Witness(database).statement)
+            self.ask(witness_in(database, sink.name).create[0])
             using = self._looked_over(f"{database}.numbers", sink.name)
             fill(disk)
             tasks = [[self._texts(range(n, n + 1000), ["x" * 20] * 1000)

@@ -14,13 +14,13 @@ import pytest
 
 from mysqld import IS_MARIADB, running
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
-from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.participant import Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import BadRow, PoundlockError
 from poundlock.servers import mariadb
 from poundlock.sinks import MySQL
-from poundlock.sinks.mysql.move import stage_name
+from poundlock.sinks.mysql.witness import STAGE_PREFIX
+from poundlock.sinks.sql.staging import staging_name
 
 OURS = Namespace.new("trial", 1_700_000_000, 1)
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
@@ -102,14 +102,8 @@ def prepare(sink: MySQL, rows: Any, task: int = 0, **where: Any) -> Receipt:
     return Receipt.from_json(receipt.to_json())  # type: ignore[arg-type]
 
 
-def name_in(receipt: Receipt) -> BranchName:
-    name = parse_name(receipt.id)
-    assert name is not None
-    return name
-
-
 def stage_of(receipt: Receipt) -> str:
-    return stage_name(name_in(receipt))
+    return staging_name(STAGE_PREFIX, receipt.id)
 
 
 def refused(

@@ -32,7 +32,7 @@ from poundlock.errors import NotAuthorised, Rejected, Unavailable, UsageError
 from poundlock.servers import mariadb
 from poundlock.sinks import MySQL
 from poundlock.sinks.mysql import link as links
-from poundlock.sinks.mysql.link import run
+from poundlock.sinks.mysql.errors import MYSQL
 from poundlock.sinks.mysql.move import DELETE
 
 
@@ -77,7 +77,7 @@ class TestWhateverTheServerHasSet:
     def test_a_task_may_take_its_time(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
         with settings(place, wait_timeout=2), closing(place.sink(mode="xa").connect()) as link:
-            assert run(link, "SELECT @@wait_timeout")[0][0] > 3600
+            assert link.run("SELECT @@wait_timeout")[0][0] > 3600
 
 
 class TestTheConnection:
@@ -119,7 +119,7 @@ class TestTheConnection:
         ],
     )
     def test_what_there_is_no_room_for(self, number: int, text: str, says: str) -> None:
-        with pytest.raises(Unavailable, match=says), links.said("out"):
+        with pytest.raises(Unavailable, match=says), MYSQL.translated_errors("out"):
             raise pymysql.err.OperationalError(number, text)
 
     @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ class TestTheConnection:
 
     def test_a_witness_that_somebody_made_for_us_is_begun(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        place.ask(place.sink(look=False, mode="xa").witness.statement)
+        place.ask(place.sink(look=False, mode="xa").witness.create[0])
         url = account(place, "SELECT, INSERT, DELETE")
         if not IS_MARIADB:
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
@@ -196,13 +196,13 @@ class TestTheConnection:
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sink = place.sink(look=False)
-        with sink._borrowed(3600):
+        with sink.connections.lend(3600):
             pass
         waits: list[float] = []
         monkeypatch.setattr(
             links.Link, "ping", lambda link, reconnect: waits.append(link._read_timeout)
         )
-        with sink._borrowed(7):
+        with sink.connections.lend(7):
             assert waits == [7]
 
     def test_no_file_is_sent_to_a_server_that_asks(self, place: Place, tmp_path: Path) -> None:
@@ -211,20 +211,18 @@ class TestTheConnection:
         place.ask("CREATE TABLE t (x INT)")
         link = place.sink().connect()
         with closing(link), pytest.raises(Rejected, match="asked for a file"):
-            run(link, f"LOAD DATA LOCAL INFILE '{secret}' INTO TABLE {place.database}.t")
+            link.run(f"LOAD DATA LOCAL INFILE '{secret}' INTO TABLE {place.database}.t")
         assert place.rows() == []
 
     def test_a_silent_server_is_unreachable(
         self, place: Place, mysql_server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from poundlock.sinks.mysql import connected
-
         place.ask("CREATE TABLE t (x INT)")
         sink = place.sink()
         receipt = prepare(sink, {"x": [1]})
         sink.close()
         sink.url += "?connect_timeout=1"
-        monkeypatch.setattr(connected, "_ANSWER_S", 1)
+        monkeypatch.setattr(links.Connections, "answer_s", 1)
         mysql_server.pause()
         try:
             assert sink.commit([receipt]) == [BranchState.UNREACHABLE]

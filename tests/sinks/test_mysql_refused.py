@@ -82,14 +82,14 @@ class TestOnTheWay:
     def test_a_server_without_such_locks(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from poundlock.sinks.mysql import sender
+        run = links.Link.run
 
-        def run(link: Any, statement: str) -> Any:
+        def refuse(link: Any, statement: str, values: Any = ()) -> Any:
             if "GET_LOCK" in statement:
                 raise pymysql.err.NotSupportedError(1235, "not here")
-            return links.run(link, statement)
+            return run(link, statement, values)
 
-        monkeypatch.setattr(sender, "run", run)
+        monkeypatch.setattr(links.Link, "run", refuse)
         place.ask("CREATE TABLE t (x INT)")
         sink = place.sink()
         assert sink.commit([prepare(sink, {"x": [1, 2]})]) == [DONE]

@@ -33,7 +33,6 @@ from poundlock.core.participant import Column
 from poundlock.core.sparksql import to_json
 from poundlock.errors import BadRow, Rejected, UsageError
 from poundlock.sinks import MySQL
-from poundlock.sinks.mysql.link import run
 
 ODD = "a\tb\nc\\d'e\"f\0g\r \\N 𝄞 é ;%s"
 TYPES: dict[str, tuple[str, str, pa.DataType, Sequence[Any]]] = {
@@ -340,7 +339,7 @@ class TestBadRowsAreNamed:
         sink = place.sink()
         send_by(sink, "load")
         writer: Any = begin(sink)
-        run(writer._link, "SET SESSION max_error_count = 0")
+        writer._link.run("SET SESSION max_error_count = 0")
         writer.write(batch_of({"n": [1, 2**40]}))
         with pytest.raises(BadRow, match="max_error_count"):
             writer.prepare()

@@ -13,7 +13,6 @@ from fix_mysql import (
     PARTITIONED,
     UPSERTS,
     Place,
-    name_in,
     prepare,
     refused,
     stage_of,
@@ -23,7 +22,6 @@ from mysqld import IS_MARIADB
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column
 from poundlock.errors import BadRow, InDoubt, UsageError
-from poundlock.sinks.mysql.link import run
 from poundlock.sinks.mysql.move import DELETE, ORDER
 
 
@@ -91,8 +89,8 @@ class TestUpsert:
         assert sink.commit(first) == sink.commit(first) == [LOST, LOST]
         assert keyed.rows(what="word") == [("old",)] * 3 and keyed.leftovers() == []
         second = attempt(2)
-        with sink._borrowed() as link:  # one was proven aborted, and the driver died there
-            assert sink.witness.settle(link, name_in(second[1])) is LOST
+        with sink.connections.lend() as link:  # one was proven aborted, and the driver died there
+            assert sink.witness.settle(link, second[1].id) is LOST
         assert keyed.sink(key="id", order_by="n", delete="gone").commit(second) == [LOST, LOST]
         third = attempt(3)
         assert sink.commit(third) == [DONE, DONE]
@@ -104,8 +102,8 @@ class TestUpsert:
         receipts = [prepare(sink, {"id": [n], "word": ["new"]}, task=n) for n in range(2)]
         keyed.ask(f"DROP TABLE {stage_of(receipts[0])}")
         with closing(sink.connect()) as other:
-            run(other, "START TRANSACTION")
-            sink.witness.testify(other, [name_in(receipts[1])])
+            other.run("START TRANSACTION")
+            sink.witness.insert(other, [receipts[1].id])
             assert sink.commit(receipts) == [OPEN, OPEN]
         assert sink.commit(receipts) == [LOST, LOST]
 
@@ -132,7 +130,7 @@ class TestUpsert:
         ordered = keyed.sink(key="id", order_by="n")
         rows = {"id": [1, 1], "word": ["a", "b"], "n": [7, 7], ORDER: [7, 7]}
         receipt = prepare(ordered, rows, batch=1)
-        assert "does not tell" in str(ordered.check([receipt])[0])
+        assert "neither is the last" in str(ordered.check([receipt])[0])
         assert ordered.abort(ordered.find(OURS)) == [LOST]
         # The same row twice contradicts nobody.
         rows |= {"word": ["a", "a"]}
@@ -156,7 +154,7 @@ class TestUpsert:
                         task=task, batch=batch)
                 for task, word in enumerate((left, right))
             ]  # fmt: skip
-            assert all("does not tell" in str(reason) for reason in sink.check(receipts))
+            assert all("neither is the last" in str(reason) for reason in sink.check(receipts))
             assert sink.abort(sink.find(OURS)) == [LOST, LOST]
         same = {"id": [1], "ts": [5], ORDER: [5], "v": ["é"], "j": ['{"a": 1}']}
         receipts = [prepare(sink, same, task=task, batch=9) for task in range(2)]

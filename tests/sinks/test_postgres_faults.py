@@ -42,7 +42,9 @@ class TestTroubles:
             writer.abort()
             assert db.open() == [] and db("SELECT * FROM t") == []
             receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself goes on
-            db(f"SELECT pg_terminate_backend({sink.driver._connection.info.backend_pid}, 5000)")
+            db(
+                f"SELECT pg_terminate_backend({sink.connections._connection.info.backend_pid}, 5000)"
+            )
             assert sink.check([receipt]) == [None]  # one that was cut while it was idle is replaced
             assert sink.commit([receipt]) == [DONE]
             db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
@@ -126,7 +128,7 @@ class TestTroubles:
 
     def test_a_machine_that_is_gone_is_noticed(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
-        with db.sink().driver.use() as connection:
+        with db.sink().connections.lend() as connection:
             found = connection.info.get_parameters()
         assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("120000", "10")
 
@@ -137,7 +139,7 @@ class TestTroubles:
         for batch in range(7):
             receipt = db.prepare(sink, keyed((1, "a")), batch=batch)
             assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
-        with sink.driver.use() as connection:
+        with sink.connections.lend() as connection:
             assert connection.execute("SELECT * FROM pg_prepared_statements").fetchall() == []
 
     def test_less_than_exactly_once_writes_through(self, db: Database) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg
 import pytest
 from fix_postgres import DONE, Database, keyed, keywords
 
 from poundlock.errors import NotAuthorised, UsageError
 from poundlock.sinks import Postgres
-from poundlock.sinks.postgres import witness
 
 
 class TestTheRoleHasTimeouts:
@@ -119,7 +117,7 @@ class TestRoles:
     ) -> None:
         name = f"role_{db.name}"
         db("CREATE SCHEMA poundlock")
-        db(witness._CREATE.format(psycopg.sql.Identifier("poundlock", "witness")).as_string())
+        db(Postgres("t", dsn=db.dsn).target.witness.create[-1])
         db(f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
            f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
         sink = db.sink(dsn=role())

@@ -13,8 +13,8 @@ from poundlock.core.model import Stray
 from poundlock.core.participant import Column
 from poundlock.errors import BadRow, GuaranteeBroken, InDoubt, Rejected
 from poundlock.sinks import Postgres
+from poundlock.sinks.postgres.errors import translate_error
 from poundlock.sinks.postgres.move import FLAG, drop
-from poundlock.sinks.postgres.session import told
 from poundlock.sinks.postgres.target import staging_name
 
 
@@ -202,5 +202,5 @@ class TestStaging:
         assert max(held) < 64 and db.open() == []  # 64: PostgreSQL's max_locks_per_transaction
 
     def test_a_full_lock_table_is_told_with_its_cure(self) -> None:
-        problem = told(psycopg.errors.OutOfMemory("out of shared memory"))
+        problem = translate_error(psycopg.errors.OutOfMemory("out of shared memory"))
         assert isinstance(problem, Rejected) and "max_locks_per_transaction" in str(problem)

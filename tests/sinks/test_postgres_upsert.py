@@ -93,7 +93,7 @@ class TestKeys:
             with pytest.raises(UsageError, match=r"mode='staged'.*key_partitioned=True"):
                 db.sink(**options)
         db("CREATE TABLE log (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text)")
-        assert db.sink("log", frame={"v": "string"}).mode.value == "prepared"
+        assert db.sink("log", frame={"v": "string"}).mode == "prepared"
 
     def test_prepared_upsert_where_the_frame_is_partitioned(self, db: Database) -> None:
         db(self.TABLE)

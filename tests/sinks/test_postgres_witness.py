@@ -15,8 +15,7 @@ from poundlock.core.model import Fingerprint, Receipt, Stray
 from poundlock.core.protocol import BranchState
 from poundlock.errors import LogMismatch, Rejected
 from poundlock.servers import postgres
-from poundlock.sinks.postgres import witness
-from poundlock.sinks.postgres.session import connect
+from poundlock.sinks.postgres.link import connect
 
 UNKNOWN = BranchState.NO_WITNESS
 
@@ -40,7 +39,7 @@ class TestTheWitness:
         foreign = sink.begin(db.branch(1))
         foreign.write(keyed((2, "b")))
         foreign._finish_copy()
-        foreign._bear_witness()  # as far as a task may come before its machine stops
+        foreign._insert_witness()  # as far as a task may come before its machine stops
         unknown = Receipt("t", foreign._id, 1, Fingerprint(1, 0))
         assert sink.commit([receipt, unknown]) == [DONE, OPEN]
         foreign.abort()
@@ -86,8 +85,8 @@ class TestTheWitness:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         db.prepare(sink, keyed((1, "a")))
-        with psycopg.connect(db.dsn) as reader:
-            assert witness.hold(reader, sink.target)
+        with connect(db.dsn) as reader, reader.transaction():
+            sink.target.witness.require(reader, [None])
             db("SET lock_timeout = '200ms'")
             for how in ("DELETE FROM", "TRUNCATE"):
                 with pytest.raises(psycopg.errors.LockNotAvailable):

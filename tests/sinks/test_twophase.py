@@ -34,7 +34,8 @@ from poundlock.errors import (
 )
 from poundlock.servers import demote, postgres
 from poundlock.sinks import TwoPhase
-from poundlock.sinks.twophase.branches import named
+from poundlock.sinks.sql.naming import id_of
+from poundlock.sinks.sql.witness import Witness
 from poundlock.sinks.twophase.link import Link, _parts, number
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
@@ -214,7 +215,7 @@ def test_a_zombie_cannot_prepare_what_was_given_up(
     sink = made(connect, node.dsn())
     zombie = sink.begin(branch(sink))
     zombie.write(rows(1))
-    receipt = Receipt("t", named(branch(sink)).id, 0, Fingerprint(1, 0))
+    receipt = Receipt("t", str(id_of(branch(sink))), 0, Fingerprint(1, 0))
     assert sink.commit([receipt]) == [LOST]
     with pytest.raises(Rejected, match="aborted by the driver"):
         zombie.prepare()
@@ -234,7 +235,7 @@ def test_a_table_in_its_place_proves_nothing(
     assert sink.commit([receipt, other]) == [DONE, DONE]  # which nobody touched
     execute("DROP TABLE poundlock_witness")
     assert sink.commit([receipt]) == [UNKNOWN]
-    assert sink.check([receipt]) == ["its witness table was dropped meanwhile"]
+    assert sink.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
     assert execute("SELECT to_regclass('poundlock_witness')") == [(None,)]
     stray = Stray("t", receipt.id, 1, "prepared")
     assert sink.abort([stray]) == [LOST]  # no decision names it, so that a new table will do
@@ -252,7 +253,7 @@ def test_an_emptied_witness_proves_nothing(
     execute("TRUNCATE poundlock_witness")
     assert sink.commit([receipt]) == [UNKNOWN]
     # And if it happens after we looked.
-    monkeypatch.setattr(sink.witness, "is_of", lambda *_: True)
+    monkeypatch.setattr(Witness, "recognises", lambda *_: True)
     assert sink.commit([receipt]) == [UNKNOWN]
     assert execute("SELECT * FROM poundlock_witness") == []
 
@@ -324,13 +325,15 @@ def test_a_locked_witness_is_not_a_missing_one(
             lambda: sink.prune(OURS, 5),
             lambda: prepare(sink, rows(2), 1),
         ):
-            with pytest.raises(Unavailable, match="poundlock_witness cannot be read now"):
+            with pytest.raises(Unavailable, match=r"poundlock_witness. cannot be read now"):
                 ask()
     assert sink.commit([receipt]) == [DONE] and sink.newest_generation(OURS) == 1
 
 
 def test_a_witness_that_may_not_be_read(node: postgres.Node, connect: Any, execute: Any) -> None:
-    execute("CREATE TABLE t (k int, v text); CREATE TABLE poundlock_witness (branch text)")
+    execute(
+        "CREATE TABLE t (k int, v text); CREATE TABLE poundlock_witness (branch text, identity text)"
+    )
     execute(
         "CREATE ROLE other LOGIN; GRANT ALL ON t TO other; GRANT USAGE ON SCHEMA public TO other"
     )
@@ -494,7 +497,7 @@ def test_a_witness_in_use_by_a_driver_like_oracles(
     execute("CREATE TABLE t (k int, v text)")
     sink = made(oracle, node.dsn())
     receipt = prepare(sink, rows(1))
-    assert sink.witness.settle(sink.link(), named(branch(sink))) is OPEN
+    assert sink.witness.settle(sink.link(), str(id_of(branch(sink)))) is OPEN
     assert sink.commit([receipt]) == [DONE]
 
 
@@ -556,7 +559,7 @@ def test_savepoints_are_let_go(node: postgres.Node, connect: Any, execute: Any) 
     for key in range(3):
         writer.write(rows(key))
     with pytest.raises(psycopg.Error if connect is psycopg.connect else psycopg2.Error):
-        writer._link.execute("ROLLBACK TO SAVEPOINT poundlock_rows")
+        writer._link.run("ROLLBACK TO SAVEPOINT poundlock_rows")
     writer.abort()
 
 

@@ -1,8 +1,15 @@
-"""MySQL and MariaDB from below: connections, rows as text, tables as they are, branches, moves.
+"""MySQL and MariaDB.
 
-link       a connection: address, session, errors in our words, LOAD DATA from memory
-text       Arrow columns as the text that LOAD DATA reads
-target     the target table as the server describes it, compared with the frame
-branches   names, `XA RECOVER`, the witness table
-move       staged rows into the target, by one transaction
+sink      options, checks before the start, the parts in outline
+writer    the task's half: one connection, one branch; `sender` sends its rows
+prepared  the driver's half of branches that the server holds (XA); their names
+staged    the driver's half of branches in tables beside the target
+move      staging tables, and the statements that move their rows into the target
+witness   the witness tables that receipts name
+target    the table as the server describes it, compared with the frame
+text      Arrow columns as the text that LOAD DATA reads; `bulk` as MariaDB's binary protocol
+link      connections; LOAD DATA from memory
+errors    the server's errors, translated
+names     quoting
+inspector the server as an operator inspects it
 """

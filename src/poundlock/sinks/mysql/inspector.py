@@ -1,85 +1,84 @@
-"""MySQL and MariaDB, as a person looks into them."""
+"""MySQL and MariaDB, as an operator inspects them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Generator
 
 from poundlock.core.inspector import Inspector, OpenBranch
-from poundlock.core.model import Json, Namespace, Receipt, Stray
-from poundlock.core.naming import BranchName, parse_name
-from poundlock.sinks.mysql.branches import Witness, every
-from poundlock.sinks.mysql.link import Link, connect, drop, run, said
-from poundlock.sinks.mysql.move import PREFIX, stage_name
+from poundlock.core.model import Namespace, Receipt, Stray
+from poundlock.sinks.mysql.errors import MYSQL
+from poundlock.sinks.mysql.link import Link, connect, drop
+from poundlock.sinks.mysql.prepared import prepared_branches
 from poundlock.sinks.mysql.sink import MySQL
+from poundlock.sinks.mysql.witness import STAGE_PREFIX, witness_for, witness_in
+from poundlock.sinks.sql.naming import parse_id, read_id
+from poundlock.sinks.sql.receipts import PREPARED, STAGED, witness_of
+from poundlock.sinks.sql.staging import staging_name
 
 
 class MySQLInspector(Inspector):
-    """A server, and every branch of ours that it holds prepared by XA or staged."""
+    """A server, and every branch on it that is prepared by XA or staged."""
 
     system = "MySQL"
 
     def __init__(self, url: str):
         self._url = url
-        self._made: list[MySQL] = []
+        self._sinks: list[MySQL] = []
 
     def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
         with self._link() as link:
-            listed = [
-                (name, "prepared", {"mode": "xa", "task": branch.task})
-                for name, branch in every(link, namespace)
-            ] + [
-                (name, "staged", {"mode": "staged", "task": 0, "database": database})
-                for name, database in _staged(link)
+            strays = [
+                Stray(it.name.sink, str(it), it.name.generation, PREPARED)
+                for it in prepared_branches(link, namespace)
             ]
-        return [
-            OpenBranch(name.namespace, Stray(name.sink, str(name), name.generation, state, handle))
-            for name, state, handle in listed
-            if namespace in (None, name.namespace)
-        ]
+            strays += _staged_strays(link)
+        found = [OpenBranch(read_id(stray.id).name.namespace, stray) for stray in strays]
+        return [it for it in found if namespace in (None, it.namespace)]
 
     def holds(self, receipt: Receipt) -> bool:
-        database, wanted = cast("list[str]", receipt.handle["witness"])
         with self._link() as link:
-            return Witness(database).identity(link) == wanted
+            return witness_for(receipt).identity(link) == witness_of(receipt)[1]
 
     def participant(self, branch: Receipt | Stray) -> MySQL:
-        database: Json = branch.handle.get("database")
         if isinstance(branch, Receipt):
-            database = cast("list[str]", branch.handle["witness"])[0]
+            database = witness_of(branch)[0]
+        else:
+            database = branch.handle.get("database")
         table = "any" if database is None else f"{database}.any"  # the witness is beside it
         made = MySQL(table, url=self._url, name=branch.sink, mode="xa")
-        self._made.append(made)
+        self._sinks.append(made)
         return made
 
     def close(self) -> None:
-        for made in self._made:
-            made.close()
+        for sink in self._sinks:
+            sink.close()
 
     @contextlib.contextmanager
-    def _link(self) -> Iterator[Link]:
+    def _link(self) -> Generator[Link]:
         link = connect(self._url, sink="", lock_timeout=10)
         try:
-            with said(""):
+            with MYSQL.translated_errors(""):
                 yield link
         finally:
             drop(link)
 
 
-def _staged(link: Link) -> Iterator[tuple[BranchName, str]]:
-    """List staging tables that are not settled, each with its database, of which sinks name any."""
-    by_database: dict[str, list[BranchName]] = {}
-    for database, table, comment in run(
-        link,
+def _staged_strays(link: Link) -> list[Stray]:
+    """List the staged branches that have not ended, each with its database: sinks name any."""
+    by_database: dict[str, list[str]] = {}
+    for database, table, comment in link.run(
         "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES "
         "WHERE TABLE_NAME LIKE %s",
-        (PREFIX.replace("_", "\\_") + "%",),
+        (STAGE_PREFIX.replace("_", "\\_") + "%",),
     ):
-        name = parse_name(comment)
-        if name is not None and table == stage_name(name):
-            by_database.setdefault(database, []).append(name)
-    for database, names in by_database.items():
-        witness = Witness(database)
-        over = witness.states(link, names) if witness.identity(link) else {}
-        yield from ((name, database) for name in names if name not in over)
+        if parse_id(comment) is not None and table == staging_name(STAGE_PREFIX, comment):
+            by_database.setdefault(database, []).append(comment)
+    strays: list[Stray] = []
+    for database, branches in by_database.items():
+        over = witness_in(database, "").states(link, branches)
+        for branch in branches:
+            if branch not in over:
+                name, handle = read_id(branch).name, {"database": database}
+                strays.append(Stray(name.sink, branch, name.generation, STAGED, handle))
+    return strays

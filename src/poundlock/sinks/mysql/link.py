@@ -1,18 +1,17 @@
-"""One connection to MySQL or MariaDB: its address, its session, its errors in our words.
+"""Connections to MySQL and MariaDB.
 
-Rules of this file: the address is resolved at use and never shown; no file is ever opened because a
-server asks for it; what the server says about rows is turned into our own words, for its own quote the
-data.
+Rules of this file: the address is resolved at use and never shown; no file is opened because a server
+asks for it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import ssl
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
@@ -20,59 +19,9 @@ from pymysql.connections import Connection, MySQLResult
 from pymysql.constants import CLIENT
 
 from poundlock import secret
-from poundlock.errors import (
-    BadRow,
-    NotAuthorised,
-    PoundlockError,
-    Rejected,
-    Unavailable,
-    UsageError,
-)
-
-NO_SUCH_TABLE, DUPLICATE, LOCK_TIMEOUT, DEADLOCK = 1146, 1062, 1205, 1213
-XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
-NO_RIGHT = 1227
-_NO_DEFAULT = 1364
-
-_REFUSED = {1044, 1045, 1095, 1142, 1143, NO_RIGHT, 1370, 1401, 1410, 1698}
-_AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 1969}
-_AWAY |= {3024, 3169}
-_AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
-_STRANGER = {1045, 1698}  # of those refused: user or password
-_CROWDED = {1040, 1203, 1226}  # as many connections as the server allows, or allows the account
-GONE = {1049, NO_SUCH_TABLE}  # the table, or its database
-_UNKNOWN_NAME = {1046, *GONE}
-_CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
-
-# What the server finds wrong with a row, in words that do not quote the row.
-_WRONG = {
-    1048: "is null, but the column is NOT NULL",
-    1062: "has a value that is already there, under a unique key",
-    1153: "is larger than the server's max_allowed_packet",
-    1216: "refers to a row that is not there (foreign key)",
-    1263: "is null, but the column is NOT NULL",
-    1264: "is out of the column's range",
-    1265: "does not fit the column's type",
-    1292: "is not a value of the column's type",
-    1301: "is larger than the server's max_allowed_packet",
-    1366: "has characters that the column cannot hold",
-    1406: "is too long",
-    1451: "is still referred to by rows of another table (foreign key)",
-    1452: "refers to a row that is not there (foreign key)",
-    1526: "belongs to no partition of the table",
-    1644: "was refused by a trigger",
-    1690: "is out of the column's range",
-    3140: "is not valid JSON",
-    3819: "violates a CHECK constraint",
-    4025: "violates a CHECK constraint",
-    4161: "is not a value of the column's type",
-}
-# At the end of a message only: what stands before it may be data.
-_COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$")
-_ROW = re.compile(r"at row (\d+)\s*$")
-# Several numbers have the system's own beside them, for any of its calls may fail by a full disk.
-_DISK_FULL = {1021, 1114, 3675}
-_NO_SPACE = re.compile(r"(?:errno|errcode|error):? 28\b", re.IGNORECASE)
+from poundlock.errors import Rejected, Unavailable, UsageError
+from poundlock.sinks.mysql.errors import MYSQL, NO_DEFAULT, ROW_NUMBER, reason_of
+from poundlock.sinks.sql.dialect import Dialect
 
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
@@ -103,6 +52,7 @@ _MYSQL, _BULKS, _WITH_TYPES = 1, 1 << 2, 128
 class Link(Connection):
     """A pymysql connection that answers LOAD DATA LOCAL from memory, and never from a file."""
 
+    dialect: Dialect = MYSQL
     payload: memoryview | None = None
     bulks = False  # the server takes rows in bulk, and was told that we send them so
     _greeting: bytes | None = None
@@ -111,6 +61,40 @@ class Link(Connection):
     @property
     def is_mariadb(self) -> bool:
         return "MariaDB" in self.get_server_info()
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+    run_alone = run
+
+    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Run a statement. Return how many rows it affected."""
+        with self.cursor() as cursor:
+            return cursor.execute(statement, values or None)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[None]:
+        self.run("START TRANSACTION")
+        try:
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.run("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def brief_transaction(self) -> Generator[None]:
+        self.run("SET @before = @@innodb_lock_wait_timeout")
+        self.run("SET SESSION innodb_lock_wait_timeout = 1")
+        try:
+            with self.transaction():
+                yield
+        finally:
+            if self.open:
+                self.run("SET SESSION innodb_lock_wait_timeout = @before")
 
     def prepare(self, statement: str) -> int:
         """Have a statement prepared by the server; return its number, good for this connection."""
@@ -267,7 +251,7 @@ def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float =
     keeps its connections and says nothing.
     """
     seconds = max(1, round(lock_timeout))
-    with said(sink):
+    with MYSQL.translated_errors(sink):
         link = Link(
             **connect_arguments(url),
             charset="utf8mb4",
@@ -278,34 +262,20 @@ def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float =
             write_timeout=answer_timeout,
         )
         try:
-            run(
-                link,
+            link.run(
                 f"SET SESSION {_SESSION}, {_OF_MARIADB if link.is_mariadb else _OF_MYSQL}, "
                 f"innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}",
             )
-            run(link, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            link.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:
             drop(link)
             raise
     return link
 
 
-def run(link: Link, statement: str, arguments: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Execute a statement; return its rows."""
-    with link.cursor() as cursor:
-        cursor.execute(statement, arguments or None)
-        return list(cursor.fetchall())
-
-
-def changed(link: Link, statement: str, arguments: Sequence[Any] = ()) -> int:
-    """Execute a statement; return how many rows it affected."""
-    with link.cursor() as cursor:
-        return cursor.execute(statement, arguments or None)
-
-
 def connection_limits(link: Link) -> dict[str, int]:
     """Return how many connections the account may have at most, by what says so."""
-    [found] = run(link, "SELECT @@GLOBAL.max_connections, @@SESSION.max_user_connections")
+    [found] = link.run("SELECT @@GLOBAL.max_connections, @@SESSION.max_user_connections")
     names = ("the server's max_connections", "the account's max_user_connections")
     return {name: int(most) for name, most in zip(names, found, strict=True) if int(most)}
 
@@ -317,114 +287,58 @@ def drop(link: Link | None) -> None:
             link.close()
 
 
-def code_of(error: BaseException) -> int:
-    """The server's number of an error, 0 if it has none."""
-    number = error.args[0] if error.args else 0
-    return number if isinstance(number, int) else 0
-
-
-@contextlib.contextmanager
-def said(sink: str) -> Iterator[None]:
-    """Raise what the driver raises as an error of ours, named by what is to be done."""
-    try:
-        yield
-    except PoundlockError:
-        raise
-    except (pymysql.err.Error, OSError, EOFError, RuntimeError) as error:
-        told(error, sink)
-
-
-def told(error: BaseException, sink: str) -> NoReturn:
-    code = code_of(error)
-    if code in _STRANGER:
-        raise NotAuthorised(
-            f"the server refuses the connection ({_text(error)}). Check user and password in url=",
-            sink=sink,
-        ) from error
-    if code in _REFUSED:
-        raise NotAuthorised(f"the server refuses ({_text(error)}). Grant it, or use another account",
-                            sink=sink) from error  # fmt: skip
-    if code in _UNKNOWN_NAME:
-        raise UsageError(f"the server says: {_text(error)}", sink=sink) from error
-    if code in _CONTENDED:
-        raise Rejected(
-            f"rows or tables are locked by another transaction (error {code}). Another writer of the "
-            "same keys, or a branch of an earlier attempt, holds them; the batch is tried again. Where "
-            "two tasks write one key, that does not help: use mode='staged', or partition the frame by "
-            "the key",
-            sink=sink,
-        ) from None
-    if code == _NO_DEFAULT:
-        raise _lacking(str(error.args[-1]), sink) from None
-    if reason := fault(error):
-        raise BadRow(reason, sink=sink) from None
-    if code in _DISK_FULL or _NO_SPACE.search(str(error.args[-1] if error.args else "")):
-        raise Unavailable(
-            f"the server's disk is full, or the table's space is at its limit (error {code}). Nothing "
-            "is lost: make room there, and the batch can be run again",
-            sink=sink,
-        ) from None
-    if code in _CROWDED:
-        raise Unavailable(
-            f"the server has no connection left, or the account is at a limit ({_text(error)}). Raise "
-            "max_connections, or that limit, or let fewer tasks run at once",
-            sink=sink,
-        ) from error
-    if code in _AWAY or not code:
-        raise Unavailable(f"the server cannot be reached ({_text(error)})", sink=sink) from error
-    raise Rejected(
-        f"the server says: error {code}, {_shape(str(error.args[-1]))}", sink=sink
-    ) from None
-
-
-def ends_all(error: BaseException) -> bool:
-    """Whether an error is the end of the connection, or of the transaction."""
-    code = code_of(error)
-    return not code or code in _AWAY or code in _CONTENDED
-
-
-def fault(error: BaseException) -> str | None:
-    """Say what an error finds wrong with a row; None if it is about something else."""
-    code = code_of(error)
-    return _reason(code, str(error.args[-1])) if code in _WRONG else None
-
-
 def wrong_rows(link: Link) -> dict[int, str]:
     """Read the warnings of the last statement: row of the statement, from 0, to what is wrong.
 
     Those that name no row are under -1.
     """
     found: dict[int, str] = {}
-    for _level, code, message in run(link, "SHOW WARNINGS"):
-        if code == _NO_DEFAULT:  # no row's fault
+    for _level, code, message in link.run("SHOW WARNINGS"):
+        if code == NO_DEFAULT:  # no row's fault
             raise pymysql.err.OperationalError(code, message)
-        at = _ROW.search(message)
-        found.setdefault(int(at[1]) - 1 if at else -1, _reason(int(code), message))
+        at = ROW_NUMBER.search(message)
+        found.setdefault(int(at[1]) - 1 if at else -1, reason_of(int(code), message))
     return found
 
 
-def _reason(code: int, message: str) -> str:
-    column = _COLUMN.search(message)
-    words = _WRONG.get(code, f"was refused (error {code})")
-    return f"column {column[1]} {words}" if column else f"a row {words}"
+class Connections:
+    """The driver's connections: opened when needed, and dropped when they fail."""
 
+    answer_s = 60.0  # how long an answer may take
 
-def _lacking(message: str, sink: str) -> Rejected:
-    """Return the error for a column that no row has."""
-    column = re.search(r"'([^']*)'", message)
-    return Rejected(
-        f"column {column[1] if column else '?'} of the table is NOT NULL without a default, and the "
-        "frame has no such column. Was it added since the pipeline started? Give it a default, or add "
-        "it to the frame",
-        sink=sink,
-    )
+    def __init__(self, connect: Callable[[float], Link], sink: str):
+        self._connect, self._sink = connect, sink
+        self._links: list[Link] = []
+        self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Connections, (self._connect, self._sink)
 
-def _text(error: BaseException) -> str:
-    """Errors of connections and rights quote no rows."""
-    return f"error {code_of(error)}: {error.args[-1]}" if error.args else type(error).__name__
+    @contextlib.contextmanager
+    def lend(self, answer_timeout: float | None = None) -> Generator[Link]:
+        """Lend a connection, and translate the driver's errors."""
+        seconds = answer_timeout or self.answer_s
+        with self._lock:
+            link = self._links.pop() if self._links else None
+        if link is not None:
+            link.patience(seconds)  # not that of the last use
+            try:
+                link.ping(reconnect=False)
+            except (pymysql.err.Error, OSError):
+                drop(link)
+                link = None
+        link = link or self._connect(seconds)
+        try:
+            with MYSQL.translated_errors(self._sink):
+                yield link
+        except BaseException:
+            drop(link)
+            raise
+        with self._lock:
+            self._links.append(link)
 
-
-def _shape(message: str) -> str:
-    """Leave the quoted parts out: they may be data."""
-    return re.sub(r"'[^']*'", "'...'", message)
+    def close(self) -> None:
+        with self._lock:
+            links, self._links = self._links, []
+        for link in links:
+            drop(link)

@@ -1,48 +1,38 @@
-"""Staged rows into the target: the statements of the one transaction that makes a batch visible.
+"""Staging tables, and the statements that move their rows into the target.
 
-    a staging table      poundlock_stage_HASH, its comment the branch's name; one for each branch
-    its columns          those that the frame has of the target, and `poundlock_row`; for an upsert also
+    a staging table      poundlock_stage_HASH, its comment the branch's id; one for each branch
+    its columns          those of the target that the frame has, and `poundlock_row`; for an upsert also
                          `poundlock_order` and `poundlock_delete`
 
-Of several rows with one key the one with the greatest order counts.
+Of several rows with one key the one with the highest order counts.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from poundlock.core.model import Namespace
-from poundlock.core.naming import BranchName, parse_name
-from poundlock.sinks.mysql.link import Link, changed, run
+from poundlock.sinks.mysql.link import Link
 from poundlock.sinks.mysql.names import columns, quoted
 from poundlock.sinks.mysql.target import Target, TargetColumn
+from poundlock.sinks.mysql.witness import STAGE_PREFIX
+from poundlock.sinks.sql.naming import parse_id
 
 ROW, ORDER, DELETE = "poundlock_row", "poundlock_order", "poundlock_delete"
-PREFIX = "poundlock_stage_"
 
 _FLAG = TargetColumn(DELETE, "tinyint", "tinyint(1)", nullable=True)
 
 
-def stage_name(name: BranchName) -> str:
-    """Name the staging table of a branch: a name of ours can be longer than a table's."""
-    return PREFIX + hashlib.sha256(str(name).encode()).hexdigest()[:40]
-
-
-def stages(link: Link, database: str, namespace: Namespace, sink: str) -> dict[BranchName, str]:
-    """List the staging tables of exactly this namespace and sink."""
-    found: dict[BranchName, str] = {}
-    for table, comment in run(
-        link,
-        "SELECT TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES "
+def list_stages(link: Link, database: str, namespace: Namespace, sink: str) -> list[str]:
+    """List the branches of exactly this namespace and sink that have a staging table."""
+    listed = link.run(
+        "SELECT TABLE_COMMENT FROM information_schema.TABLES "
         "WHERE TABLE_SCHEMA = %s AND TABLE_NAME LIKE %s",
-        (database, PREFIX.replace("_", "\\_") + "%"),
-    ):
-        name = parse_name(comment)
-        if name is not None and (name.namespace, name.sink) == (namespace, sink):
-            found[name] = table
-    return found
+        (database, STAGE_PREFIX.replace("_", "\\_") + "%"),
+    )
+    found = [(comment, parse_id(comment)) for (comment,) in listed]
+    return [text for text, branch in found if branch and branch.belongs_to(namespace, sink)]
 
 
 @dataclass(frozen=True)
@@ -85,13 +75,13 @@ class Move:
     def run(self, link: Link, tables: Sequence[str]) -> int:
         """Move the rows of all stages, in the open transaction; return how many were inserted."""
         if not self.key:
-            return sum(changed(link, self._append(table)) for table in tables)
+            return sum(link.change(self._append(table)) for table in tables)
         if self.deletes:
-            changed(link, self._delete(tables))
+            link.change(self._delete(tables))
         if self._only_key():
-            return changed(link, self._upsert(tables))
-        changed(link, self._update(tables))
-        return changed(link, self._insert_new(tables))
+            return link.change(self._upsert(tables))
+        link.change(self._update(tables))
+        return link.change(self._insert_new(tables))
 
     def duplicates(self, link: Link, tables: Sequence[str]) -> bool:
         """Whether rows of one key contradict each other: the same order, or none to tell by."""
@@ -107,9 +97,7 @@ class Move:
         rows = union.join(f"SELECT {seen} FROM {table}" for table in tables)
         if self.order is not None and len(tables) == 1:
             rows = f"SELECT DISTINCT {seen} FROM {tables[0]}"
-        return bool(
-            run(link, f"SELECT 1 FROM ({rows}) r GROUP BY {by} HAVING COUNT(*) > 1 LIMIT 1")
-        )
+        return bool(link.run(f"SELECT 1 FROM ({rows}) r GROUP BY {by} HAVING COUNT(*) > 1 LIMIT 1"))
 
     def _exactly(self, name: str) -> str:
         """Spell a column so that values are equal only if they are the same, whatever its collation."""

@@ -21,13 +21,13 @@ import pymysql
 
 from poundlock.errors import BadRow
 from poundlock.sinks.mysql import bulk, text
-from poundlock.sinks.mysql import link as links
-from poundlock.sinks.mysql.link import Link, run, said
+from poundlock.sinks.mysql.errors import MYSQL, ends_all, fault
+from poundlock.sinks.mysql.link import Link, wrong_rows
 from poundlock.sinks.mysql.names import quoted
 from poundlock.sinks.mysql.target import TargetColumn
 
 if TYPE_CHECKING:
-    from poundlock.sinks.mysql.driver import MySQLBranches
+    from poundlock.sinks.mysql.sink import MySQL
 
 # Bytes of one statement: far below what Arrow's offsets can count, and what servers take by default.
 _LOADED, _INSERTED, _BULK = 64 << 20, 2 << 20, 4 << 20
@@ -55,7 +55,7 @@ class Sender:
 
     def __init__(
         self,
-        sink: MySQLBranches,
+        sink: MySQL,
         link: Link,
         into: str,
         columns: Mapping[str, TargetColumn],
@@ -149,7 +149,7 @@ class Sender:
     # To the server.
 
     def _take(self, pieces: Iterable[_Piece]) -> None:
-        with said(self._sink.name), self._turn():
+        with MYSQL.translated_errors(self._sink.name), self._turn():
             for commit_together in self._together(pieces):
                 if self._stopped:
                     return
@@ -181,9 +181,9 @@ class Sender:
             return
         patience = max(1, min(_TURN_S, int(self._sink.lock_timeout / 2)))
         try:
-            run(self._link, f"DO GET_LOCK('{self._turns}', {patience})")
+            self._link.run(f"DO GET_LOCK('{self._turns}', {patience})")
         except pymysql.err.Error as error:
-            if links.ends_all(error):
+            if ends_all(error):
                 raise
             self._turns = None
         try:
@@ -191,14 +191,14 @@ class Sender:
         finally:
             if self._turns is not None:
                 with contextlib.suppress(pymysql.err.Error):  # the connection's end ends it as well
-                    run(self._link, f"DO RELEASE_LOCK('{self._turns}')")
+                    self._link.run(f"DO RELEASE_LOCK('{self._turns}')")
 
     def _take_some(self, pieces: Sequence[_Piece]) -> None:
         rows = sum(len(piece.rows) for piece in pieces)
         try:
             taken = self._execute(pieces)
         except pymysql.err.Error as error:
-            reason = links.fault(error)
+            reason = fault(error)
             if reason is None:
                 raise
             if pieces[0].types and self._sink.loads:
@@ -207,7 +207,7 @@ class Sender:
         else:
             warned = self._link.warnings
             if warned or taken != rows:
-                wrong = links.wrong_rows(self._link)
+                wrong = wrong_rows(self._link)
                 if warned and not wrong:  # and a load that warns has changed values
                     wrong = {
                         -1: f"the server warns of {warned}, and max_error_count lets it name none"
@@ -224,7 +224,7 @@ class Sender:
             return link.query(first.statement.encode() + bytes(first.values))
         link.payload = first.values
         try:
-            return links.changed(link, first.statement)
+            return link.change(first.statement)
         finally:
             link.payload = None
 

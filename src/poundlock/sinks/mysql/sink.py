@@ -7,23 +7,41 @@ transaction that shows the rows also inserts a witness: see `poundlock.sinks.mys
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from poundlock.core.model import checked_name
-from poundlock.core.participant import Column, Commitment, Semantic
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    Participant,
+    Semantic,
+    Writer,
+    frame_mismatch,
+)
+from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
-from poundlock.errors import NotAuthorised, UsageError
-from poundlock.sinks.mysql.branches import every
-from poundlock.sinks.mysql.driver import AT_ONCE, MySQLBranches
-from poundlock.sinks.mysql.link import Link, connect_arguments, connection_limits, run
-from poundlock.sinks.mysql.move import DELETE, ORDER
+from poundlock.errors import LogMismatch, NotAuthorised, UsageError
+from poundlock.sinks.mysql import target as tables
+from poundlock.sinks.mysql.link import (
+    Connections,
+    Link,
+    connect,
+    connect_arguments,
+    connection_limits,
+)
+from poundlock.sinks.mysql.move import DELETE, ORDER, Move
 from poundlock.sinks.mysql.names import quoted
-from poundlock.sinks.mysql.target import Target, differences, expression
+from poundlock.sinks.mysql.prepared import AT_ONCE, PreparedBranches, prepared_branches
+from poundlock.sinks.mysql.staged import StagedBranches
+from poundlock.sinks.mysql.target import Target, TargetColumn, differences, expression
+from poundlock.sinks.mysql.witness import Witnesses, witness_in
+from poundlock.sinks.mysql.writer import RowWriter
 from poundlock.sinks.sql import connections as bound
-
-logger = logging.getLogger("poundlock")
+from poundlock.sinks.sql.branches import BranchesByMode
+from poundlock.sinks.sql.receipts import PREPARED, STAGED, mode_of
+from poundlock.sinks.sql.witness import Witness
 
 _MODES = (None, "xa", "staged")
 _VARIABLES = (
@@ -34,7 +52,7 @@ _VARIABLES = (
 _BESIDE_ROWS = 64 << 10  # what a packet of the largest size leaves for all but its rows
 
 
-class MySQL(MySQLBranches):
+class MySQL(Participant):
     """A table of MariaDB 10.5 or later, or of MySQL 8 or later.
 
     Args:
@@ -76,14 +94,16 @@ class MySQL(MySQLBranches):
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
     ):
         database, _, own = table.rpartition(".")
-        super().__init__(database or None, witness_database)
+        self._database, self._witness_database = database or None, witness_database
+        self._frame: dict[str, str] = {}  # what is written: column to Spark's type
         self.name = checked_name("sink name", name or own)
         self.url = url
         self.table = own
         self.key = (key,) if isinstance(key, str) else tuple(key or ())
         self.delete, self.order_by = delete, order_by
         self.mode, self.key_partitioned = mode, key_partitioned
-        self.lock_timeout, self.connections = lock_timeout, connections
+        self.lock_timeout, self.connection_count = lock_timeout, connections
+        self.connections = Connections(self.connect, self.name)
         self.semantic = Semantic(semantic)
         if lock_timeout <= 0:
             raise UsageError("lock_timeout must be more than 0 seconds", sink=self.name)
@@ -91,7 +111,7 @@ class MySQL(MySQLBranches):
         quoted(self.table)
         if not url.startswith(("env:", "file:")):  # those are read when they are needed
             connect_arguments(url)
-            quoted(self.database, self.witness.database)
+            quoted(self.database, self.witness.place)
         self.known: Target | None = None
         self.bulks, self.loads, self.packet = False, True, 0
         self.chosen = mode or ("staged" if self.key else "xa")
@@ -161,11 +181,7 @@ class MySQL(MySQLBranches):
         if self.known is not None:
             problems += self._compared(self.known)[0]
         if problems:
-            raise UsageError(
-                f"the frame does not fit table {self.table}: {'; '.join(problems)}. The frame has "
-                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
-                sink=self.name,
-            )
+            raise frame_mismatch(self.name, problems, columns, target=f"table {self.table}")
         return wanted
 
     def _compared(self, target: Target) -> tuple[list[str], list[str]]:
@@ -196,18 +212,18 @@ class MySQL(MySQLBranches):
             raise UsageError(
                 f"table {self.table} does not fit the frame: {'; '.join(problems)}", sink=self.name
             )
-        with self._borrowed() as link:
-            version = str(run(link, "SELECT VERSION()")[0][0])
+        with self.connections.lend() as link:
+            version = str(link.run("SELECT VERSION()")[0][0])
             places = ", ".join(f"'{name}'" for name in _VARIABLES)
             variables = {
                 str(name).lower(): str(value).upper()
-                for name, value in run(
-                    link, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})"
+                for name, value in link.run(
+                    f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({places})"
                 )
             }
             self._check_table(target)
             warnings += bound.check(
-                self.connections, tasks=self._tasks, driver=AT_ONCE,
+                self.connection_count, tasks=self._tasks, driver=AT_ONCE,
                 limits=connection_limits(link), sink=self.name,
             )  # fmt: skip
             if self.semantic is Semantic.EXACTLY_ONCE:
@@ -328,10 +344,145 @@ class MySQL(MySQLBranches):
 
     def _check_rights(self, link: Link) -> None:
         try:
-            every(link)
+            prepared_branches(link)
         except Exception as error:  # whatever it is, nothing could be found and swept
             raise NotAuthorised(
                 "the account may not list XA branches, so none could be found after a crash. MySQL "
                 "asks for: GRANT XA_RECOVER_ADMIN ON *.* TO it; or use mode='staged'",
                 sink=self.name,
             ) from error
+
+    # The table, the witness and the connections.
+
+    @property
+    def database(self) -> str:
+        """The target's database: as it was named, or else the address's."""
+        if self._database is None:
+            self._database = connect_arguments(self.url)["database"]
+        if self._database is None:
+            raise UsageError(
+                f"the database of table {self.table!r} is not known: name it in the url, or as "
+                "'database.table'",
+                sink=self.name,
+            )
+        return self._database
+
+    @property
+    def witness(self) -> Witness:
+        return witness_in(self._witness_database or self.database, self.name)
+
+    # For the writers.
+
+    def connect(self, answer_timeout: float = 600.0) -> Link:
+        return connect(
+            self.url, sink=self.name, lock_timeout=self.lock_timeout, answer_timeout=answer_timeout
+        )
+
+    @property
+    def into(self) -> str:
+        return quoted(self.database, self.table)
+
+    @property
+    def target(self) -> Target:
+        """The table, as the server describes it; read once."""
+        if self.known is None:
+            with self.connections.lend() as link:
+                self.known = tables.read(link, self.database, self.table)
+        if self.known is None:
+            raise UsageError(
+                f"there is no table {self.database}.{self.table}, or the account may not see it. "
+                "Create it, or grant SELECT, INSERT, UPDATE and DELETE on it",
+                sink=self.name,
+            )
+        return self.known
+
+    def shaped(self, rows: Any) -> Any:
+        """Leave out what only orders rows, where the target has no such column."""
+        if self.order_by is None or self.target.column(self.order_by) is not None:
+            return rows
+        extra = [name for name in rows.schema.names if name.lower() == self.order_by.lower()]
+        return rows.drop_columns(extra) if extra else rows
+
+    def move(self, names: Sequence[str], *, order: TargetColumn | None) -> Move:
+        """Return how rows with these columns go into the target."""
+        target = self.target
+        spelled = {key: column.name for key, column in target.columns.items()}
+        written = tuple(spelled.get(name.lower(), name) for name in names
+                        if name not in (ORDER, DELETE))  # fmt: skip
+        key = tuple(spelled.get(name.lower(), name) for name in self.key)
+        return Move(target, written, key, order, bool(self.key and self.delete))
+
+    def meeting(self, target: Target) -> list[frozenset[str]]:
+        """Return the unique keys that two tasks could share: not those that the table numbers."""
+        given = {name.lower() for name in self._frame}
+        fresh = {key for key, col in target.columns.items() if col.serial and key not in given}
+        return [unique for unique in target.unique if not unique & fresh]
+
+    # In a task.
+
+    def begin(self, branch: Branch) -> Writer:
+        return RowWriter(self, branch)
+
+    # On the driver.
+
+    @property
+    def branches(self) -> BranchesByMode:
+        by_mode = {
+            PREPARED: PreparedBranches(
+                self.connections, self.witness, required=self.chosen == "xa"
+            ),
+            STAGED: self._staged,
+        }
+        return BranchesByMode(by_mode, PREPARED if self.chosen == "xa" else STAGED)
+
+    @property
+    def _staged(self) -> StagedBranches:
+        return StagedBranches(
+            self.connections,
+            self.witness,
+            self._target_at,
+            key_partitioned=self.key_partitioned,
+        )
+
+    def _target_at(self, link: Link, database: str, table: str) -> Target:
+        if (database, table) == (self.database, self.table):
+            return self.target
+        found = tables.read(link, database, table)
+        if found is None:
+            raise LogMismatch(
+                f"rows are staged for table {database}.{table}, which is gone. Restore it, or start "
+                "once more with the old options",
+                sink=self.name,
+            )
+        return found
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        with self.connections.lend() as link:
+            if not Witnesses(receipts).recognises(link):
+                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
+        return self.branches.check(receipts)
+
+    def commit_together(self, receipts: Sequence[Receipt]) -> bool:
+        return any(mode_of(receipt, PREPARED) == STAGED for receipt in receipts)
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        return self.branches.commit(receipts)
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        return self.branches.find(namespace)
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        return self.branches.abort(strays)
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        with self.connections.lend() as link:
+            over = self.witness.newest_generation(link, namespace)
+        return max(over, self.branches.newest_generation(namespace))
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        with self.connections.lend() as link:
+            keep = self._staged.drop_ended(link, namespace)
+            self.witness.prune(link, namespace, floor, keep)
+
+    def close(self) -> None:
+        self.connections.close()

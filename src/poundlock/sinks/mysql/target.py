@@ -10,7 +10,7 @@ from typing import Any
 
 from poundlock.core.participant import Column
 from poundlock.core.sparksql import holds, to_json
-from poundlock.sinks.mysql.link import Link, run
+from poundlock.sinks.mysql.link import Link
 from poundlock.sinks.mysql.names import quoted
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
@@ -107,8 +107,7 @@ class Target:
 def read(link: Link, database: str, table: str) -> Target | None:
     """Ask the server for a table; None if there is none, or no right to see it."""
     where = "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-    found = run(
-        link,
+    found = link.run(
         f"SELECT ENGINE, TABLE_TYPE, CREATE_OPTIONS FROM information_schema.TABLES {where}",
         (database, table),
     )
@@ -116,8 +115,7 @@ def read(link: Link, database: str, table: str) -> Target | None:
         return None
     engine, kind, options = found[0]
     keys: dict[str, set[str]] = {}
-    for key, column, part in run(
-        link,
+    for key, column, part in link.run(
         "SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
         f"{where} AND NON_UNIQUE = 0",
         (database, table),
@@ -125,14 +123,12 @@ def read(link: Link, database: str, table: str) -> Target | None:
         # A key over a part of a column, or over an expression, is another than one over all of it.
         other = f"{column or key}({part or 'computed'})"
         keys.setdefault(key, set()).add(column.lower() if column and part is None else other)
-    constraints = run(
-        link,
+    constraints = link.run(
         "SELECT DISTINCT CONSTRAINT_TYPE FROM information_schema.TABLE_CONSTRAINTS "
         f"{where} AND CONSTRAINT_TYPE IN ('FOREIGN KEY', 'CHECK')",
         (database, table),
     )
-    triggers = run(
-        link,
+    triggers = link.run(
         "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s "
         "AND EVENT_OBJECT_TABLE = %s",
         (database, table),
@@ -140,8 +136,7 @@ def read(link: Link, database: str, table: str) -> Target | None:
     strict = [row[0].lower() for row in constraints] + (["trigger"] if triggers else [])
     rights = _rights(link, database, table)
     # Of the same database: for those of others MariaDB would open every table that it has.
-    referenced = run(
-        link,
+    referenced = link.run(
         "SELECT 1 FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = %s "
         "AND UNIQUE_CONSTRAINT_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s LIMIT 1",
         (database, database, table),
@@ -166,7 +161,7 @@ class _Rights:
 def _rights(link: Link, database: str, table: str) -> _Rights:
     """Read what the account may do. What cannot be told for certain, as by roles, it may not."""
     triggers = beyond = False
-    for (grant,) in run(link, "SHOW GRANTS"):
+    for (grant,) in link.run("SHOW GRANTS"):
         found = _GRANT.match(grant)
         if found is None:
             if grant.startswith("REVOKE"):  # a part of what was granted
@@ -183,8 +178,7 @@ def _rights(link: Link, database: str, table: str) -> _Rights:
 
 def describe(link: Link, database: str, table: str) -> dict[str, TargetColumn]:
     """Ask the server for a table's columns, by their names in lower case, in the table's order."""
-    described = run(
-        link,
+    described = link.run(
         "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, "
         "CHARACTER_MAXIMUM_LENGTH, NUMERIC_SCALE, DATETIME_PRECISION, CHARACTER_SET_NAME, "
         "COLLATION_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s "

@@ -133,18 +133,8 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
             rest = pc.subtract(instants, pc.multiply(pc.divide(instants, step), step))
             reason = f"has a fraction of a second that the column would cut off: {column.full_type}"
             found.append((pc.not_equal(rest, 0), reason))
-    elif is_text(kind) and column.type in ("enum", "set"):
-        found.append(
-            (_strange(values, column), f"is not among the members of {column.type.upper()}")
-        )
-    elif is_text(kind) and column.length is not None:
-        if column.type == "char":
-            blank = pc.ends_with(values, " ")
-            found.append((blank, "ends in a blank, which CHAR would drop: make it VARCHAR"))
-        # Only where a cheap look at the bytes says that it may be too long.
-        if len(values) and (pc.max(pc.binary_length(values)).as_py() or 0) > column.length:
-            long = pc.greater(pc.utf8_length(values), column.length)
-            found.append((long, f"is longer than {column.length} characters"))
+    elif is_text(kind):
+        found += _text_suspicions(values, column)
     elif is_binary(kind) and column.type == "binary":
         other = pc.not_equal(pc.binary_length(values), column.length)
         reason = f"has not the {column.length} bytes that BINARY would fill up: make it VARBINARY"
@@ -152,6 +142,22 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
     elif is_binary(kind) and column.length is not None:
         long = pc.greater(pc.binary_length(values), column.length)
         found.append((long, f"is longer than {column.length} bytes"))
+    return found
+
+
+def _text_suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
+    if column.type in ("enum", "set"):
+        return [(_strange(values, column), f"is not among the members of {column.type.upper()}")]
+    if column.length is None:
+        return []
+    found: list[tuple[Any, str]] = []
+    if column.type == "char":
+        blank = pc.ends_with(values, " ")
+        found.append((blank, "ends in a blank, which CHAR would drop: make it VARCHAR"))
+    # Only where a cheap look at the bytes says that it may be too long.
+    if len(values) and (pc.max(pc.binary_length(values)).as_py() or 0) > column.length:
+        long = pc.greater(pc.utf8_length(values), column.length)
+        found.append((long, f"is longer than {column.length} characters"))
     return found
 
 

@@ -1,16 +1,15 @@
-"""The executor's half of a MySQL branch: rows into an XA branch, or into a staging table.
+"""The task's half: rows into an XA branch, or into a staging table.
 
 append, xa        straight into the target, inside the XA branch
 upsert, xa        into a temporary table; from there into the target, inside the XA branch
 staged            into a table of the branch's own, which the driver moves
-straight through  as xa, but in a plain transaction that the task commits itself
+below exactly-once  as xa, but in a plain transaction that the task commits itself
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,30 +19,25 @@ import pyarrow.compute
 import pymysql
 
 from poundlock.core.model import Branch, Json
-from poundlock.core.naming import name_of
-from poundlock.core.participant import PreparedBranch, Semantic, Writer
-from poundlock.errors import (
-    BadRow,
-    NotAuthorised,
-    PoundlockError,
-    Rejected,
-    Unavailable,
-    UsageError,
-)
-from poundlock.sinks.mysql import link as links
+from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerate_loss
+from poundlock.errors import BadRow, Rejected, Unavailable, UsageError
 from poundlock.sinks.mysql import text
-from poundlock.sinks.mysql.branches import prepared, xid
-from poundlock.sinks.mysql.link import drop, run, said
-from poundlock.sinks.mysql.move import DELETE, ORDER, Move, stage_name
-from poundlock.sinks.mysql.names import quoted
+from poundlock.sinks.mysql.errors import MYSQL
+from poundlock.sinks.mysql.link import Link, drop
+from poundlock.sinks.mysql.move import DELETE, ORDER, Move
+from poundlock.sinks.mysql.prepared import prepared_branches, xid_of
 from poundlock.sinks.mysql.sender import Sender
 from poundlock.sinks.mysql.target import Target, TargetColumn, changes, describe, lacking, layout
+from poundlock.sinks.mysql.witness import stage_in
+from poundlock.sinks.sql.naming import id_of
+from poundlock.sinks.sql.receipts import PREPARED, STAGED
+from poundlock.sinks.sql.staging import StagedRows, duplicate_keys
+from poundlock.sinks.sql.witness import AlreadyWitnessed
 
 if TYPE_CHECKING:
-    from poundlock.sinks.mysql.driver import MySQLBranches
+    from poundlock.sinks.mysql.sink import MySQL
 
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
-logger = logging.getLogger("poundlock")
 
 _DETACH_S = 20  # how long a prepared branch may hang on the connection of a task that vanished
 # The types of a column that orders rows but is not the target's.
@@ -62,24 +56,24 @@ LONGEST_ORDER = 1000  # characters of a string that the server puts in order by 
 class RowWriter(Writer):
     """One branch in a task, on one connection."""
 
-    def __init__(self, sink: MySQLBranches, branch: Branch):
+    def __init__(self, sink: MySQL, branch: Branch):
         self._sink, self._branch = sink, branch
-        self._name, self._began_at = name_of(branch), time.time()
-        self._xid = xid(self._name, branch.task)
+        self._branch_id, self._began_at = id_of(branch), time.time()
+        self._id, self._xid = str(self._branch_id), xid_of(self._branch_id)
         self._exact = sink.semantic is Semantic.EXACTLY_ONCE
-        self._staged = self._exact and sink.chosen == "staged"
+        self._staged = self._exact and sink.chosen == STAGED
         self._aside = self._staged or bool(sink.key)
         self._move: Move | None = None
         self._columns: dict[str, TargetColumn] = {}
         self._rows = 0
-        self._testifies: list[Json] = []
+        self._identity = ""  # of the witness table
         self._active = False  # an XA branch is open on the connection
         self._sender: Sender | None = None
-        self._link: links.Link | None = sink.connect()
+        self._link: Link | None = sink.connect()
         try:
-            if self._exact:
-                self._ensure_witness()
-            with said(sink.name):
+            with MYSQL.translated_errors(sink.name):
+                if self._exact:
+                    self._identity = sink.witness.ensure(self._link)
                 if self._exact and not self._staged and branch.retry:
                     self._abort_earlier()
         except BaseException:
@@ -87,40 +81,23 @@ class RowWriter(Writer):
             raise
 
     @property
-    def _open_link(self) -> links.Link:
+    def _open_link(self) -> Link:
         if self._link is None:
             raise Rejected("the branch is over", sink=self._sink.name)
         return self._link
 
-    def _ensure_witness(self) -> None:
-        witness = self._sink.witness
-        try:
-            with said(self._sink.name):
-                self._testifies = [witness.database, witness.ensure(self._open_link)]
-        except NotAuthorised as error:
-            raise NotAuthorised(
-                f"{error.args[0]}. The account needs SELECT, INSERT and DELETE on {witness.table}, and "
-                f"CREATE to make it; or let an administrator make it: {witness.statement}",
-                sink=self._sink.name,
-            ) from error
-
     def _abort_earlier(self) -> None:
-        """Roll back what earlier attempts of this task prepared: it may hold the locks we need.
+        """Roll back what earlier attempts of this task prepared: it may hold the locks this one needs.
 
-        Only where it can: elsewhere it makes nobody wait, and the driver may yet choose it.
+        Only where it can. Elsewhere nobody waits for it, and the driver may still choose it.
         """
-        mine, sink = self._name, self._sink
+        sink = self._sink
         if not sink.key and not sink.meeting(sink.target):
             return
-        found = prepared(self._open_link, mine.namespace, mine.sink)
-        for name, other in found.items():
-            same = (name.generation, name.batch, name.attempt) == (
-                mine.generation, mine.batch, mine.attempt,
-            )  # fmt: skip
-            earlier = name.task_attempt < mine.task_attempt
-            if same and other.task == self._branch.task and earlier:
+        for other in prepared_branches(self._open_link, self._branch_id.name.namespace):
+            if other.precedes(self._branch_id):
                 with contextlib.suppress(pymysql.err.Error):
-                    run(self._open_link, f"XA ROLLBACK {other}")
+                    self._open_link.run(f"XA ROLLBACK {xid_of(other)}")
 
     # Writing.
 
@@ -139,13 +116,13 @@ class RowWriter(Writer):
         self._rows += len(rows)
 
     def _send_or_undo(self, sender: Sender, rows: pa.RecordBatch) -> None:
-        with said(self._sink.name):
-            run(self._open_link, "SAVEPOINT poundlock")
+        with MYSQL.translated_errors(self._sink.name):
+            self._open_link.run("SAVEPOINT poundlock")
         try:
             sender.send(rows)
         except BadRow:  # pieces before the bad one were taken already
-            with said(self._sink.name):
-                run(self._open_link, "ROLLBACK TO SAVEPOINT poundlock")
+            with MYSQL.translated_errors(self._sink.name):
+                self._open_link.run("ROLLBACK TO SAVEPOINT poundlock")
             raise
 
     def _begin(self, rows: pa.RecordBatch) -> None:
@@ -166,22 +143,22 @@ class RowWriter(Writer):
             bulks=sink.bulks and (self._aside or "trigger" not in target.strict),
             turns=self._turns(target),
         )  # fmt: skip
-        with said(sink.name):
+        with MYSQL.translated_errors(sink.name):
             if self._aside:
                 temporary = not self._staged
-                run(self._open_link, self._move.create(
-                    self._stage, str(self._name), temporary=temporary))  # fmt: skip
-                run(self._open_link, "START TRANSACTION")
+                self._open_link.run(self._move.create(
+                    self._stage, self._id, temporary=temporary))  # fmt: skip
+                self._open_link.run("START TRANSACTION")
             else:
                 self._start()
 
     def _start(self) -> None:
         """Begin what the task ends with: an XA branch, or a transaction of its own."""
         if self._exact:
-            run(self._open_link, f"XA START {self._xid}")
+            self._open_link.run(f"XA START {self._xid}")
             self._active = True
         else:
-            run(self._open_link, "START TRANSACTION")
+            self._open_link.run("START TRANSACTION")
 
     def _turns(self, target: Target) -> str | None:
         """Name the lock for turns at the table's end, where rows meet nothing that could block them.
@@ -195,7 +172,7 @@ class RowWriter(Writer):
 
     @property
     def _stage(self) -> str:
-        return quoted(self._sink.witness.database, stage_name(self._name))
+        return stage_in(self._sink.witness.place, self._id)
 
     def _faults(self, rows: pa.RecordBatch) -> dict[int, str]:
         told = dict(self._columns)
@@ -225,73 +202,67 @@ class RowWriter(Writer):
         if self._move is None or self._rows == 0:
             raise Rejected("there is nothing to prepare: the branch has no rows",
                            sink=self._sink.name)  # fmt: skip
-        try:
-            assert self._sender is not None
+        assert self._sender is not None
+        with tolerate_loss(self._sink.name, self._sink.semantic, Unavailable):
             self._sender.arrive()
-            with said(self._sink.name):
+            with MYSQL.translated_errors(self._sink.name):
                 self._finish(self._move)
-        except PoundlockError as error:
-            if self._sink.semantic is not Semantic.NONE or not isinstance(error, Unavailable):
-                raise
-            logger.warning("sink %s: rows were lost, as semantic NONE allows: %s",
-                           self._sink.name, error)  # fmt: skip
         connection = self._open_link.thread_id()
         self._close()
         if not self._exact:
             return None
         handle: dict[str, Json] = {
-            "mode": "staged" if self._staged else "xa",
-            "task": self._branch.task,
-            "rows": self._rows,
-            "witness": self._testifies,
+            "mode": STAGED if self._staged else PREPARED,
+            "witness": [self._sink.witness.place, self._identity],
             "connection": connection,
         }
         if self._staged:
-            handle |= {
-                "into": [self._sink.database, self._sink.table],
-                "columns": list(self._move.written),
-                "key": list(self._move.key),
-                "ordered": self._move.order is not None,
-                "deletes": self._move.deletes,
-                "layout": layout(self._move.target.columns, self._move.written),
-            }
-        return PreparedBranch(str(self._name), handle, began_at=self._began_at, expires_at=None)
+            sink, move = self._sink, self._move
+            into = StagedRows(
+                sink.database,
+                sink.table,
+                move.key,
+                sink.order_by if move.order is not None else None,
+                sink.delete if move.deletes else None,
+                move.written,
+            )
+            handle["into"] = into.to_json()
+            handle["shape"] = layout(move.target.columns, move.written)
+        return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
 
     def _finish(self, move: Move) -> None:
         link = self._open_link
         if self._staged:
-            run(link, "COMMIT")
+            link.run("COMMIT")
             return
         if self._aside:
             if move.duplicates(link, [self._stage]):
-                raise BadRow(self._sink.contradiction, sink=self._sink.name)
-            run(link, "COMMIT")  # of the temporary table alone
+                raise duplicate_keys(self._sink.name, self._sink.key, self._sink.order_by)
+            link.run("COMMIT")  # of the temporary table alone
             self._start()
             move.run(link, [self._stage])
         self._check_columns(link, move)
         if not self._exact:
-            run(link, "COMMIT")
+            link.run("COMMIT")
             return
-        self._testify(link)
+        self._insert_witness(link)
         # In MariaDB nobody else can finish the branch as long as the connection lasts. If this machine
         # goes away before it has closed it, the server is to close it soon.
-        run(link, f"SET SESSION wait_timeout = {_DETACH_S}")
-        run(link, f"XA END {self._xid}")
-        run(link, f"XA PREPARE {self._xid}")
+        link.run(f"SET SESSION wait_timeout = {_DETACH_S}")
+        link.run(f"XA END {self._xid}")
+        link.run(f"XA PREPARE {self._xid}")
         self._active = False
 
-    def _testify(self, link: links.Link) -> None:
+    def _insert_witness(self, link: Link) -> None:
         try:
-            self._sink.witness.testify(link, [self._name])
-        except pymysql.err.IntegrityError as error:
-            if links.code_of(error) != links.DUPLICATE:
-                raise
+            self._sink.witness.insert(link, [self._id])
+        except AlreadyWitnessed:
             raise Rejected(
-                f"branch {self._name} has a tombstone: a driver has given it up while this task ran",
+                f"branch {self._id} was aborted by the driver while this task was still writing it",
                 sink=self._sink.name,
             ) from None
 
-    def _check_columns(self, link: links.Link, move: Move) -> None:
+    def _check_columns(self, link: Link, move: Move) -> None:
         """See that the table took rows as it was looked over. Nobody can change it from now on."""
         target = move.target
         now = describe(link, target.database, target.table)
@@ -322,11 +293,11 @@ class RowWriter(Writer):
                 statements.append(f"DROP TABLE IF EXISTS {self._stage}")
         for statement in statements:
             with contextlib.suppress(Exception):
-                run(link, statement)
+                link.run(statement)
         self._close()
 
 
-def _order_column(sink: MySQLBranches, kind: Any) -> TargetColumn:
+def _order_column(sink: MySQL, kind: Any) -> TargetColumn:
     """Return the column that orders rows: as the target has it, or as its type asks."""
     own = sink.target.column(sink.order_by or "")
     longest = LONGEST_ORDER if text.is_text(kind) or text.is_binary(kind) else None

@@ -1,1 +1,16 @@
-"""PostgreSQL as the sink needs it: the catalog, rows as binary COPY, the witness, the two modes."""
+"""PostgreSQL.
+
+sink      options, checks before the start, the parts in outline
+writer    the task's half: one connection, one transaction, one COPY
+prepared  the driver's half of branches that the server holds (PREPARE TRANSACTION)
+staged    the driver's half of branches in tables beside the target
+move      staging tables, and the statements that move their rows into the target
+target    where a branch goes: plain values, which travel to the tasks; the witness table's SQL
+catalog   the table as the database describes it
+allowed   rights, and how many connections the role may have
+types     which Spark type goes into which column
+encode    Arrow columns as binary COPY; `numeric` does decimals
+link      connections
+errors    the server's errors, translated
+inspector the database as an operator inspects it
+"""

@@ -1,37 +1,63 @@
-"""What the database allows the role that we are, and how many of us."""
+"""What the database allows the role: rights, and how many connections."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from psycopg import Connection
+from psycopg import sql
 
 from poundlock.sinks.postgres.catalog import Table
+from poundlock.sinks.postgres.link import Link
+from poundlock.sinks.postgres.target import Target
 
 
 def missing_rights(
-    connection: Connection[Any], table: Table, words: Sequence[str], columns: Sequence[str]
+    link: Link, table: Table, words: Sequence[str], columns: Sequence[str]
 ) -> list[str]:
-    """Return which rights the role has neither to the table nor to each of `columns`."""
-    asked = {"t": table.oid, "words": list(words), "names": list(columns)}
-    return [word for word, may in connection.execute(_RIGHTS, asked).fetchall() if not may]
+    """Return the rights that the role has neither to the table nor to each of `columns`."""
+    values = {"t": table.oid, "words": list(words), "names": list(columns)}
+    return [word for word, may in link.execute(_RIGHTS, values).fetchall() if not may]
 
 
-def closed_sequences(connection: Connection[Any], table: Table, given: Sequence[str]) -> list[str]:
+def closed_sequences(link: Link, table: Table, given: Sequence[str]) -> list[str]:
     """Return the sequences that fill columns which are not `given`, and that the role may not use."""
-    return [name for (name,) in connection.execute(_SEQUENCES, [table.oid, list(given)]).fetchall()]
+    return [name for (name,) in link.run(_SEQUENCES, [table.oid, list(given)])]
 
 
-def own_rules(connection: Connection[Any], table: Table) -> tuple[bool, list[str]]:
+def own_rules(link: Link, table: Table) -> tuple[bool, list[str]]:
     """Return whether row level security binds the role, and the rules that rewrite its inserts."""
-    secured, rules = connection.execute(_OWN_RULES, [table.oid]).fetchone() or (False, [])
+    [(secured, rules)] = link.run(_OWN_RULES, [table.oid])
     return secured, rules
 
 
-def connection_limits(connection: Connection[Any]) -> dict[str, int]:
-    """Return how many connections the role may have at most, by what says so."""
-    return dict(connection.execute(_LIMITS).fetchall())
+def connection_limits(link: Link) -> dict[str, int]:
+    """Return how many connections the role may have at most, by the setting that says so."""
+    return dict(link.run(_LIMITS))
+
+
+def missing_grant(link: Link, target: Target, *, staging: bool = False) -> str | None:
+    """Return the GRANT that is missing for the witness, and for `staging`; None if there is none."""
+    schema = sql.Identifier(target.witness_schema).as_string()
+    # has_schema_privilege fails for a schema that does not exist. Then the database counts.
+    [(role, has_schema, may_use, may_create)] = link.run(_SCHEMA_RIGHTS, [schema])
+    if not may_use:
+        return f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {role}"
+    if not may_create and not has_schema:
+        database = sql.Identifier(link.info.dbname).as_string()
+        return f"GRANT CREATE ON DATABASE {database} TO {role}"
+    # to_regclass fails for a schema that the role may not use.
+    [(has_table,)] = link.run("SELECT to_regclass(%s) IS NOT NULL", [target.witness.table])
+    if not may_create and (staging or not has_table):
+        return f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {role}"
+    if has_table:
+        [(allowed,)] = link.run(
+            "SELECT bool_and(has_table_privilege(%s, word)) "
+            "FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) word",
+            [target.witness.table],
+        )
+        if not allowed:
+            return f"GRANT SELECT, INSERT, UPDATE, DELETE ON {target.witness.table} TO {role}"
+    return None
 
 
 _RIGHTS = """
@@ -65,4 +91,11 @@ JOIN pg_depend p ON p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid
 JOIN pg_class s ON s.oid = p.refobjid AND s.relkind = 'S'
 WHERE d.adrelid = %s AND a.attname <> ALL (%s)
   AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') END
+"""
+_SCHEMA_RIGHTS = """
+SELECT quote_ident(current_user), oid IS NOT NULL,
+       oid IS NULL OR has_schema_privilege(oid, 'USAGE'),
+       CASE WHEN oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+            ELSE has_schema_privilege(oid, 'CREATE') END
+FROM (SELECT to_regnamespace(%s)::oid) AS s (oid)
 """

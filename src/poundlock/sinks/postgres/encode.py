@@ -209,15 +209,8 @@ def field_for(column: TableColumn, arrow: pa.DataType) -> Field:
 
 def _choose(column: TableColumn, arrow: pa.DataType) -> Field | None:
     kind, is_ = column.type, pa.types
-    if kind in ("int2", "int4", "int8"):
-        widths = {"int2": 16, "int4": 32, "int8": 64}
-        fits = is_.is_signed_integer(arrow) and arrow.bit_width <= widths[kind]
-        return Number(f">i{widths[kind] // 8}") if fits else None
-    if kind in ("float4", "float8"):
-        fits = is_.is_float32(arrow) or (is_.is_float64(arrow) and kind == "float8")
-        return Number(">f4" if kind == "float4" else ">f8") if fits else None
-    if kind == "numeric":
-        return Numeric() if is_.is_decimal128(arrow) or is_.is_signed_integer(arrow) else None
+    if kind in _INTEGER_BITS or kind in ("float4", "float8", "numeric"):
+        return _number(kind, arrow)
     if kind in ("text", "varchar", "bpchar", "citext", "enum", "json", "xml"):
         limited = kind in ("varchar", "bpchar") and column.typmod >= 4
         return Text(column.typmod - 4 if limited else None) if _is_text(arrow) else None
@@ -235,6 +228,21 @@ def _choose(column: TableColumn, arrow: pa.DataType) -> Field | None:
     }
     fits, field = simple.get(kind, (False, None))
     return field if fits else None
+
+
+_INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
+
+
+def _number(kind: str, arrow: pa.DataType) -> Field | None:
+    is_ = pa.types
+    if kind in _INTEGER_BITS:
+        bits = _INTEGER_BITS[kind]
+        fits = is_.is_signed_integer(arrow) and arrow.bit_width <= bits
+        return Number(f">i{bits // 8}") if fits else None
+    if kind == "numeric":
+        return Numeric() if is_.is_decimal128(arrow) or is_.is_signed_integer(arrow) else None
+    fits = is_.is_float32(arrow) or (is_.is_float64(arrow) and kind == "float8")
+    return Number(">f4" if kind == "float4" else ">f8") if fits else None
 
 
 class Encoder:

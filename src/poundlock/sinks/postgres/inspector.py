@@ -1,97 +1,76 @@
-"""PostgreSQL, as a person looks into it."""
+"""PostgreSQL, as an operator inspects it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from psycopg import Connection
 
 from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.model import Namespace, Receipt, Stray
-from poundlock.sinks.postgres import witness
-from poundlock.sinks.postgres.prepared import OPEN
-from poundlock.sinks.postgres.session import Driver, database_of, system_of
+from poundlock.sinks.postgres.link import Connections, Link, database_of, system_of
+from poundlock.sinks.postgres.prepared import prepared_strays
 from poundlock.sinks.postgres.sink import Postgres
-from poundlock.sinks.postgres.target import read_id, staging_name
+from poundlock.sinks.postgres.target import staging_name
+from poundlock.sinks.sql.naming import parse_id, read_id
+from poundlock.sinks.sql.receipts import STAGED, witness_of
 
-# In every schema: which ones the sinks have as witness_schema= is not known here.
+# In every schema: which of them sinks have as witness_schema= is not known here.
 _STAGED = (
     "SELECT n.nspname, c.relname, obj_description(c.oid, 'pg_class') "
     "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
     "WHERE c.relkind = 'r' AND c.relname LIKE 'staged\\_%'"
 )
-_USUAL = "poundlock"  # where witnesses are unless a sink says otherwise
-_SCHEMA = (
-    "SELECT n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-    "WHERE c.oid::text = %s"
-)
+_DEFAULT_SCHEMA = "poundlock"
 
 
 class PostgresInspector(Inspector):
-    """A database, and every branch of ours that it holds prepared or staged."""
+    """A database, and every prepared or staged branch in it."""
 
     system = "PostgreSQL"
 
     def __init__(self, dsn: str):
         self._dsn = dsn
-        self._driver = Driver(dsn, "")
-        self._made: list[Postgres] = []
+        self._connections = Connections(dsn, "")
+        self._sinks: list[Postgres] = []
 
     def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
-        with self._driver.use() as connection:
-            strays = [*_prepared(connection), *_staged(connection, self._dsn)]
-        found: list[OpenBranch] = []
-        for stray in strays:
-            parsed = read_id(stray.id)
-            assert parsed is not None, "no other is listed"
-            if namespace in (None, parsed[0].namespace):
-                found.append(OpenBranch(parsed[0].namespace, stray))
-        return found
+        with self._connections.lend() as link:
+            strays = [stray for _, stray in prepared_strays(link)]
+            strays += _staged_strays(link, self._dsn)
+        found = [OpenBranch(read_id(stray.id).name.namespace, stray) for stray in strays]
+        return [it for it in found if namespace in (None, it.namespace)]
 
     def holds(self, receipt: Receipt) -> bool:
-        with self._driver.use() as connection:
-            here = {"system": system_of(connection), "database": database_of(connection)}
-        told = {word: receipt.handle.get(word) for word in here}
-        return all(None in (told[word], here[word]) or told[word] == here[word] for word in here)
+        with self._connections.lend() as link:
+            here = {"system": system_of(link), "database": database_of(link)}
+        there = {word: receipt.handle.get(word) for word in here}
+        return all(None in (there[word], here[word]) or there[word] == here[word] for word in here)
 
     def participant(self, branch: Receipt | Stray) -> Postgres:
-        schema = str(branch.handle.get("schema", _USUAL))
         if isinstance(branch, Receipt):
-            with self._driver.use() as connection:
-                oid = str(branch.handle.get("witness")).partition(":")[0]
-                found = connection.execute(_SCHEMA, [oid]).fetchone()
-            schema = found[0] if found else _USUAL  # a witness that was dropped is missing anywhere
+            schema = witness_of(branch)[0] or _DEFAULT_SCHEMA
+        else:
+            schema = str(branch.handle.get("schema", _DEFAULT_SCHEMA))
         made = Postgres(
             "any", dsn=self._dsn, name=branch.sink, mode="prepared", witness_schema=schema
         )
-        self._made.append(made)
+        self._sinks.append(made)
         return made
 
     def close(self) -> None:
-        for each in (self._driver, *self._made):
+        for each in (self._connections, *self._sinks):
             each.close()
 
 
-def _prepared(connection: Connection[Any]) -> Iterator[Stray]:
-    for gid, began, owner, _ in connection.execute(OPEN).fetchall():
-        parsed = read_id(gid)
-        if parsed is not None:
-            name = parsed[0]
-            yield Stray(name.sink, gid, name.generation, "prepared", {"owner": owner}, began)
-
-
-def _staged(connection: Connection[Any], dsn: str) -> Iterator[Stray]:
-    """Those that are not over: a table may outlive its move, while somebody reads it."""
+def _staged_strays(link: Link, dsn: str) -> Iterator[Stray]:
+    """List the staged branches that have not ended. A table may outlive its move while it is read."""
     found: dict[str, list[str]] = {}
-    for schema, table, branch in connection.execute(_STAGED).fetchall():
-        if read_id(branch or "") is not None and table == staging_name(branch):
+    for schema, table, branch in link.run(_STAGED):
+        if parse_id(branch or "") is not None and table == staging_name(branch):
             found.setdefault(schema, []).append(branch)
     for schema, branches in found.items():
-        target = Postgres("any", dsn=dsn, witness_schema=schema).target
-        over = witness.states(connection, target, branches)
+        witness = Postgres("any", dsn=dsn, witness_schema=schema).target.witness
+        over = witness.states(link, branches)
         for branch in branches:
-            parsed = read_id(branch)
-            if branch not in over and parsed is not None:
-                name = parsed[0]
-                yield Stray(name.sink, branch, name.generation, "staged", {"schema": schema})
+            if branch not in over:
+                name = read_id(branch).name
+                yield Stray(name.sink, branch, name.generation, STAGED, {"schema": schema})

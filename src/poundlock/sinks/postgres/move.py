@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import psycopg
-from psycopg import Connection, sql
+from psycopg import sql
 
 from poundlock.sinks.postgres.catalog import Table, TableColumn
-from poundlock.sinks.postgres.session import told, unhurried
+from poundlock.sinks.postgres.errors import translate_error
+from poundlock.sinks.postgres.link import Link
 from poundlock.sinks.postgres.target import Target, staging_name
+from poundlock.sinks.sql.naming import parse_id
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -33,7 +35,7 @@ FLAG = (
 
 
 def create_staging(
-    connection: Connection[Any], target: Target, table: Table, columns: Sequence[str], branch: str
+    link: Link, target: Target, table: Table, columns: Sequence[str], branch: str
 ) -> None:
     """Make a branch's staging table, inside the branch's transaction."""
     lines: list[sql.Composable] = []
@@ -62,12 +64,12 @@ def create_staging(
             if set(check.columns) <= set(columns)
         ]
     staging = target.staging(branch)
-    connection.execute(
+    link.execute(
         sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = off)").format(
             staging, sql.SQL(", ").join(lines)
         )
     )
-    connection.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(staging, sql.Literal(branch)))
+    link.execute(sql.SQL("COMMENT ON TABLE {} IS {}").format(staging, sql.Literal(branch)))
 
 
 def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
@@ -95,7 +97,7 @@ def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
 
 
 def too_long(
-    connection: Connection[Any],
+    link: Link,
     target: Target,
     table: Table,
     branches: Sequence[str],
@@ -113,18 +115,18 @@ def too_long(
     ]
     if not sizes:
         return False
-    asked = sql.SQL("SELECT 1 FROM ({}) u WHERE greatest({}) > {} LIMIT 1").format(
+    query = sql.SQL("SELECT 1 FROM ({}) u WHERE greatest({}) > {} LIMIT 1").format(
         _union(target, branches), sql.SQL(", ").join(sizes), sql.Literal(_LONG)
     )
-    return connection.execute(asked).fetchone() is not None
+    return link.execute(query).fetchone() is not None
 
 
 Columns = tuple[tuple[str, str], ...]  # the name of each, and its type as `\\d` shows it
 
 
-def staged_branches(connection: Connection[Any], target: Target) -> dict[str, Columns]:
+def staged_branches(link: Link, target: Target) -> dict[str, Columns]:
     """Return each staged branch by its whole name, with its columns. Reads the comments."""
-    found = connection.execute(
+    found = link.execute(
         "SELECT obj_description(c.oid, 'pg_class'), c.relname, "
         "ARRAY(SELECT ARRAY[a.attname::text, format_type(a.atttypid, a.atttypmod)] "
         "FROM pg_attribute a WHERE a.attrelid = c.oid "
@@ -136,7 +138,7 @@ def staged_branches(connection: Connection[Any], target: Target) -> dict[str, Co
     return {
         branch: tuple((column, kind) for column, kind in columns)
         for branch, name, columns in found
-        if branch is not None and staging_name(branch) == name
+        if parse_id(branch or "") is not None and staging_name(branch) == name
     }
 
 
@@ -159,21 +161,21 @@ def _staged_type(target: Target, column: TableColumn) -> str:
     return column.declared if target.delete is None else column.base
 
 
-def has_duplicates(connection: Connection[Any], target: Target, branches: Sequence[str]) -> bool:
+def has_duplicates(link: Link, target: Target, branches: Sequence[str]) -> bool:
     """Whether two rows with one key remain, between which `order_by` does not choose."""
     keys = _names(target.key)
     rows = _union(target, branches)
     doubled = sql.SQL("SELECT {0} FROM ({1}) u GROUP BY {0} HAVING count(*) > 1").format(keys, rows)
     if target.order_by is None:
-        asked = sql.SQL("{} LIMIT 1").format(doubled)
+        query = sql.SQL("{} LIMIT 1").format(doubled)
     else:
         order = sql.Identifier(target.order_by)
-        asked = sql.SQL(
+        query = sql.SQL(
             "SELECT 1 FROM (SELECT {keys}, rank() OVER (PARTITION BY {keys} ORDER BY {order} DESC "
             "NULLS LAST) AS place FROM ({rows}) a WHERE ({keys}) IN ({doubled})) b "
             "WHERE place = 1 GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
         ).format(keys=keys, order=order, rows=rows, doubled=doubled)
-    return connection.execute(asked).fetchone() is not None
+    return link.execute(query).fetchone() is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class Moved:
 
 
 def move(
-    connection: Connection[Any],
+    link: Link,
     target: Target,
     table: Table,
     branches: Sequence[str],
@@ -200,9 +202,9 @@ def move(
         sql.SQL(" OVERRIDING SYSTEM VALUE" if always else ""),
     )
     if target.key:
-        return _upsert(connection, target, table, branches, written, into)
+        return _upsert(link, target, table, branches, written, into)
     return Moved({
-        branch: connection.execute(
+        branch: link.execute(
             sql.SQL("{} SELECT {} FROM {}").format(into, _names(written), target.staging(branch))
         ).rowcount
         for branch in branches
@@ -210,7 +212,7 @@ def move(
 
 
 def _upsert(
-    connection: Connection[Any],
+    link: Link,
     target: Target,
     table: Table,
     branches: Sequence[str],
@@ -237,7 +239,7 @@ def _upsert(
     }
     if target.delete is not None:
         # Before the others, one of which may take what a deletion sets free: a value that is unique.
-        connection.execute(
+        link.execute(
             sql.SQL("{w} DELETE FROM {table} t USING w WHERE w.{flag} AND {same}").format(**parts)
         )
         stays = sql.SQL("NOT {flag}").format(**parts)
@@ -247,7 +249,7 @@ def _upsert(
         parts["changes"] = sql.SQL(", ").join(
             sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in changed
         )
-        found = connection.execute(
+        found = link.execute(
             sql.SQL(
                 "{w}, put AS ({into} SELECT {names} FROM w WHERE {stays} ON CONFLICT ({keys}) "
                 "DO UPDATE SET {changes} RETURNING 1) "
@@ -255,21 +257,21 @@ def _upsert(
             ).format(**parts)
         ).fetchone()
     else:
-        connection.execute(
+        link.execute(
             sql.SQL(
                 "{w} {into} SELECT {names} FROM w WHERE {stays} ON CONFLICT ({keys}) DO NOTHING"
             ).format(**parts)
         )
-        found = connection.execute(
+        found = link.execute(
             sql.SQL(
                 "{w} SELECT count(*) FROM w WHERE {stays} "
                 "AND NOT EXISTS (SELECT FROM {table} t WHERE {same})"
             ).format(**parts)
         ).fetchone()
-    return Moved(_count(connection, target, branches), int(found[0]) if found else 0)
+    return Moved(_count(link, target, branches), int(found[0]) if found else 0)
 
 
-def _count(connection: Connection[Any], target: Target, branches: Sequence[str]) -> dict[str, int]:
+def _count(link: Link, target: Target, branches: Sequence[str]) -> dict[str, int]:
     """Count the rows of each staging table."""
     parts = [
         sql.SQL("SELECT {}::text, count(*) FROM {}").format(
@@ -277,32 +279,32 @@ def _count(connection: Connection[Any], target: Target, branches: Sequence[str])
         )
         for branch in branches
     ]
-    found = connection.execute(sql.SQL(" UNION ALL ").join(parts)).fetchall()
+    found = link.execute(sql.SQL(" UNION ALL ").join(parts)).fetchall()
     return dict(found)
 
 
-def drop(connection: Connection[Any], target: Target, branches: Sequence[str]) -> None:
+def drop(link: Link, target: Target, branches: Sequence[str]) -> None:
     tables = sql.SQL(", ").join(target.staging(branch) for branch in branches)
-    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(tables))
+    link.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(tables))
 
 
-def clear_away(connection: Connection[Any], target: Target, branches: Sequence[str]) -> None:
-    """Drop the staging tables of branches that are over, unless somebody reads them. Never raises.
+def clear_away(link: Link, target: Target, branches: Sequence[str]) -> None:
+    """Drop the staging tables of branches that have ended, unless a session reads them. Never raises.
 
-    What stays is dropped when strays are looked for. A few at a time: each takes several of the
-    server's locks.
+    What stays is dropped by `find`. A few are dropped at a time: each takes several of the server's
+    locks.
     """
     for start in range(0, len(branches), _DROPPED_AT_ONCE):
         try:
-            with connection.transaction():
-                unhurried(connection, _READ)
-                drop(connection, target, branches[start : start + _DROPPED_AT_ONCE])
+            with link.transaction():
+                link.override_timeouts(_READ)
+                drop(link, target, branches[start : start + _DROPPED_AT_ONCE])
         except psycopg.Error as error:
             read = isinstance(error, psycopg.errors.LockNotAvailable)
             logger.warning(
-                "sink %s: %d staging tables that are done with stay for now: %s",
+                "sink %s: %d staging tables that are no longer needed stay for now: %s",
                 *(target.sink, len(branches) - start),
-                "somebody reads them" if read else told(error).args[0],
+                "somebody reads them" if read else translate_error(error).args[0],
             )
             return
 

@@ -1,95 +1,117 @@
-"""The driver's half of branches that the server holds: PREPARE TRANSACTION and what ends it."""
+"""Branches that the server holds: PREPARE TRANSACTION, and what the driver ends them with."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from psycopg import Connection, errors, sql
+from psycopg import errors, sql
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray
-from poundlock.core.naming import name_of
+from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState
 from poundlock.errors import LogMismatch, NotAuthorised, Rejected, Unavailable
-from poundlock.sinks.postgres import witness
-from poundlock.sinks.postgres.session import translated
-from poundlock.sinks.postgres.target import Target, read_id
+from poundlock.sinks.postgres.link import Connections, Link
+from poundlock.sinks.postgres.target import Target
+from poundlock.sinks.sql.naming import BranchId, parse_id
+from poundlock.sinks.sql.receipts import PREPARED, witness_of
 
 logger = logging.getLogger("poundlock")
 
-OPEN = (
+_OPEN = (
     "SELECT gid, extract(epoch FROM prepared)::float8, owner::text, "
     "owner = current_user OR (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) "
     "FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE 'poundlock.%'"
 )
 
 
-def check(
-    connection: Connection[Any], target: Target, receipts: Sequence[Receipt]
-) -> list[str | None]:
-    """Ask once which branches are open, and whether we may commit them."""
-    found = {gid: (owner, ours) for gid, _, owner, ours in connection.execute(OPEN).fetchall()}
-    answers: list[str | None] = []
-    for receipt in receipts:
-        if receipt.id not in found:
-            answers.append("it is no longer prepared")
-        elif not found[receipt.id][1]:
-            answers.append(
-                f"it was prepared by role {found[receipt.id][0]}, which alone may commit it"
-            )
-        else:
-            answers.append(None)
-    return answers
+def prepared_strays(link: Link) -> Iterator[tuple[BranchId, Stray]]:
+    """List every prepared branch of ours in the database."""
+    for gid, began, owner, _ in link.run(_OPEN):
+        if (found := parse_id(gid)) is not None:
+            name = found.name
+            yield found, Stray(name.sink, gid, name.generation, PREPARED, {"owner": owner}, began)
 
 
-def commit(
-    connection: Connection[Any], target: Target, receipts: Sequence[Receipt]
-) -> list[BranchState]:
-    """Commit each branch. Where the connection breaks, it and those after it are UNREACHABLE."""
-    states: list[BranchState] = []
-    for receipt in receipts:
-        try:
-            with translated(target.sink, receipt.id):
-                states.append(_finish(connection, target, receipt.id, receipt))
-        except Rejected as error:  # a time-out of the role, or a server that is read-only for now
-            logger.warning("sink %s: not committed yet: %s", target.sink, error)
-            states.append(BranchState.PREPARED)
-        except Unavailable:
-            break
-    return states + [BranchState.UNREACHABLE] * (len(receipts) - len(states))
+class PreparedBranches:
+    """The prepared branches of a sink, on the driver."""
+
+    def __init__(self, connections: Connections, target: Target):
+        self._connections, self._target = connections, target
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        """Return why a branch could not be committed: it is not open, or this role may not do it."""
+        with self._connections.lend() as link:
+            found = {gid: (owner, may) for gid, _, owner, may in link.run(_OPEN)}
+        answers: list[str | None] = []
+        for receipt in receipts:
+            owner, may = found.get(receipt.id, (None, False))
+            if owner is None:
+                answers.append("it is no longer prepared")
+            else:
+                only = f"it was prepared by role {owner}, which alone may commit it"
+                answers.append(None if may else only)
+        return answers
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        """Commit each branch. Where the connection breaks, it and those after it are UNREACHABLE."""
+        states: list[BranchState] = []
+        with self._connections.lend() as link:
+            for receipt in receipts:
+                try:
+                    with link.dialect.translated_errors(self._target.sink, receipt.id):
+                        states.append(finish(link, self._target, receipt.id, receipt))
+                except (
+                    Rejected
+                ) as error:  # a time-out of the role, or a server that is read-only now
+                    logger.warning("sink %s: not committed yet: %s", self._target.sink, error)
+                    states.append(BranchState.PREPARED)
+                except Unavailable:
+                    break
+        return states + [BranchState.UNREACHABLE] * (len(receipts) - len(states))
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        """Roll each branch back, and leave its tombstone."""
+        states: list[BranchState] = []
+        with self._connections.lend() as link:
+            for stray in strays:
+                try:
+                    with link.dialect.translated_errors(self._target.sink, stray.id):
+                        state = finish(link, self._target, stray.id)
+                except Rejected as error:
+                    logger.warning("sink %s: not rolled back yet: %s", self._target.sink, error)
+                    state = BranchState.UNREACHABLE
+                except Unavailable:
+                    break
+                open_ = state is BranchState.PREPARED
+                states.append(BranchState.UNREACHABLE if open_ else state)
+        return states + [BranchState.UNREACHABLE] * (len(strays) - len(states))
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        """List the open branches of exactly this namespace and sink."""
+        with self._connections.lend() as link:
+            return [
+                stray
+                for found, stray in prepared_strays(link)
+                if found.belongs_to(namespace, self._target.sink)
+            ]
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        with self._connections.lend() as link:
+            listed = [found.name for found, _ in prepared_strays(link)]
+        return max((it.generation for it in listed if it.namespace == namespace), default=0)
 
 
-def abort(
-    connection: Connection[Any], target: Target, strays: Sequence[Stray]
-) -> list[BranchState]:
-    """Roll each branch back, and leave its tombstone."""
-    states: list[BranchState] = []
-    for stray in strays:
-        try:
-            with translated(target.sink, stray.id):
-                state = _finish(connection, target, stray.id)
-        except Rejected as error:
-            logger.warning("sink %s: not rolled back yet: %s", target.sink, error)
-            state = BranchState.UNREACHABLE
-        except Unavailable:
-            break
-        states.append(BranchState.UNREACHABLE if state is BranchState.PREPARED else state)
-    return states + [BranchState.UNREACHABLE] * (len(strays) - len(states))
-
-
-def _finish(
-    connection: Connection[Any], target: Target, branch: str, receipt: Receipt | None = None
-) -> BranchState:
-    """Commit what a receipt names; roll back what none does."""
+def finish(link: Link, target: Target, branch: str, receipt: Receipt | None = None) -> BranchState:
+    """Commit a branch that has a receipt. Roll back one that has none."""
     verb = "COMMIT PREPARED" if receipt is not None else "ROLLBACK PREPARED"
+    known = witness_of(receipt)[1] if receipt is not None else None
     try:
-        # The name cannot be a parameter of this statement; it is quoted by the driver.
-        done = connection.execute(sql.SQL(verb + " {}").format(sql.Literal(branch)))
+        # The id cannot be a parameter of this statement. The driver quotes it.
+        done = link.execute(sql.SQL(verb + " {}").format(sql.Literal(branch)))
     except errors.UndefinedObject:
-        return witness.settle(connection, target, branch, receipt)
+        return target.witness.settle(link, branch, known)
     except errors.ObjectNotInPrerequisiteState:
-        return BranchState.PREPARED  # somebody else is finishing it at this moment
+        return BranchState.PREPARED  # another session is ending it at this moment
     except errors.InsufficientPrivilege:
         raise NotAuthorised(
             f"branch {branch} was prepared by another role, and only that role or a superuser may "
@@ -103,53 +125,20 @@ def _finish(
         ) from None
     if done.statusmessage != verb:
         raise Unavailable(
-            f"branch {branch}: {verb} was answered by {done.statusmessage}", sink=target.sink
+            f"branch {branch}: the server answered {verb} with {done.statusmessage}",
+            sink=target.sink,
         )
     if receipt is not None:
         return BranchState.COMMITTED
-    return witness.settle(connection, target, branch)
+    return target.witness.settle(link, branch)
 
 
-def find(connection: Connection[Any], target: Target, namespace: Namespace) -> list[Stray]:
-    """List the open branches of exactly this namespace and sink."""
-    found: list[Stray] = []
-    for gid, began, owner, _ in connection.execute(OPEN).fetchall():
-        parsed = read_id(gid)
-        if parsed is not None and _mine(parsed[0], namespace, target):
-            found.append(
-                Stray(target.sink, gid, parsed[0].generation, "prepared", {"owner": owner}, began)
-            )
-    return found
+def roll_back_earlier(link: Link, target: Target, branch: BranchId) -> None:
+    """Roll back what earlier attempts of this task have prepared: their locks would block it.
 
-
-def _mine(name: Any, namespace: Namespace, target: Target) -> bool:
-    return (name.namespace, name.sink) == (namespace, target.sink)
-
-
-def roll_back_earlier(connection: Connection[Any], target: Target, branch: Branch) -> None:
-    """Roll back what earlier attempts of this very task have prepared: its locks would block us.
-
-    Spark does not repeat a task of which it has an answer, so nothing that is decided is among them;
-    but it may run one twice at a time (`spark.speculation`), and then this must not be called.
+    Spark does not repeat a task that has answered, so nothing that is decided is among them. With
+    `spark.speculation` it may run two attempts of a task at the same time. Then do not call this.
     """
-    mine = name_of(branch)
-    for gid, _, _, _ in connection.execute(OPEN).fetchall():
-        parsed = read_id(gid)
-        if parsed is None:
-            continue
-        name, task = parsed
-        same = (
-            name.namespace == mine.namespace
-            and (name.generation, name.sink, name.batch, name.attempt)
-            == (mine.generation, mine.sink, mine.batch, mine.attempt)
-            and task == branch.task
-        )
-        if same and name.task_attempt < mine.task_attempt:
-            _finish(connection, target, gid)
-
-
-def newest_generation(connection: Connection[Any], target: Target, namespace: Namespace) -> int:
-    """Of the branches that are over, and of those that are open."""
-    over = witness.newest_generation(connection, target, namespace)
-    opened = (read_id(row[0]) for row in connection.execute(OPEN).fetchall())
-    return max([over, *(it[0].generation for it in opened if it and it[0].namespace == namespace)])
+    for found, stray in list(prepared_strays(link)):
+        if found.precedes(branch):
+            finish(link, target, stray.id)

@@ -1,40 +1,52 @@
 """PostgreSQL: rows into a table, exactly once, appended or upserted by key.
 
 A branch waits for the decision in one of two ways. Prepared: COPY into the target, a witness row,
-PREPARE TRANSACTION; the server holds it. Staged: COPY into a table beside the target, and after the
-decision all tables of the batch are moved in one transaction. See `poundlock.postgres`.
+PREPARE TRANSACTION; the server holds it. Staged: COPY into a table beside the target; after the
+decision all tables of the batch are moved in one transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from psycopg import Connection, sql
+from psycopg import sql
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.participant import Column, Commitment, Participant, Semantic
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    Participant,
+    Semantic,
+    frame_mismatch,
+)
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
-from poundlock.errors import LogMismatch, NotAuthorised, Unavailable, UsageError
-from poundlock.sinks.postgres import prepared, staged, witness
+from poundlock.errors import LogMismatch, NotAuthorised, UsageError
 from poundlock.sinks.postgres.allowed import (
     closed_sequences,
     connection_limits,
+    missing_grant,
     missing_rights,
     own_rules,
 )
 from poundlock.sinks.postgres.catalog import Index, Table, read_table
+from poundlock.sinks.postgres.link import Connections, Link, database_of, system_of
 from poundlock.sinks.postgres.move import FLAG, hurdles, staged_branches
-from poundlock.sinks.postgres.session import Driver, database_of, system_of, translated
+from poundlock.sinks.postgres.prepared import PreparedBranches
+from poundlock.sinks.postgres.staged import StagedBranches
 from poundlock.sinks.postgres.target import Target
 from poundlock.sinks.postgres.types import family, misfits
-from poundlock.sinks.postgres.writer import Mode, PostgresWriter
+from poundlock.sinks.postgres.writer import PostgresWriter
 from poundlock.sinks.sql import connections as bound
+from poundlock.sinks.sql.branches import BranchesByMode
+from poundlock.sinks.sql.receipts import PREPARED, STAGED, identities_of, mode_of
 
 _OLDEST = 120_000
-_ROADS: Mapping[Mode, Any] = {Mode.PREPARED: prepared, Mode.STAGED: staged}
+_OTHER_CLUSTER = (
+    "PostgreSQL cluster than the one that dsn leads to now: connect to that one, or to a standby of it "
+    "that was promoted"
+)
 
 
 class Postgres(Participant):
@@ -52,7 +64,7 @@ class Postgres(Participant):
             Without it such rows are refused.
         mode: "prepared" or "staged"; by default staged with a key, else prepared.
         key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
-        witness_schema: Where the witness and the staging tables are; made if it is missing.
+        witness_schema: Where the witness and the staging tables are; created if it is missing.
         lock_timeout: Seconds that a statement waits for a lock.
         connections: How many are open at once at most; by default one for each task that Spark runs
             at once, as it counts them, and one for the driver. More than the server allows are
@@ -84,7 +96,7 @@ class Postgres(Participant):
         self.name = checked_name("sink name", name or table)
         self.semantic = Semantic(semantic)
         keys = (key,) if isinstance(key, str) else tuple(key or ())
-        if mode not in (None, "prepared", "staged"):
+        if mode not in (None, PREPARED, STAGED):
             raise UsageError(f"mode={mode!r}: give 'prepared' or 'staged'", sink=self.name)
         for option, value in (("delete", delete), ("order_by", order_by)):
             if value is not None and not keys:
@@ -93,11 +105,9 @@ class Postgres(Participant):
             raise UsageError("lock_timeout must be 0.001 seconds or more", sink=self.name)
         if "%" in witness_schema:
             raise UsageError("witness_schema must be a name without %", sink=self.name)
-        self.mode = Mode(mode) if mode else (Mode.STAGED if keys else Mode.PREPARED)
-        self.commitment = (
-            Commitment.STAGED if self.mode is Mode.STAGED else Commitment.TRANSACTIONAL
-        )
-        self.connections = connections
+        self.mode = mode or (STAGED if keys else PREPARED)
+        self.commitment = Commitment.STAGED if self.mode == STAGED else Commitment.TRANSACTIONAL
+        self.connection_count = connections
         self.target = Target(
             self.name, dsn, schema, table, keys, delete, order_by, witness_schema, lock_timeout,
             key_partitioned,
@@ -106,13 +116,10 @@ class Postgres(Participant):
         self._table: Table | None = None
         self._tasks: int | None = None
         self._speculates = False
-        self._driver: Driver | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_driver": None}
+        self.connections = Connections(dsn, self.name, self.target.wait)
 
     def __repr__(self) -> str:
-        return f"Postgres({self.target.table!r}, name={self.name!r}, mode={self.mode.value!r})"
+        return f"Postgres({self.target.table!r}, name={self.name!r}, mode={self.mode!r})"
 
     # What the frame must have.
 
@@ -144,11 +151,7 @@ class Postgres(Participant):
                 if name not in columns
             ]
         if problems:
-            raise UsageError(
-                f"the frame does not fit: {'; '.join(problems)}. It has "
-                + ", ".join(f"{name} {column.type}" for name, column in columns.items()),
-                sink=self.name,
-            )
+            raise frame_mismatch(self.name, problems, columns)
         self._types = types
         return wanted
 
@@ -161,35 +164,35 @@ class Postgres(Participant):
     # What the server must offer.
 
     def preflight(self) -> list[str]:
-        with self.driver.use() as connection:
-            self._check_server(connection)
-            table = read_table(connection, self.target.schema, self.target.table)
+        with self.connections.lend() as link:
+            self._check_server(link)
+            table = read_table(link, self.target.schema, self.target.table)
             self._check_columns(table)
-            self._check_rights(connection, table)
-            self._check_rules(connection, table)
-            self._check_mode(connection, table)
+            self._check_rights(link, table)
+            self._check_rules(link, table)
+            self._check_mode(link, table)
             self._table = table
             warnings = bound.check(
-                self.connections, tasks=self._tasks, driver=1,
-                limits=connection_limits(connection), sink=self.name,
+                self.connection_count, tasks=self._tasks, driver=1,
+                limits=connection_limits(link), sink=self.name,
             )  # fmt: skip
-            return warnings + self._warnings(connection, table)
+            return warnings + self._warnings(link, table)
 
-    def _check_server(self, connection: Connection[Any]) -> None:
-        version = connection.info.server_version
+    def _check_server(self, link: Link) -> None:
+        version = link.info.server_version
         if version < _OLDEST:
             raise UsageError(
                 f"the server is PostgreSQL {version // 10_000}; 12 or later is needed",
                 sink=self.name,
             )
-        found = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+        found = link.execute("SELECT pg_is_in_recovery()").fetchone()
         if found and found[0]:
             raise UsageError(
                 "the server is a standby, which cannot be written to: give the primary in dsn, or "
                 "several hosts with target_session_attrs=read-write",
                 sink=self.name,
             )
-        found = connection.execute("SELECT current_setting('transaction_read_only')").fetchone()
+        found = link.execute("SELECT current_setting('transaction_read_only')").fetchone()
         if found and found[0] == "on":
             raise UsageError(
                 "the role may only read: default_transaction_read_only is on. Set it off for the role, "
@@ -227,22 +230,22 @@ class Postgres(Participant):
                 sink=self.name,
             )
 
-    def _check_rights(self, connection: Connection[Any], table: Table) -> None:
+    def _check_rights(self, link: Link, table: Table) -> None:
         words = ["INSERT"]
         if self.target.key:
             words += ["SELECT", "UPDATE", *(["DELETE"] if self.target.delete else [])]
         # Rights to the columns will do for a move; LOCK TABLE, by a task, needs one to the table.
         exact = self.semantic is Semantic.EXACTLY_ONCE
-        columns = list(self._types) if exact and self.mode is Mode.STAGED else []
-        lacking = ", ".join(missing_rights(connection, table, words, columns))
-        role = sql.Identifier(connection.info.user).as_string(connection)
+        columns = list(self._types) if exact and self.mode == STAGED else []
+        lacking = ", ".join(missing_rights(link, table, words, columns))
+        role = sql.Identifier(link.info.user).as_string()
         if lacking:
-            name = table.identifier.as_string(connection)
+            name = table.identifier.as_string()
             raise NotAuthorised(
                 f"the role may not write to the table: GRANT {lacking} ON {name} TO {role}",
                 sink=self.name,
             )
-        sequences = closed_sequences(connection, table, list(self._types))
+        sequences = closed_sequences(link, table, list(self._types))
         if sequences:
             raise NotAuthorised(
                 f"the role may not draw the numbers that the table fills in: GRANT USAGE ON SEQUENCE "
@@ -250,7 +253,7 @@ class Postgres(Participant):
                 sink=self.name,
             )
         if self.semantic is Semantic.EXACTLY_ONCE or self.target.key:
-            grant = witness.missing_grant(connection, self.target, staging=not self._straight)
+            grant = missing_grant(link, self.target, staging=not self._straight)
             if grant is not None:
                 raise NotAuthorised(
                     f"witness and staging tables cannot be made: {grant}", sink=self.name
@@ -260,11 +263,11 @@ class Postgres(Participant):
     def _straight(self) -> bool:
         """Whether rows are copied into the table itself, and not into one beside it."""
         exact = self.semantic is Semantic.EXACTLY_ONCE
-        return not self.target.key and not (exact and self.mode is Mode.STAGED)
+        return not self.target.key and not (exact and self.mode == STAGED)
 
-    def _check_rules(self, connection: Connection[Any], table: Table) -> None:
+    def _check_rules(self, link: Link, table: Table) -> None:
         """See that nothing of the database's own leaves rows out in silence."""
-        secured, rules = own_rules(connection, table)
+        secured, rules = own_rules(link, table)
         if secured and self.target.delete is not None:
             raise UsageError(
                 f"row level security of {table.name} hides rows from this role, and what is hidden is "
@@ -281,10 +284,10 @@ class Postgres(Participant):
                 sink=self.name,
             )
 
-    def _check_mode(self, connection: Connection[Any], table: Table) -> None:
-        if self.mode is not Mode.PREPARED or self.semantic is not Semantic.EXACTLY_ONCE:
+    def _check_mode(self, link: Link, table: Table) -> None:
+        if self.mode != PREPARED or self.semantic is not Semantic.EXACTLY_ONCE:
             return
-        if _setting(connection, "max_prepared_transactions") == 0:
+        if _setting(link, "max_prepared_transactions") == 0:
             raise UsageError(
                 "max_prepared_transactions is 0, so the server prepares nothing. Use mode='staged', "
                 "which needs nothing; or ALTER SYSTEM SET max_prepared_transactions = 64 and restart "
@@ -322,27 +325,27 @@ class Postgres(Participant):
                 return False
         return True
 
-    def _warnings(self, connection: Connection[Any], table: Table) -> list[str]:
+    def _warnings(self, link: Link, table: Table) -> list[str]:
         warnings: list[str] = []
-        if self.mode is Mode.PREPARED and self.semantic is Semantic.EXACTLY_ONCE:
-            limit = _setting(connection, "max_prepared_transactions")
+        if self.mode == PREPARED and self.semantic is Semantic.EXACTLY_ONCE:
+            limit = _setting(link, "max_prepared_transactions")
             if self._tasks is not None and limit < 2 * self._tasks:
                 warnings.append(
                     f"max_prepared_transactions is {limit}: a batch with more tasks than that will be "
                     "refused"
                 )
         for name in ("fsync", "full_page_writes"):
-            found = connection.execute("SELECT current_setting(%s)", [name]).fetchone()
+            found = link.execute("SELECT current_setting(%s)", [name]).fetchone()
             if found and found[0] == "off":
                 warnings.append(
                     f"the server runs with {name} = off: what it acknowledges can be lost"
                 )
-        found = connection.execute(
+        found = link.execute(
             "SELECT relpersistence = 'u' FROM pg_class WHERE oid = %s", [table.oid]
         ).fetchone()
         if found and found[0]:
             warnings.append("the table is unlogged: a crash of the server empties it")
-        if self.mode is Mode.STAGED and self._types:
+        if self.mode == STAGED and self._types:
             rehearsed = hurdles(self.target, table, tuple(self._types))
             if rehearsed:
                 warnings.append(
@@ -364,101 +367,64 @@ class Postgres(Participant):
     # On the driver.
 
     @property
-    def driver(self) -> Driver:
-        if self._driver is None:
-            self._driver = Driver(self.target.dsn, self.name)
-        return self._driver
+    def branches(self) -> BranchesByMode:
+        by_mode = {
+            PREPARED: PreparedBranches(self.connections, self.target),
+            STAGED: StagedBranches(self.connections, self.target),
+        }
+        return BranchesByMode(by_mode, self.mode)
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        with self.driver.use() as connection:
-            self._same_system(connection, receipts)
-            held = witness.identity(connection, self.target)
-            if not all(witness.is_witness(self.target, held, receipt) for receipt in receipts):
+        with self.connections.lend() as link:
+            self._check_system(link, receipts)
+            if not self.target.witness.recognises(link, identities_of(receipts)):
                 return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
-            return self._by_road(
-                receipts, lambda road, mine: road.check(connection, self.target, mine)
-            )
+            return self.branches.check(receipts)
 
     def commit_together(self, receipts: Sequence[Receipt]) -> bool:
-        return any(self._road_of(receipt) is Mode.STAGED for receipt in receipts)
+        return any(mode_of(receipt, self.mode) == STAGED for receipt in receipts)
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        with self.driver.use() as connection:
-            self._same_system(connection, receipts)
-            states = self._by_road(
-                receipts, lambda road, mine: road.commit(connection, self.target, mine)
-            )
+        with self.connections.lend() as link:
+            self._check_system(link, receipts)
+            states = self.branches.commit(receipts)
         if BranchState.UNREACHABLE in states:
             self.close()
         return states
 
     def find(self, namespace: Namespace) -> list[Stray]:
-        with self.driver.use() as connection:
-            return [
-                stray
-                for road in _ROADS.values()
-                for stray in road.find(connection, self.target, namespace)
-            ]
+        return self.branches.find(namespace)
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        with self.driver.use() as connection:
-            return self._by_road(
-                strays, lambda road, mine: road.abort(connection, self.target, mine)
-            )
-
-    def _by_road(
-        self, branches: Sequence[Receipt | Stray], ask: Callable[[Any, list[Any]], list[Any]]
-    ) -> list[Any]:
-        """Ask the road that each branch went: `mode` may be another than when it was written."""
-        answers: dict[int, Any] = {}
-        for mode, road in _ROADS.items():
-            places = [
-                place for place, branch in enumerate(branches) if self._road_of(branch) is mode
-            ]
-            if places:
-                said = ask(road, [branches[place] for place in places])
-                answers |= zip(places, said, strict=True)
-        return [answers[place] for place in range(len(branches))]
-
-    def _road_of(self, branch: Receipt | Stray) -> Mode:
-        known = branch.handle.get("mode") if isinstance(branch, Receipt) else branch.state
-        return Mode(known) if known in ("prepared", "staged") else self.mode
+        return self.branches.abort(strays)
 
     def newest_generation(self, namespace: Namespace) -> int:
-        with self.driver.use() as connection:
-            return max(
-                road.newest_generation(connection, self.target, namespace)
-                for road in _ROADS.values()
-            )
+        with self.connections.lend() as link:
+            over = self.target.witness.newest_generation(link, namespace)
+            return max(over, self.branches.newest_generation(namespace))
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        with self.driver.use() as connection:
-            # A staging table that is still there could be moved again, but for its witness.
-            keep = list(staged_branches(connection, self.target))
-            witness.prune(connection, self.target, namespace, floor, keep)
+        with self.connections.lend() as link:
+            # The witness row keeps a staging table that is still there from being moved again.
+            keep = list(staged_branches(link, self.target))
+            self.target.witness.prune(link, namespace, floor, keep)
 
     def close(self) -> None:
-        if self._driver is not None:
-            self._driver.close()
+        self.connections.close()
 
-    def _same_system(self, connection: Connection[Any], receipts: Sequence[Receipt]) -> None:
-        """A server, or a database of it, that never had the branches cannot say that they are lost."""
-        for word, ask, else_ in (
-            ("system", system_of, "PostgreSQL cluster than the one that dsn leads to now: connect to "
-             "that one, or to a standby of it that was promoted"),
+    def _check_system(self, link: Link, receipts: Sequence[Receipt]) -> None:
+        """See that the branches were written here: another database cannot say that they are lost."""
+        for word, ask, other in (
+            ("system", system_of, _OTHER_CLUSTER),
             ("database", database_of, "database of this server: connect to that one"),
-        ):  # fmt: skip
+        ):
             there = {str(receipt.handle.get(word)) for receipt in receipts} - {"None"}
-            with translated(self.name):
-                here = ask(connection) if there else None
+            here = ask(link) if there else None
             if here is not None and there != {str(here)}:
                 raise LogMismatch(
-                    f"branch {receipts[0].id} was written to another {else_}", sink=self.name
+                    f"branch {receipts[0].id} was written to another {other}", sink=self.name
                 )
 
 
-def _setting(connection: Connection[Any], name: str) -> int:
-    found = connection.execute("SELECT current_setting(%s)::int", [name]).fetchone()
-    if found is None:
-        raise Unavailable(f"the server does not say what {name} is")
-    return int(found[0])
+def _setting(link: Link, name: str) -> int:
+    return int(link.run("SELECT current_setting(%s)::int", [name])[0][0])

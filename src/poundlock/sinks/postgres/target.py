@@ -1,19 +1,16 @@
-"""What a branch needs to know of where it goes: plain values, which travel to the tasks."""
+"""Where a branch goes: plain values, which travel to the tasks."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from psycopg import sql
 
-from poundlock.core.model import Branch, Json, Receipt
-from poundlock.core.naming import BranchName, name_of, parse_name
-from poundlock.errors import LogMismatch, UsageError
-
-_LONGEST = 199  # bytes of a prepared transaction's name
+from poundlock.core.model import Receipt
+from poundlock.sinks.sql import staging
+from poundlock.sinks.sql.staging import StagedRows
+from poundlock.sinks.sql.witness import Witness
 
 
 @dataclass(frozen=True)
@@ -38,31 +35,33 @@ class Target:
         )
 
     @property
-    def witness(self) -> sql.Identifier:
-        return sql.Identifier(self.witness_schema, "witness")
+    def witness(self) -> Witness:
+        table = sql.Identifier(self.witness_schema, "witness").as_string()
+        schema = sql.Identifier(self.witness_schema).as_string()
+        create = (
+            _LOCK,
+            _CREATE_SCHEMA.format(schema=schema, name=sql.Literal(schema).as_string()),
+            _CREATE_TABLE.format(table=table),
+        )
+        return Witness(self.sink, self.witness_schema, table, create, "witness_schema=")
 
     def staging(self, branch: str) -> sql.Identifier:
         return sql.Identifier(self.witness_schema, staging_name(branch))
 
-    def recorded(self, schema: str) -> dict[str, Json]:
-        """What the rows of a staging table mean: for the receipt, as options may be others later."""
-        return {"schema": schema, "table": self.table, "key": list(self.key), "delete": self.delete,
-                "order_by": self.order_by}  # fmt: skip
+    def staged_rows(self, schema: str, columns: Sequence[str]) -> StagedRows:
+        return StagedRows(schema, self.table, self.key, self.order_by, self.delete, tuple(columns))
 
     def as_recorded(self, receipts: Sequence[Receipt]) -> Target:
-        """The target as it was when these branches were written."""
-        found = [receipt.handle["into"] for receipt in receipts if "into" in receipt.handle]
-        if not found:
-            return self
-        into: Any = found[0]
-        if any(other != into for other in found):
-            raise LogMismatch(
-                f"branches of one batch were written for different tables or by different keys, "
-                f"{receipts[0].id} and others: the sink's options were changed between. Drop their "
-                f"staging tables in {self.witness_schema}, and the batch is computed again",
-                sink=self.sink,
-            )
-        return replace(self, **{**into, "key": tuple(into["key"])})
+        """Return the target as it was when these branches were written."""
+        rows = StagedRows.of(receipts)
+        return replace(
+            self,
+            schema=rows.schema,
+            table=rows.table,
+            key=rows.key,
+            order_by=rows.order_by,
+            delete=rows.delete,
+        )
 
     @property
     def wait(self) -> str:
@@ -70,23 +69,24 @@ class Target:
 
 
 def staging_name(branch: str) -> str:
-    """Name a branch's staging table. The whole name of the branch is in the table's comment."""
-    return "staged_" + hashlib.sha256(branch.encode()).hexdigest()[:48]
+    return staging.staging_name("staged_", branch)
 
 
-def branch_id(branch: Branch) -> str:
-    """Name a branch in PostgreSQL: the task too, so that a retry finds what came before it."""
-    spelled = f"{name_of(branch)}/{branch.task}"
-    if len(spelled.encode()) > _LONGEST:
-        raise UsageError(
-            f"the branch name {spelled} is longer than the {_LONGEST} bytes that PostgreSQL allows: "
-            "give the pipeline or the sink a shorter name"
-        )
-    return spelled
-
-
-def read_id(text: str) -> tuple[BranchName, int] | None:
-    """Read a branch's name and task; None if it is not one of ours."""
-    spelled, _, task = text.partition("/")
-    name = parse_name(spelled)
-    return None if name is None or not task.isdecimal() else (name, int(task))
+_LOCK = "SELECT pg_advisory_xact_lock(8101823371654492003)"  # held while the schema is created
+# Not by IF NOT EXISTS, which needs the permission to create even where the schema exists.
+_CREATE_SCHEMA = """
+DO $poundlock$ BEGIN
+    IF to_regnamespace({name}) IS NULL THEN CREATE SCHEMA {schema}; END IF;
+END $poundlock$
+"""
+_CREATE_TABLE = """
+CREATE TABLE IF NOT EXISTS {table} (
+    branch text PRIMARY KEY,
+    pipeline text NOT NULL,
+    identity text NOT NULL,
+    generation bigint NOT NULL,
+    sink text NOT NULL,
+    batch bigint NOT NULL,
+    state text NOT NULL CHECK (state IN ('committed', 'aborted')),
+    at timestamptz NOT NULL DEFAULT now()
+)"""

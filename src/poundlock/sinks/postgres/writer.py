@@ -1,52 +1,39 @@
-"""The executor's half: one connection, one transaction, one COPY.
+"""The task's half: one connection, one transaction, one COPY.
 
-Appended rows of a prepared branch go straight into the target. All others go into a staging table of
-the branch: a staged branch leaves it there, a prepared upsert moves its rows on before it prepares.
+Appended rows of a prepared branch go directly into the target. All others go into a staging table of
+the branch. A staged branch leaves it there; a prepared upsert moves its rows into the target before it
+prepares.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import Connection, sql
+from psycopg import sql
 
 from poundlock.core.model import Branch, Json
-from poundlock.core.participant import PreparedBranch, Semantic, Writer
-from poundlock.errors import BadRow, PoundlockError, Rejected, UsageError
-from poundlock.sinks.postgres import prepared, witness
+from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerate_loss
+from poundlock.errors import BadRow, Rejected, UsageError
+from poundlock.sinks.postgres import prepared
 from poundlock.sinks.postgres.catalog import Table, TableColumn, read_table
 from poundlock.sinks.postgres.encode import HEADER, TRAILER, Encoder
+from poundlock.sinks.postgres.errors import POSTGRES, translate_error
+from poundlock.sinks.postgres.link import connect, database_of, system_of
 from poundlock.sinks.postgres.move import FLAG, create_staging, drop, has_duplicates, move
-from poundlock.sinks.postgres.session import (
-    connect,
-    database_of,
-    system_of,
-    told,
-    translated,
-    unhurried,
-)
-from poundlock.sinks.postgres.staged import duplicate_keys
-from poundlock.sinks.postgres.target import Target, branch_id
+from poundlock.sinks.postgres.target import Target
 from poundlock.sinks.postgres.types import misfits
-
-logger = logging.getLogger("poundlock")
+from poundlock.sinks.sql.naming import id_of
+from poundlock.sinks.sql.receipts import PREPARED, STAGED
+from poundlock.sinks.sql.staging import duplicate_keys
+from poundlock.sinks.sql.witness import AlreadyWitnessed
 
 _FLAG = TableColumn(FLAG, "bool", -1, "boolean", "boolean", "", True, False, "", False, "")
 _MOST_NAMED = 5  # reasons in one message
-
-
-class Mode(Enum):
-    """How a branch waits for the decision."""
-
-    PREPARED = "prepared"  # PREPARE TRANSACTION
-    STAGED = "staged"  # in a table beside the target
 
 
 class PostgresWriter(Writer):
@@ -55,18 +42,19 @@ class PostgresWriter(Writer):
     def __init__(
         self,
         target: Target,
-        mode: Mode,
+        mode: str,
         semantic: Semantic,
-        types: Mapping[str, str],  # of the frame's columns, in Spark's words
+        types: Mapping[str, str],  # of the frame's columns, as Spark names them
         branch: Branch,
         *,
-        clears: bool,  # away what earlier attempts of the task have prepared
+        clears: bool,  # rolls back what earlier attempts of the task have prepared
     ):
         self._target, self._branch, self._semantic = target, branch, semantic
         self._exact = semantic is Semantic.EXACTLY_ONCE
-        self._staged = self._exact and mode is Mode.STAGED
+        self._staged = self._exact and mode == STAGED
         self._aside = self._staged or bool(target.key)
-        self._id = branch_id(branch)
+        self._branch_id = id_of(branch)
+        self._id = str(self._branch_id)
         self._began_at = time.time()
         self._encoder: Encoder | None = None
         self._columns: list[str] = []
@@ -75,39 +63,35 @@ class PostgresWriter(Writer):
         self._copying: Any = None
         self._cursor: Any = None
         self._rows = 0
-        self._connection: Connection[Any] = connect(target.dsn, sink=target.sink)
+        self._connection = connect(target.dsn, sink=target.sink, wait=target.wait)
         try:
-            with translated(target.sink, self._id):
-                self._place = self._begin(clears and mode is Mode.PREPARED)
+            with POSTGRES.translated_errors(target.sink, self._id):
+                self._place = self._begin(clears and mode == PREPARED)
                 self._table = self._read_table(types)
         except BaseException:
             self.abort()
             raise
 
     def _begin(self, clears: bool) -> dict[str, Json]:
-        """Begin, and return where: the cluster, the database in it, the witness table in that."""
+        """Begin, and return where: the cluster, its database, the witness table."""
         connection, target = self._connection, self._target
         place: dict[str, Json] = {}
         if self._exact or self._aside:
-            witness.ensure(connection, target)
+            identity = target.witness.ensure(connection)
+            place["witness"] = [target.witness_schema, identity]
         if self._exact:
-            place = {
-                "system": system_of(connection),
-                "database": database_of(connection),
-                "witness": witness.identity(connection, target),
-            }
+            place |= {"system": system_of(connection), "database": database_of(connection)}
             if clears:
-                prepared.roll_back_earlier(connection, target, self._branch)
-        connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        unhurried(connection, target.wait)
+                prepared.roll_back_earlier(connection, target, self._branch_id)
+        connection.run("BEGIN ISOLATION LEVEL READ COMMITTED")
+        connection.override_timeouts(target.wait)
         return {word: value for word, value in place.items() if value is not None}
 
     def _read_table(self, types: Mapping[str, str]) -> Table:
-        """Read how the table is by now: rows are spelled for its types, and nobody could tell one
-        number from another of the same width.
+        """Read the table as it is now: rows are encoded for its types, which COPY does not check.
 
-        What goes straight into it keeps it so until the branch is over. A staged branch leaves it to
-        others meanwhile; whether it was altered is seen before the decision.
+        A branch that writes directly into it locks it against changes. A staged branch does not;
+        whether the table was altered is checked before the decision.
         """
         connection, target = self._connection, self._target
         if not self._staged:
@@ -128,7 +112,7 @@ class PostgresWriter(Writer):
 
     def write(self, rows: pa.RecordBatch) -> None:
         if self._encoder is None:
-            with translated(self._target.sink, self._id):
+            with POSTGRES.translated_errors(self._target.sink, self._id):
                 self._encoder = self._open(rows.schema)
         problems = self._encoder.problems(rows, self._required)
         if problems:
@@ -138,7 +122,7 @@ class PostgresWriter(Writer):
                 sink=self._target.sink,
                 rows=problems,
             )
-        with translated(self._target.sink, self._id):
+        with POSTGRES.translated_errors(self._target.sink, self._id):
             if self._branch.tolerant:
                 self._copy_alone(rows)
             else:
@@ -146,7 +130,7 @@ class PostgresWriter(Writer):
         self._rows += len(rows)
 
     def _open(self, schema: pa.Schema) -> Encoder:
-        """Look at the first rows: which columns there are, and where they go."""
+        """Find out from the first rows which columns there are, and where they go."""
         target, table = self._target, self._table
         found = [(name, _FLAG if name == FLAG else table.column(name)) for name in schema.names]
         unknown = [name for name, column in found if column is None]
@@ -155,7 +139,7 @@ class PostgresWriter(Writer):
         columns = [column for _, column in found if column is not None]
         self._columns = [column.name for column in columns]
         encoder = Encoder(columns, schema)
-        # A deletion needs its key alone; what else is missing is then seen by the staging table.
+        # A deletion needs only its key. The staging table checks what else is missing.
         flagged = target.delete is not None
         self._required = frozenset(
             column.name
@@ -167,7 +151,7 @@ class PostgresWriter(Writer):
             written = [name for name in self._columns if name != FLAG]
             create_staging(self._connection, target, table, written, self._id)
             into = target.staging(self._id)
-        # Rows of a table that is as new as we are need no visibility of their own.
+        # FREEZE: the table was created by this transaction, so nobody else can see its rows.
         frozen = self._aside and not self._branch.tolerant
         self._statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY{})").format(
             into,
@@ -187,7 +171,7 @@ class PostgresWriter(Writer):
             self._stream.write(piece)
 
     def _copy_alone(self, rows: pa.RecordBatch) -> None:
-        """Copy so that a refusal takes back these rows and no others."""
+        """Copy so that an error takes back these rows and no others."""
         assert self._encoder is not None
         connection = self._connection
         connection.execute("SAVEPOINT rows")
@@ -198,9 +182,9 @@ class PostgresWriter(Writer):
                     for piece in self._encoder.encode(rows):
                         stream.write(piece)
                     stream.write(TRAILER)
-                self._count(cursor.rowcount, len(rows))
+                self._compare_counts(cursor.rowcount, len(rows))
         except psycopg.Error as error:
-            if isinstance(told(error), BadRow):
+            if isinstance(translate_error(error), BadRow):
                 connection.execute("ROLLBACK TO SAVEPOINT rows")
             raise
         connection.execute("RELEASE SAVEPOINT rows")
@@ -210,13 +194,13 @@ class PostgresWriter(Writer):
             self._stream.write(TRAILER)
             self._copying.close()
             self._copying = None
-            self._count(self._cursor.rowcount, self._rows)
+            self._compare_counts(self._cursor.rowcount, self._rows)
 
-    def _count(self, taken: int, given: int) -> None:
+    def _compare_counts(self, taken: int, given: int) -> None:
         if taken != given:
             raise Rejected(
                 f"branch {self._id}: {given} rows were sent, and PostgreSQL took {taken}: a trigger "
-                "or a rule leaves rows out, so that nobody could tell what was written",
+                "or a rule leaves rows out, so what was written is unknown",
                 sink=self._target.sink,
             )
 
@@ -224,14 +208,12 @@ class PostgresWriter(Writer):
 
     def prepare(self) -> PreparedBranch | None:
         try:
-            with translated(self._target.sink, self._id):
+            sink = self._target.sink
+            with (
+                tolerate_loss(sink, self._semantic),
+                POSTGRES.translated_errors(sink, self._id),
+            ):
                 return self._prepare()
-        except PoundlockError as error:
-            if self._semantic is not Semantic.NONE:
-                raise
-            logger.warning(
-                "sink %s: rows were lost, as semantic NONE allows: %s", self._target.sink, error
-            )
             return None
         finally:
             self.abort()
@@ -241,47 +223,48 @@ class PostgresWriter(Writer):
         self._finish_copy()
         if self._aside and not self._staged:
             if has_duplicates(connection, target, [self._id]):
-                raise duplicate_keys(target)
+                raise duplicate_keys(target.sink, target.key, target.order_by)
             moved = move(connection, target, self._table, [self._id], self._columns)
-            self._count(self._rows - moved.left_out, self._rows)
+            self._compare_counts(self._rows - moved.left_out, self._rows)
             drop(connection, target, [self._id])
         if self._staged or not self._exact:
             self._end("COMMIT", "COMMIT")
         else:
-            self._bear_witness()
+            self._insert_witness()
             self._end(
                 sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self._id)),
                 "PREPARE TRANSACTION",
             )
         if not self._exact:
             return None
-        handle: dict[str, Json] = {"mode": "staged" if self._staged else "prepared"} | self._place
+        handle: dict[str, Json] = {"mode": STAGED if self._staged else PREPARED} | self._place
         if self._staged:
-            handle["into"] = target.recorded(self._table.schema)
+            rows = target.staged_rows(self._table.schema, self._columns)
+            handle["into"] = rows.to_json()
             handle["shape"] = self._table.shape
         return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
 
-    def _bear_witness(self) -> None:
+    def _insert_witness(self) -> None:
         try:
-            witness.insert(self._connection, self._target, self._id)
-        except psycopg.errors.UniqueViolation:
+            self._target.witness.insert(self._connection, [self._id])
+        except AlreadyWitnessed:
             raise Rejected(
                 f"branch {self._id} was aborted by the driver while this task was still writing it",
                 sink=self._target.sink,
             ) from None
 
     def _end(self, statement: Any, expected: str) -> None:
-        """A transaction that has failed is answered by ROLLBACK, and by no error."""
-        said = self._connection.execute(statement).statusmessage
-        if said != expected:
+        """End the transaction. The server answers ROLLBACK, and no error, if it had failed before."""
+        answer = self._connection.execute(statement).statusmessage
+        if answer != expected:
             raise Rejected(
                 f"branch {self._id}: the transaction had failed before: {expected} was answered by "
-                f"{said}",
+                f"{answer}",
                 sink=self._target.sink,
             )
 
     def abort(self) -> None:
-        # Whatever is not prepared or committed is undone by the server when the connection ends.
+        # The server undoes what is not prepared or committed when the connection ends.
         with contextlib.suppress(Exception):
             self._connection.close()
         copying, self._copying = self._copying, None

@@ -1,1 +1,15 @@
-"""What the SQL sinks share: written once, for every dialect."""
+"""What the sinks of SQL databases share. No module here imports a database's driver.
+
+naming       the id of a branch, which says whose it is
+dialect      what differs between systems, and the connection that all modules here are given
+witness      the table that proves how a branch ended
+receipts     what a receipt of an SQL sink holds
+staging      what staged branches have in common
+branches     the driver's half: a branch goes to the class that made it
+connections  the check of how many connections a sink opens
+
+To add a system (SQL Server, Db2, ...), write its room beside `postgres/`: a `Dialect`; a link, which is
+a connection with the four methods of `dialect.Link`; the CREATE TABLE of its witness; a writer, which
+encodes Arrow rows; and `PreparedBranches` or `StagedBranches`, whichever the system can do. Use the
+witness, the receipts and the dispatch by mode as they are. `twophase/` is the smallest example.
+"""

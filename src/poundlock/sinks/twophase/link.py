@@ -1,7 +1,7 @@
-"""A connection of any driver that follows PEP 249, with what differs between drivers evened out.
+"""A connection of any driver that follows PEP 249. It hides what differs between drivers.
 
-What differs: how parameters are spelled (`paramstyle`), where the exceptions are and what they hold,
-and what comes back from `tpc_recover`.
+They differ in how parameters are written (`paramstyle`), in where the exceptions are and what they
+hold, and in what `tpc_recover` returns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from poundlock.errors import (
@@ -21,6 +22,7 @@ from poundlock.errors import (
     UsageError,
 )
 from poundlock.secret import resolve
+from poundlock.sinks.sql.dialect import Dialect, Failure
 
 Row = Sequence[Any]
 
@@ -32,12 +34,12 @@ _FULL: _Meaning = (
 )
 _LOCKED: _Meaning = (
     Rejected,
-    "waited for a lock longer than setup= allows: two tasks write one key, or somebody else holds "
+    "waited for a lock longer than setup= allows: two tasks write one key, or another program holds "
     "it. Partition the frame by the key",
 )
 _UNFIT: _Meaning = (BadRow, "the database does not take a row")
-# Numbers whose meaning PEP 249 has no class for, or whose driver gives them none: PostgreSQL's, and of
-# those that follow it; Oracle's.
+# Errors for which PEP 249 or their driver has no class, by their number: those of PostgreSQL and of the
+# systems that follow it, and Oracle's.
 _KNOWN: Mapping[str, _Meaning] = {
     "53100": _FULL,
     "53200": (
@@ -48,7 +50,7 @@ _KNOWN: Mapping[str, _Meaning] = {
     "55P03": _LOCKED,
     "57014": (
         Rejected,
-        "a statement was cancelled, by somebody or because it took longer than the account may "
+        "a statement was cancelled, by an operator or because it took longer than the account may "
         "(PostgreSQL: statement_timeout, which setup= can set)",
     ),
     **dict.fromkeys(("ORA-01653", "ORA-01654", "ORA-01658", "ORA-30036"), _FULL),
@@ -61,17 +63,17 @@ _KNOWN: Mapping[str, _Meaning] = {
         _UNFIT,
     ),
 }
-# A refused login has a number, or only the words of PostgreSQL, MySQL and their like.
-_STRANGERS = (
+# A refused login has a number, or only the words of PostgreSQL, MySQL and similar systems.
+_LOGIN_NUMBERS = (
     *("28000", "28P01", "1045", "1698"),
     *("ORA-01017", "ORA-01045", "ORA-28000", "ORA-28001", "DPY-4001"),
 )
-_STRANGER = (
+_LOGIN_WORDS = (
     *("password authentication failed", "no password supplied", "no pg_hba.conf entry"),
     "access denied for user",
 )
 _NO_TABLE = ("42P01", "42S02", "1146", "ORA-00942")
-# Where a second savepoint of a name replaces the first, and none can be let go.
+# Drivers of a database where a second savepoint replaces the first of that name, and none is released.
 _NO_RELEASE = ("oracledb", "cx_Oracle")
 
 
@@ -87,15 +89,13 @@ class Link:
         dsn: str | None,
         setup: Sequence[str],
         sink: str,
-        quote: str = '"',
     ):
         self.sink = sink
-        self._quote = quote
         self._how = (connect, dsn, setup)
         self.renew()
 
     def renew(self) -> None:
-        """Connect, anew if need be: after an error drivers differ in what the old one can still do."""
+        """Connect, or connect again: drivers differ in what a connection can do after an error."""
         self.close()
         connect, dsn, setup = self._how
         problem: PoundlockError | None = None
@@ -109,20 +109,21 @@ class Link:
             raise problem  # not chained: some drivers repeat the whole address
         self.driver = sys.modules[type(self.connection).__module__.partition(".")[0]]
         self._style: str = getattr(self.driver, "paramstyle", "qmark")
+        self.dialect = Dialect("?", (self.driver.Error,), self._failure_of, self.translate_error)
         if not hasattr(self.connection, "tpc_begin"):
             raise UsageError(
                 f"{self.driver.__name__} has no two-phase commit (tpc_begin, PEP 249): use another "
                 "driver, or the sink for this database",
                 sink=self.sink,
             )
-        with self.errors():
+        with self.translated_errors():
             for statement in setup:
-                self.execute(statement)
+                self.run(statement)
             self.connection.commit()
 
     # Statements.
 
-    def execute(self, statement: str, values: Row = ()) -> list[Any]:
+    def run(self, statement: str, values: Row = ()) -> list[Any]:
         """Run a statement in which `?` stands for a value. Return its rows."""
         cursor = self.connection.cursor()
         try:
@@ -135,7 +136,7 @@ class Link:
             cursor.close()
 
     def execute_many(self, statement: str, rows: Sequence[Row]) -> int:
-        """Run a statement for each row. Return how many rows it took; -1: the driver does not know."""
+        """Run a statement for each row. Return how many it took, -1 if the driver does not know."""
         cursor = self.connection.cursor()
         try:
             cursor.executemany(self._spelled(statement), [self._given(row) for row in rows])
@@ -144,30 +145,18 @@ class Link:
             cursor.close()
 
     def release(self, savepoint: str) -> None:
-        """Let go of a savepoint, or PostgreSQL keeps each one, though the next has the same name."""
+        """Release a savepoint. PostgreSQL would keep each one, although the next has the same name."""
         if self.driver.__name__ not in _NO_RELEASE:
-            self.execute(f"RELEASE SAVEPOINT {savepoint}")
+            self.run(f"RELEASE SAVEPOINT {savepoint}")
 
     def columns_of(self, table: str) -> list[str]:
         cursor = self.connection.cursor()
         try:
-            cursor.execute(f"SELECT * FROM {self.table(table)} WHERE 1 = 0")
+            cursor.execute(f"SELECT * FROM {table} WHERE 1 = 0")
             return [column[0] for column in cursor.description]
         finally:
             cursor.close()
             self.connection.rollback()
-
-    def table(self, name: str) -> str:
-        """Quote a table's name, with that of its schema if there is one."""
-        return ".".join(map(self.name, name.split(".")))
-
-    def name(self, name: str) -> str:
-        """Quote a name as SQL has it."""
-        if "?" in name:
-            raise UsageError(
-                f"the name {name!r} cannot be used: '?' stands for values", sink=self.sink
-            )
-        return self._quote + name.replace(self._quote, self._quote * 2) + self._quote
 
     def _spelled(self, statement: str) -> str:
         parts = statement.split("?")
@@ -191,6 +180,24 @@ class Link:
             return {f"v{place}": value for place, value in enumerate(values)}
         return tuple(values)
 
+    def run_alone(self, statement: str, values: Row = ()) -> list[Any]:
+        """Run a statement in a transaction of its own."""
+        with self.transaction():
+            return self.run(statement, values)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Generator[None]:
+        try:
+            yield
+            self.connection.commit()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.connection.rollback()
+            raise
+
+    def brief_transaction(self) -> AbstractContextManager[None]:
+        return self.transaction()  # `setup` limits the wait
+
     # Branches.
 
     def xid(self, format_id: int, gtrid: str, bqual: str) -> Any:
@@ -210,45 +217,51 @@ class Link:
 
     # Errors.
 
-    @contextlib.contextmanager
-    def errors(self, branch: str | None = None) -> Iterator[None]:
-        """Raise the driver's errors as ours, without what could be a value of a row."""
-        problem: PoundlockError | None = None
-        try:
-            yield
-        except PoundlockError:
-            raise
-        except self.driver.Error as error:
-            problem = self.told(error, branch)
-        if problem is not None:
-            raise problem
+    def translated_errors(self, branch: str | None = None) -> AbstractContextManager[None]:
+        return self.dialect.translated_errors(self.sink, branch)
 
-    def told(self, error: Exception, branch: str | None = None) -> PoundlockError:
+    def _failure_of(self, error: Exception) -> Failure | None:
+        if isinstance(error, self.driver.IntegrityError):
+            return Failure.DUPLICATE
+        if self.misses_table(error):
+            return Failure.NO_TABLE
+        if isinstance(self.translate_error(error), Unavailable):
+            return Failure.LOST
+        locked = _KNOWN.get(str(number(error))) is _LOCKED
+        waited = locked or isinstance(error, self.driver.OperationalError)
+        return Failure.LOCKED if waited else None
+
+    def translate_error(
+        self, error: Exception, sink: str | None = None, branch: str | None = None
+    ) -> PoundlockError:
+        """Return the error to raise for one of the driver's, without what could be a value of a row."""
+        sink = sink or self.sink
         which = f"branch {branch}: " if branch else ""
-        said = kind(error)
         known = _KNOWN.get(str(number(error)))
-        # A driver that cannot spell a value may raise what is not its own, with the value in the text.
-        spelled = isinstance(error, self.driver.Error)
+        # A driver that cannot encode a value may raise another error, with the value in the text.
+        foreign = not isinstance(error, self.driver.Error)
         unfit = isinstance(error, self.driver.IntegrityError | self.driver.DataError)
-        if known is _UNFIT or unfit or not spelled:
+        if known is _UNFIT or unfit or foreign:
             return BadRow(
-                f"{which}{_UNFIT[1]}: {said}{_place(error)}. Correct it in the query, or send it "
-                "elsewhere with on_bad_row=",
-                sink=self.sink,
+                f"{which}{_UNFIT[1]}: {describe(error)}{_place(error)}. Correct it in the query, or "
+                "send it elsewhere with on_bad_row=",
+                sink=sink,
             )
+        made: type[PoundlockError]
         if isinstance(error, self.driver.InterfaceError) or self.lost:
-            return Unavailable(f"{which}the connection was lost: {said}", sink=self.sink)
-        if known is not None:
-            raised, words = known
-            return raised(f"{which}{words} ({said})", sink=self.sink)
-        if getattr(_told(error), "isrecoverable", False):
-            return Unavailable(f"{which}the database cannot answer now: {said}", sink=self.sink)
-        if isinstance(error, self.driver.ProgrammingError | self.driver.NotSupportedError):
-            return UsageError(f"{which}the database refuses: {said}", sink=self.sink)
-        return Rejected(f"{which}the database refuses: {said}", sink=self.sink)
+            made, words = Unavailable, "the connection was lost"
+        elif known is not None:
+            return known[0](f"{which}{known[1]} ({describe(error)})", sink=sink)
+        elif getattr(_argument(error), "isrecoverable", False):
+            made, words = Unavailable, "the database cannot answer now"
+        elif isinstance(error, self.driver.ProgrammingError | self.driver.NotSupportedError):
+            made, words = UsageError, "the database refuses"
+        else:
+            made, words = Rejected, "the database refuses"
+        return made(f"{which}{words}: {describe(error)}", sink=sink)
 
     def misses_table(self, error: Exception) -> bool:
-        """Whether the error says that there is no such table, or at least none for this account."""
+        """Whether the error says that there is no such table, or none that this account may see."""
         code = number(error)
         if code is None:
             return isinstance(error, self.driver.ProgrammingError) and not self.lost
@@ -270,24 +283,24 @@ class Link:
 def _refused(error: Exception, sink: str, dsn: str = "") -> PoundlockError:
     code = str(number(error))
     answered = type(error).__name__ == "OperationalError" or code.startswith("ORA-")
-    if answered or code in _STRANGERS or getattr(_told(error), "isrecoverable", False):
-        said = _without_secrets(str(error).strip(), dsn)
-        if code in _STRANGERS or any(words in said.lower() for words in _STRANGER):
+    if answered or code in _LOGIN_NUMBERS or getattr(_argument(error), "isrecoverable", False):
+        text = _without_secrets(str(error).strip(), dsn)
+        if code in _LOGIN_NUMBERS or any(words in text.lower() for words in _LOGIN_WORDS):
             return NotAuthorised(
-                f"the database refuses the connection: {said}. Check user and password in dsn=",
+                f"the database refuses the connection: {text}. Check user and password in dsn=",
                 sink=sink,
             )
-        return Unavailable(f"the database cannot be reached: {said}", sink=sink)
+        return Unavailable(f"the database cannot be reached: {text}", sink=sink)
     return UsageError(
-        f"connect= failed with {kind(error)}: give a callable that returns a new connection",
+        f"connect= failed with {describe(error)}: give a callable that returns a new connection",
         sink=sink,
     )
 
 
-def _without_secrets(said: str, dsn: str) -> str:
-    """What a driver says of an address, less what it took from before the host.
+def _without_secrets(text: str, dsn: str) -> str:
+    """Hide what a driver quotes from before the host of an address.
 
-    A password with a '/' or '@' that is not spelled '%2F' or '%40' is read as host or port.
+    A driver reads a password as host or port if it has a '/' or '@' that is not written '%2F' or '%40'.
     """
     before, at, _ = dsn.rpartition("@")
 
@@ -295,51 +308,46 @@ def _without_secrets(said: str, dsn: str) -> str:
         word = match[0][1:-1]
         return '"..."' if at and ("@" in word or word in before) else match[0]
 
-    return re.sub(r"'[^']*'|\"[^\"]*\"", shown, said)
+    return re.sub(r"'[^']*'|\"[^\"]*\"", shown, text)
 
 
-def kind(error: Exception) -> str:
-    """The error's name and number, for its text may hold values of a row."""
+def describe(error: Exception) -> str:
+    """Name an error by its class and number: its text may hold values of a row."""
     code = number(error)
     return f"{type(error).__name__}{f' [{code}]' if code else ''}"
 
 
 def number(error: Exception) -> str | int | None:
-    """The error's number: SQLSTATE where the driver gives it, else the database's own."""
-    told = _told(error)
-    if isinstance(told, Mapping):  # pg8000 has the fields of PostgreSQL's message
-        return told.get("C")
-    own = getattr(told, "code", 0)
+    """Return the error's number: SQLSTATE if the driver gives it, else the database's own."""
+    argument = _argument(error)
+    if isinstance(argument, Mapping):  # pg8000 has the fields of PostgreSQL's message
+        return argument.get("C")
+    own = getattr(argument, "code", 0)
     return (
         getattr(error, "sqlstate", None)
         or getattr(error, "pgcode", None)
-        or getattr(told, "full_code", None)  # oracledb: ORA-00942, or DPY-4011 of its own
+        or getattr(argument, "full_code", None)  # oracledb: ORA-00942, or DPY-4011 of its own
         or (f"ORA-{own:05}" if own else None)  # cx_Oracle
         or next((arg for arg in error.args if isinstance(arg, int)), None)
     )
 
 
-def is_lock(error: Exception) -> bool:
-    """Whether a lock was waited for in vain, by the error's number alone."""
-    return _KNOWN.get(str(number(error))) is _LOCKED
-
-
-def _told(error: Exception) -> Any:
-    """What the driver put into its error: its text, or Oracle's an object."""
+def _argument(error: Exception) -> Any:
+    """Return what the driver put into its error: a text, or an object (Oracle's)."""
     return error.args[0] if error.args else None
 
 
 def _place(error: Exception) -> str:
-    """The column or constraint that a row violates, where the driver tells it apart from the text."""
-    told = getattr(error, "diag", None)
-    places = [(word, getattr(told, f"{word}_name", None)) for word in ("column", "constraint")]
+    """Name the column or constraint that a row violates, if the driver gives it beside the text."""
+    fields = getattr(error, "diag", None)
+    places = [(word, getattr(fields, f"{word}_name", None)) for word in ("column", "constraint")]
     return "".join(f", {word} {name}" for word, name in places if name)
 
 
 def _parts(xid: Any) -> tuple[int, str, str] | None:
-    """Read what `tpc_recover` gave: an object or a triple as PEP 249 has it, or MariaDB's row.
+    """Read an entry of `tpc_recover`: an object or a triple (PEP 249), or a row (MariaDB).
 
-    Names are text or bytes (Oracle's, and MariaDB's): those of others may be no text at all.
+    Names are text or bytes (Oracle, MariaDB). Those of other programs may be bytes that are no text.
     """
     if hasattr(xid, "gtrid"):
         parts = (xid.format_id, xid.gtrid, xid.bqual)
@@ -356,3 +364,10 @@ def _text(name: Any) -> str:
     if isinstance(name, bytes | bytearray | memoryview):
         return bytes(name).decode(errors="replace")
     return str(name)
+
+
+def quoted(name: str, mark: str) -> str:
+    """Quote a table's name, with that of its schema if there is one, or a column's."""
+    if "?" in name:
+        raise UsageError(f"the name {name!r} cannot be used: '?' stands for a value in statements")
+    return ".".join(mark + part.replace(mark, mark * 2) + mark for part in name.split("."))

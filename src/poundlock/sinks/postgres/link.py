@@ -1,0 +1,215 @@
+"""Connections to PostgreSQL. No message carries a secret."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+from psycopg import Connection, conninfo, errors
+
+from poundlock.core.model import Json
+from poundlock.errors import NotAuthorised, PoundlockError, Unavailable, UsageError
+from poundlock.secret import resolve
+from poundlock.sinks.postgres.errors import POSTGRES
+from poundlock.sinks.sql.dialect import Dialect
+
+if TYPE_CHECKING:
+    from typing_extensions import LiteralString
+
+_WAIT_S = 30.0  # for a connection, where other tasks hold them all
+_REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry")
+_MISTAKEN = ("does not exist", "invalid sslmode", "certificate", "could not translate host name")
+_FULL = ("too many clients", "remaining connection slots", "too many connections")
+
+
+class Link(Connection[Any]):
+    """One connection, in autocommit."""
+
+    dialect: Dialect = POSTGRES
+    lock_wait: str = "10s"  # for a lock, in a brief transaction
+
+    def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        cursor = self.execute(cast("LiteralString", statement), values or None)
+        return cursor.fetchall() if cursor.description else []
+
+    run_alone = run
+
+    @contextlib.contextmanager
+    def brief_transaction(self) -> Generator[None]:
+        with self.transaction():
+            self.override_timeouts(self.lock_wait)
+            yield
+
+    def override_timeouts(self, wait: str) -> None:
+        """Have the open transaction wait so long for locks, and end by no other time-out.
+
+        The role's own time-outs are meant for people's queries. They would cut a move at each attempt.
+        """
+        names = ["statement_timeout", "idle_in_transaction_session_timeout"]
+        if self.info.server_version >= 170_000:
+            names.append("transaction_timeout")
+        others = "".join(f", set_config('{name}', '0', true)" for name in names)
+        self.run(f"SELECT set_config('lock_timeout', %s, true){others}", [wait])
+
+
+def connect(dsn: str, *, sink: str | None = None, wait: str = "10s") -> Link:
+    """Open a connection. Where the server has none left, wait a while for one."""
+    settings = _settings(dsn)
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            # A pooler may give each transaction another server, which knows nothing prepared before.
+            link = Link.connect(**settings, autocommit=True, prepare_threshold=None)
+            link.isolation_level, link.lock_wait = psycopg.IsolationLevel.READ_COMMITTED, wait
+            break
+        except psycopg.Error as error:
+            problem = _refusal(error, sink)
+        # Outside of the handler, so that the driver's error, with the address in it, is not chained.
+        if not isinstance(problem, _Full):
+            raise problem
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"the server has had no connection left for {_WAIT_S:.0f} s. Raise its "
+                "max_connections, or let fewer tasks run at once",
+                sink=sink,
+            )
+        time.sleep(0.2)
+    with POSTGRES.translated_errors(sink):
+        # What is acknowledged must be durable, whatever the role's own setting.
+        link.run(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    return link
+
+
+class _Full(Unavailable):
+    pass
+
+
+def _settings(dsn: str) -> dict[str, Any]:
+    plain = resolve("dsn", dsn)
+    with contextlib.suppress(psycopg.Error):
+        settings = dict(conninfo.conninfo_to_dict(plain))
+        settings.setdefault("connect_timeout", "10")
+        settings.setdefault("application_name", "poundlock")
+        # A machine that went away is noticed within about half a minute.
+        settings.setdefault("keepalives_idle", "10")
+        settings.setdefault("keepalives_interval", "5")
+        settings.setdefault("keepalives_count", "4")
+        # Longer, because it also ends a connection to a server that is alive but busy.
+        settings.setdefault("tcp_user_timeout", "120000")
+        settings["client_encoding"] = "UTF8"
+        _refuse_split_password(plain, settings)
+        return settings
+    raise UsageError(
+        "dsn is not understood: give postgresql://user:password@host:port/database, or "
+        "'host=... dbname=...', or env:NAME or file:PATH of one"
+    )
+
+
+def _refuse_split_password(plain: str, settings: dict[str, Any]) -> None:
+    """Refuse a password with @ or /: a part of it would be taken for the host, and shown as such."""
+    parts = [str(settings.get(word) or "") for word in ("host", "hostaddr")]
+    if "://" in plain:
+        parts.append(str(settings.get("dbname") or ""))
+    ports = str(settings.get("port") or "").split(",")
+    if any("@" in part for part in parts) or not all(p.isdecimal() or not p for p in ports):
+        raise UsageError(
+            "dsn is not understood: percent-encode special characters in user and password (@ is %40, "
+            "/ is %2F, : is %3A), and give a number as the port"
+        )
+
+
+def _refusal(error: psycopg.Error, sink: str | None) -> PoundlockError:
+    text = " ".join(str(error).split())
+    if any(words in text for words in _FULL):
+        return _Full("the server has no connection left", sink=sink)
+    if any(words in text for words in _REFUSED):
+        return NotAuthorised(
+            f"PostgreSQL refuses the connection: {text}. Check user and password in dsn, and the "
+            "server's pg_hba.conf",
+            sink=sink,
+        )
+    if any(words in text for words in _MISTAKEN):
+        return UsageError(f"PostgreSQL cannot be connected to: {text}", sink=sink)
+    return Unavailable(f"PostgreSQL cannot be reached: {text}", sink=sink)
+
+
+class Connections:
+    """The driver's one connection: opened when needed, dropped when it breaks."""
+
+    def __init__(self, dsn: str, sink: str, wait: str = "10s"):
+        self._dsn, self._sink, self._wait = dsn, sink, wait
+        self._connection: Link | None = None
+        self._lock = threading.RLock()
+        self._lent = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Connections, (self._dsn, self._sink, self._wait)
+
+    @contextlib.contextmanager
+    def lend(self) -> Generator[Link]:
+        """Lend the connection, and translate the driver's errors. May be nested."""
+        with self._lock:
+            if self._lent and self._connection is not None:
+                yield self._connection
+                return
+            link = self._answering()
+            self._lent = True
+            try:
+                with POSTGRES.translated_errors(self._sink):
+                    yield link
+            except Unavailable:
+                self.close()
+                raise
+            finally:
+                self._lent = False
+                self._leave_clean()
+
+    def _answering(self) -> Link:
+        """Return the connection, or a new one if it was cut while it was not used."""
+        if self._connection is not None and not self._connection.closed:
+            try:
+                self._connection.execute("")
+                return self._connection
+            except psycopg.Error:
+                self.close()
+        self._connection = connect(self._dsn, sink=self._sink, wait=self._wait)
+        return self._connection
+
+    def _leave_clean(self) -> None:
+        """Roll back a transaction that an error left open."""
+        connection = self._connection
+        if connection is not None and not connection.closed:
+            idle = psycopg.pq.TransactionStatus.IDLE
+            if connection.info.transaction_status != idle:
+                try:
+                    connection.rollback()
+                except psycopg.Error:
+                    self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                with contextlib.suppress(psycopg.Error):
+                    self._connection.close()
+                self._connection = None
+
+
+def system_of(link: Link) -> Json:
+    """Return what tells this database cluster from any other; None if the role may not know it."""
+    try:
+        found = link.run("SELECT system_identifier::text FROM pg_control_system()")
+    except errors.InsufficientPrivilege:
+        return None
+    return found[0][0]
+
+
+def database_of(link: Link) -> Json:
+    """Return what tells this database from the others of its cluster, even if one is renamed."""
+    return link.run("SELECT oid::text FROM pg_database WHERE datname = current_database()")[0][0]

@@ -1,0 +1,65 @@
+"""The driver's half of an SQL sink: each branch goes to the class that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from poundlock.core.model import Namespace, Receipt, Stray
+from poundlock.core.protocol import BranchState
+from poundlock.sinks.sql.receipts import mode_of
+
+
+class Branches(Protocol):
+    """The branches of one mode. The methods are those of `Participant`."""
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]: ...
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]: ...
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]: ...
+
+    def find(self, namespace: Namespace) -> list[Stray]: ...
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        """Return the highest generation of the open branches; 0 if there are none."""
+        ...
+
+
+class BranchesByMode:
+    """The branches of a sink. The mode is the one in the receipt: the sink's may have changed since."""
+
+    def __init__(self, by_mode: Mapping[str, Branches], default: str):
+        self._by_mode, self._default = by_mode, default
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        return self._each(receipts, lambda branches, mine: branches.check(mine))
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        return self._each(receipts, lambda branches, mine: branches.commit(mine))
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        return self._each(strays, lambda branches, mine: branches.abort(mine))
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        return [stray for it in self._by_mode.values() for stray in it.find(namespace)]
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        return max(it.newest_generation(namespace) for it in self._by_mode.values())
+
+    def _each(
+        self,
+        items: Sequence[Receipt] | Sequence[Stray],
+        call: Callable[[Branches, list[Any]], list[Any]],
+    ) -> list[Any]:
+        """Give the items of each mode to its class in one call. Return the answers in their order."""
+        answers: list[Any] = [None] * len(items)
+        for mode, branches in self._by_mode.items():
+            places = [
+                place for place, item in enumerate(items) if mode_of(item, self._default) == mode
+            ]
+            if places:
+                found = call(branches, [items[place] for place in places])
+                for place, answer in zip(places, found, strict=True):
+                    answers[place] = answer
+        return answers

@@ -1,0 +1,287 @@
+"""The witness: a table with a row for every branch that has ended, and one row about itself.
+
+The transaction that commits a branch also inserts its row, which says "committed". To prove that a
+branch was not committed, the driver inserts its tombstone, a row that says "aborted", under the same
+key. If that succeeds, the branch was not committed and never will be. If the key exists, the row there
+says how the branch ended. If the insert has to wait, the branch is still open.
+
+This holds only for the table that the branch was witnessed in, and only while nobody has emptied it. So
+the table's first row holds a random identity, which goes when the table is emptied, and receipts carry
+it. A table with another identity, or none, proves nothing: no tombstone enters it, and every branch is
+NO_WITNESS there, unless its row says "committed".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from poundlock.core.model import Namespace
+from poundlock.core.protocol import BranchState
+from poundlock.errors import NotAuthorised, Unavailable
+from poundlock.sinks.sql.dialect import Failure, Link
+from poundlock.sinks.sql.naming import read_id
+
+logger = logging.getLogger("poundlock")
+
+_SELF = "witness"  # the key of the row about the table; no branch has such an id
+_STATES = {"committed": BranchState.COMMITTED, "aborted": BranchState.ABORTED}
+_AT_ONCE = 500  # rows or keys in one statement: Oracle takes 1000
+_COLUMNS = "branch, pipeline, identity, generation, sink, batch, state"
+_WHOSE = "pipeline = {0} AND identity = {0}"
+
+
+class AlreadyWitnessed(Exception):
+    """A branch already has a row."""
+
+
+class WitnessMismatch(Exception):
+    """This is not the table that the branches were witnessed in, or it was emptied since."""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """The witness table of a sink. Holds no connection."""
+
+    sink: str
+    place: str  # the table, or the schema or database that it is in: for people and receipts
+    table: str  # as SQL has it
+    create: tuple[str, ...]  # the statements that create it
+    option: str  # the sink's options that say where it is
+
+    # The table.
+
+    def identity(self, link: Link) -> str | None:
+        """Return what tells this table from any other; None if it is missing or was emptied."""
+        found = self._query(link, self._identity(link), [_SELF])
+        return str(found[0][0]) if found else None
+
+    def ensure(self, link: Link) -> str:
+        """Create the table and its first row where they are missing. Return its identity.
+
+        Outside of any transaction.
+        """
+        known = self.identity(link)
+        if known is None:
+            # Not by IF NOT EXISTS, which needs the permission to create even where the table exists.
+            if not self._exists(link):
+                self._create(link)
+            with contextlib.suppress(AlreadyWitnessed), link.transaction():
+                self._insert(link, [(_SELF, "-", secrets.token_hex(16), 0, "-", 0, "committed")])
+            known = self.identity(link)
+        if known is None:
+            raise Unavailable(
+                f"the witness table {self.table} was dropped or emptied meanwhile", sink=self.sink
+            )
+        return known
+
+    def _create(self, link: Link) -> None:
+        try:
+            with link.transaction():
+                for statement in self.create:
+                    link.run(statement)
+        except link.dialect.errors as error:
+            if self._exists(link):
+                return  # another task was faster
+            if link.dialect.classify(error) in (Failure.LOST, Failure.LOCKED):
+                raise
+            detail = link.dialect.translate(error, None, None).args[0]
+            raise NotAuthorised(
+                f"the witness table {self.table} cannot be created: {detail}. Grant the permission to "
+                "create it, and SELECT, INSERT and DELETE on it; or have it created once by hand: "
+                f"{self.create[-1].strip()}",
+                sink=self.sink,
+            ) from None
+
+    def _exists(self, link: Link) -> bool:
+        return self._query(link, f"SELECT 1 FROM {self.table} WHERE 1 = 0") is not None
+
+    def _identity(self, link: Link) -> str:
+        dialect = link.dialect
+        return f"SELECT {dialect.identity} FROM {self.table} WHERE branch = {dialect.mark}"
+
+    def _query(self, link: Link, statement: str, values: Sequence[Any] = ()) -> list[Any] | None:
+        """Query or change the table outside of a transaction; None if there is no such table."""
+        try:
+            return link.run_alone(statement, values)
+        except link.dialect.errors as error:
+            failure = link.dialect.classify(error)
+            problem = link.dialect.translate(error, self.sink, None)
+        detail = problem.args[0]
+        if failure is Failure.NO_TABLE:
+            return None
+        if failure is Failure.NO_PERMISSION:
+            raise NotAuthorised(
+                f"the witness table {self.table} cannot be read ({detail}): grant SELECT, INSERT and "
+                "DELETE on it",
+                sink=self.sink,
+            )
+        if failure in (Failure.LOCKED, Failure.LOST):
+            raise Unavailable(
+                f"the witness table {self.table} cannot be read now: {detail}", sink=self.sink
+            )
+        raise problem
+
+    # Proof.
+
+    def recognises(self, link: Link, known: Iterable[str | None]) -> bool:
+        """Whether this is the table that has all these identities. None: the receipt has none."""
+        found = self.identity(link)
+        return found is not None and set(known) <= {found, None}
+
+    def require(self, link: Link, known: Iterable[str | None]) -> None:
+        """Raise `WitnessMismatch` unless the table has all these identities. In a transaction.
+
+        The table stays as it is until the transaction ends, if this comes after an insert or if the
+        dialect can hold a row.
+        """
+        try:
+            found = link.run(self._identity(link) + link.dialect.hold, [_SELF])
+        except link.dialect.errors as error:
+            if link.dialect.classify(error) is not Failure.NO_TABLE:
+                raise
+            raise WitnessMismatch from None
+        if not found or not set(known) <= {str(found[0][0]), None}:
+            raise WitnessMismatch
+
+    def unproven(self, link: Link, ids: Sequence[str]) -> list[BranchState]:
+        """Say what a table proves that is not the branches' own: only what it says was committed."""
+        others = f" and {len(ids) - 1} others" if len(ids) > 1 else ""
+        logger.warning(
+            "sink %s: the witness table %s is missing, was emptied or is another one, so it proves "
+            "nothing about branch %s%s. Restore the table; if %s was changed, set it as it was",
+            *(self.sink, self.table, ids[0], others, self.option),
+        )
+        found, committed = self.states(link, ids), BranchState.COMMITTED
+        return [committed if found.get(it) is committed else BranchState.NO_WITNESS for it in ids]
+
+    def states(self, link: Link, ids: Sequence[str]) -> dict[str, BranchState]:
+        """Return what the rows of these branches say, for those that have one."""
+        found: dict[str, BranchState] = {}
+        for some in _portions(list(ids)):
+            marks = ", ".join([link.dialect.mark] * len(some))
+            query = f"SELECT branch, state FROM {self.table} WHERE branch IN ({marks})"
+            found |= {
+                branch: _STATES[state] for branch, state in self._query(link, query, some) or []
+            }
+        return found
+
+    def insert(
+        self, link: Link, ids: Iterable[str], state: BranchState = BranchState.COMMITTED
+    ) -> None:
+        """Insert the rows of branches, in the open transaction. Waits for whoever is ending one.
+
+        Raises `AlreadyWitnessed`, after which the transaction is to be rolled back.
+        """
+        rows: list[tuple[Any, ...]] = []
+        word = "committed" if state is BranchState.COMMITTED else "aborted"
+        for spelled in sorted(ids):  # in one order, or two drivers could wait for each other
+            name = read_id(spelled).name
+            space = name.namespace
+            rows.append(
+                (
+                    *(spelled, space.pipeline, space.identity),
+                    *(name.generation, name.sink, name.batch, word),
+                )
+            )
+        self._insert(link, rows)
+
+    def _insert(self, link: Link, rows: Sequence[tuple[Any, ...]]) -> None:
+        row = f"({', '.join([link.dialect.mark] * 7)})"
+        try:
+            for some in _portions(rows):
+                link.run(
+                    f"INSERT INTO {self.table} ({_COLUMNS}) VALUES {', '.join([row] * len(some))}",
+                    [value for values in some for value in values],
+                )
+        except link.dialect.errors as error:
+            if link.dialect.classify(error) is not Failure.DUPLICATE:
+                raise
+            raise AlreadyWitnessed from None
+
+    def settle(self, link: Link, branch: str, known: str | None = None) -> BranchState:
+        """Prove by its tombstone how a branch ended that is no longer open. Outside of a transaction.
+
+        `known` is the identity in the branch's receipt. None: no decision names the branch, and any
+        table will do, also a new one.
+        """
+        if known is None:
+            self.ensure(link)
+        try:
+            with link.brief_transaction():
+                self.insert(link, [branch], BranchState.ABORTED)
+                # After the insert: whoever empties the table now has to wait.
+                self.require(link, [known])
+            return BranchState.ABORTED
+        except WitnessMismatch:
+            return self.unproven(link, [branch])[0]
+        except AlreadyWitnessed:
+            pass
+        except link.dialect.errors as error:
+            failure = link.dialect.classify(error)
+            if failure is Failure.LOCKED:
+                return BranchState.PREPARED  # another transaction is writing this row
+            if failure is Failure.NO_TABLE:
+                return self.unproven(link, [branch])[0]
+            raise
+        # A row that was rolled back or pruned just now is asked for again later.
+        state = self.states(link, [branch]).get(branch, BranchState.PREPARED)
+        if state is BranchState.ABORTED and not self.recognises(link, [known]):
+            return self.unproven(link, [branch])[0]
+        return state
+
+    def committed_others(self, link: Link, ids: Sequence[str]) -> bool:
+        """Whether other branches of the same batch and sink were committed before these."""
+        mark, name = link.dialect.mark, read_id(ids[0]).name
+        space = name.namespace
+        values = [space.pipeline, space.identity, name.sink, name.batch]
+        found = self._query(
+            link,
+            f"SELECT branch FROM {self.table} WHERE {_WHOSE.format(mark)} AND sink = {mark} "
+            f"AND batch = {mark} AND state = 'committed'",
+            values,
+        )
+        return any(branch not in ids for (branch,) in found or [])
+
+    # What is remembered.
+
+    def newest_generation(self, link: Link, namespace: Namespace) -> int:
+        """Return the highest generation of the namespace in the table, over all sinks; 0 if none."""
+        found = self._query(
+            link,
+            f"SELECT MAX(generation) FROM {self.table} WHERE {_WHOSE.format(link.dialect.mark)}",
+            [namespace.pipeline, namespace.identity],
+        )
+        return int(found[0][0] or 0) if found else 0
+
+    def prune(self, link: Link, namespace: Namespace, floor: int, keep: Sequence[str] = ()) -> None:
+        """Forget this sink's branches of batches below `floor`, except those in `keep`.
+
+        One row of the sink's newest generation stays.
+        """
+        mark = link.dialect.mark
+        mine = f"{_WHOSE.format(mark)} AND sink = {mark}"
+        whose = [namespace.pipeline, namespace.identity, self.sink]
+        newest = self._query(link, f"SELECT MAX(generation) FROM {self.table} WHERE {mine}", whose)
+        if not newest or newest[0][0] is None:
+            return
+        with link.transaction():
+            [(kept,)] = link.run(
+                f"SELECT MAX(branch) FROM {self.table} WHERE {mine} AND generation = {mark}",
+                [*whose, int(newest[0][0])],
+            )
+            kept_all = [kept, *keep]
+            link.run(
+                f"DELETE FROM {self.table} WHERE {mine} AND batch < {mark} "
+                f"AND branch NOT IN ({', '.join([mark] * len(kept_all))})",
+                [*whose, floor, *kept_all],
+            )
+
+
+def _portions(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(items), _AT_ONCE):
+        yield items[start : start + _AT_ONCE]
