@@ -6,10 +6,7 @@ import logging
 import ssl
 
 import pytest
-from scripted_broker import (
-    SECRET,
-    SERVERS,
-)
+from scripted_broker import SECRET, SERVERS
 
 from poundlock.errors import UsageError
 from poundlock.sinks.kafka import kafka_python as _kafka_python

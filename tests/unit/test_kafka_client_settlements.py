@@ -5,17 +5,10 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from scripted_broker import (
-    TOPIC_ID,
-    coordinators,
-    wired,
-)
+from scripted_broker import TOPIC_ID, coordinators, wired
 
 from poundlock.sinks.kafka.cluster import parse_topic_id
-from poundlock.sinks.kafka.transactions import (
-    Progress,
-    settlements,
-)
+from poundlock.sinks.kafka.transactions import Progress, settlements
 from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
 
 

@@ -8,18 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 from kafka.record.util import calc_crc32c
-from scripted_broker import (
-    TOPIC_ID,
-    wired,
-)
+from scripted_broker import TOPIC_ID, wired
 
 from kafka_probe import read_outcome
 from poundlock.sinks.kafka import witness
 from poundlock.sinks.kafka.branches import shows_abort
 from poundlock.sinks.kafka.cluster import parse_topic_id
-from poundlock.sinks.kafka.transactions import (
-    TxnDescription,
-)
+from poundlock.sinks.kafka.transactions import TxnDescription
 from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
 from poundlock.sinks.kafka.witness import Evidence, Outcome, combine
 

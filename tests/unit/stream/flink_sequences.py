@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from nfa_rows import a, b, c, d, e, f, is_, price_above
 
-from poundlock.stream.pattern import (
-    begin,
-)
+from poundlock.stream.pattern import begin
 
 # Name, pattern, rows, matches: the outcomes that Flink's tests of the same name expect.
 SEQUENCES = [

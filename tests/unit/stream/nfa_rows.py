@@ -10,9 +10,7 @@ from poundlock.stream.codec import decode, encode
 from poundlock.stream.machine import Machine
 from poundlock.stream.nfa import PARENT, ROW, Finding, Matcher
 from poundlock.stream.operator import Event
-from poundlock.stream.pattern import (
-    Pattern,
-)
+from poundlock.stream.pattern import Pattern
 from poundlock.stream.rows import row_type
 
 Item = row_type(("name", "price", "label"))

@@ -10,9 +10,7 @@ from poundlock.stream.machine import Machine
 from poundlock.stream.matching import MatchOperator, TimedOut
 from poundlock.stream.nfa import Matcher
 from poundlock.stream.operator import Event, Page
-from poundlock.stream.pattern import (
-    begin,
-)
+from poundlock.stream.pattern import begin
 from poundlock.stream.rows import row_type
 from poundlock.stream.times import END, Clock, Domain
 
@@ -91,8 +89,11 @@ def test_a_match_may_become_no_row_or_several():
         first = page(op, None, "a1@1 b1@2")
         given[kind] = page(op, first.data, "", watermark=2).outputs.get("main", [])
     assert given == {
-        "none": [], "row": [("a1",)], "rows": [("one",), ("two",)], "flow": [("a1",), ("b1",)],
-    }  # fmt: skip
+        "none": [],
+        "row": [("a1",)],
+        "rows": [("one",), ("two",)],
+        "flow": [("a1",), ("b1",)],
+    }
 
 
 def test_without_select_a_match_is_its_rows():

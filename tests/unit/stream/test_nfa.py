@@ -25,11 +25,13 @@ LOOP_ROWS = "c1@1 d1@2 a1@3 a2@4 a3@4 d2@5 a4@6 b1@7"
     [
         (Pattern.consecutive, "a1 | a1 a2 | a1 a2 a3"),
         (lambda pattern: pattern, "a1 | a1 a2 | a1 a2 a3 | a1 a2 a3 a4"),
-        (Pattern.allow_combinations, "a1 | a1 a2 | a1 a3 | a1 a4 | a1 a2 a3 | a1 a2 a4 | a1 a3 a4"
-         " | a1 a2 a3 a4"),
+        (
+            Pattern.allow_combinations,
+            "a1 | a1 a2 | a1 a3 | a1 a4 | a1 a2 a3 | a1 a2 a4 | a1 a3 a4 | a1 a2 a3 a4",
+        ),
     ],
     ids=["consecutive", "relaxed", "combinations"],
-)  # fmt: skip
+)
 def test_what_may_lie_between_the_rows_of_a_loop(inner, expected):
     loop = begin("start").where(c).followed_by("middle").where(a).one_or_more()
     matches, _ = run(inner(loop).followed_by("end").where(b), LOOP_ROWS)
@@ -49,13 +51,18 @@ def below_five(row, earlier):
 @pytest.mark.parametrize(
     ("inner", "expected"),
     [
-        (lambda pattern: pattern, "s1 foo1 | s1 foo1 foo2 | s1 foo1 foo2 foo4"
-         " | s2 foo3 | s2 foo3 foo4"),
-        (Pattern.allow_combinations, "s1 foo1 | s1 foo1 foo2 | s1 foo1 foo3 | s1 foo1 foo4"
-         " | s1 foo1 foo2 foo4 | s2 foo3 | s2 foo3 foo4"),
+        (
+            lambda pattern: pattern,
+            "s1 foo1 | s1 foo1 foo2 | s1 foo1 foo2 foo4 | s2 foo3 | s2 foo3 foo4",
+        ),
+        (
+            Pattern.allow_combinations,
+            "s1 foo1 | s1 foo1 foo2 | s1 foo1 foo3 | s1 foo1 foo4"
+            " | s1 foo1 foo2 foo4 | s2 foo3 | s2 foo3 foo4",
+        ),
     ],
     ids=["relaxed", "combinations"],
-)  # fmt: skip
+)
 def test_a_condition_on_earlier_rows_is_asked_for_each_partial_match(inner, expected):
     loop = begin("start").where(is_("s")).followed_by("middle").where(below_five).one_or_more()
     pattern = inner(loop).followed_by("end").where(is_("end"))
@@ -66,9 +73,14 @@ def test_a_condition_on_earlier_rows_is_asked_for_each_partial_match(inner, expe
 
 def test_a_match_waits_for_one_that_started_before_it():
     pattern = (
-        begin("a", skip_to_first("c")).where(a).followed_by("c").where(c)
-        .followed_by("b").where(b).where(lambda row, earlier: earlier["a"][0].price == row.price)
-    )  # fmt: skip
+        begin("a", skip_to_first("c"))
+        .where(a)
+        .followed_by("c")
+        .where(c)
+        .followed_by("b")
+        .where(b)
+        .where(lambda row, earlier: earlier["a"][0].price == row.price)
+    )
     assert run(pattern, "a1=0 c1=0 a2=1 c2=0 b1=1 b2=0")[0] == ["a1 c1 b2", "a2 c2 b1"]
 
 

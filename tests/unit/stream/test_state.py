@@ -88,12 +88,12 @@ def test_every_kind_of_state_lasts_as_bytes():
     flow = Flow(All())
     flow(write)
     flow(write)
-    read = lambda f, ctx: [(  # noqa: E731
-        (f.value.value, list(f.items), dict(f.entries), f.total.get(), f.mean.get()),
-    )]  # fmt: skip
-    expected = (
-        10, [(1, "a"), 2, 3, (1, "a"), 2, 3], {"x": 1, (1, 2): {"deep": [1]}}, 6, 4.0
-    )  # fmt: skip
+
+    def read(f, ctx):
+        kept = (f.value.value, list(f.items), dict(f.entries), f.total.get(), f.mean.get())
+        return [(kept,)]
+
+    expected = (10, [(1, "a"), 2, 3, (1, "a"), 2, 3], {"x": 1, (1, 2): {"deep": [1]}}, 6, 4.0)
     assert flow(read) == [expected]
     assert flow.keys[0][0]["value"] == 10  # nothing but the value is stored
     assert flow(read, key="other") == [(0, [], {}, None, None)]
@@ -421,10 +421,17 @@ def test_the_user_does_not_see_the_timer_of_expiry():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"ttl": 0}, "ttl=0"), ({"ttl": "-1 hour"}, "ttl="), ({"ttl": "soon"}, "cannot be read"),
-     ({"refresh": "never"}, "refresh="), ({"expired": "show"}, "expired="), ({"time": "wall"}, "time="),
-     ({"default": []}, "use ListState"), ({"fields": ("a", "a")}, "same name")],
-)  # fmt: skip
+    [
+        ({"ttl": 0}, "ttl=0"),
+        ({"ttl": "-1 hour"}, "ttl="),
+        ({"ttl": "soon"}, "cannot be read"),
+        ({"refresh": "never"}, "refresh="),
+        ({"expired": "show"}, "expired="),
+        ({"time": "wall"}, "time="),
+        ({"default": []}, "use ListState"),
+        ({"fields": ("a", "a")}, "same name"),
+    ],
+)
 def test_wrong_options_are_refused_at_once(options, message):
     with pytest.raises(UsageError, match=message):
         ValueState(**options)
