@@ -288,7 +288,7 @@ def test_a_pattern_finds_what_every_choice_of_rows_allows(pattern, batches):
 
 @settings(max_examples=150, deadline=None)
 @given(patterns(plain=False), streams())
-def test_the_result_does_not_depend_on_how_the_stream_is_cut(pattern, batches):
+def test_the_result_does_not_depend_on_how_the_stream_is_split(pattern, batches):
     events = in_order(batches)
     found = run(pattern, batches)
     assert found == run(pattern, [events]) == run(pattern, [[event] for event in events])

@@ -46,7 +46,7 @@ def first_violation(mutant: Mutant, model_seed: int) -> tuple[int, str]:
     pytest.fail(f"{played} schedules, and the mutant is alive: the model is too weak")
 
 
-def test_there_are_enough() -> None:
+def test_there_are_enough_mutants() -> None:
     assert len(MUTANTS) >= 14
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 

@@ -15,6 +15,6 @@ CASES = SEQUENCES + RANGES + AT_LEAST + GREEDY + UNTIL + NEGATIVE + SKIPS + GROU
     [case[1:] for case in CASES],
     ids=[case[0].replace(" ", "-") for case in CASES],
 )
-def test_finds_what_flink_finds(pattern, rows, expected):
+def test_the_matcher_finds_what_flink_finds(pattern, rows, expected):
     matches, _ = run(pattern, rows)
     assert sorted(matches) == sorted(expected.split(" | ") if expected else [])

@@ -32,7 +32,7 @@ def page(operator, data, text, watermark=-1, now=0, key=("k",)):
     return Page(operator, data, Clock(watermark, now)).run(events)
 
 
-def test_rows_wait_for_the_watermark_and_are_matched_in_order_of_time():
+def test_rows_wait_for_the_watermark_and_are_matched_in_time_order():
     op = operator()
     first = page(op, None, "b1@5 a1@3")
     assert first.outputs == {} and first.due[Domain.EVENT] == 3
@@ -42,7 +42,7 @@ def test_rows_wait_for_the_watermark_and_are_matched_in_order_of_time():
     assert third.data is None
 
 
-def test_late_rows_have_an_output_of_their_own_or_are_counted():
+def test_late_rows_go_to_their_own_output_or_are_counted():
     op = operator(late_output="late")
     assert op.outputs["late"] == Item._fields
     done = page(op, None, "a1@5 a2@6", watermark=5)
@@ -52,7 +52,7 @@ def test_late_rows_have_an_output_of_their_own_or_are_counted():
     assert done.outputs == {} and done.data is None and op.late_dropped == 2
 
 
-def test_timed_out_matches_have_an_output_of_their_own():
+def test_timed_out_matches_go_to_their_own_output():
     op = operator(timed_out=TimedOut("partial", joined, ("k", "rows", "at")))
     first = page(op, None, "a1@3 a2@4 b1@12")
     done = page(op, first.data, "", watermark=12)
@@ -66,7 +66,7 @@ def test_timed_out_matches_have_an_output_of_their_own():
     assert last.outputs == {"partial": [("k", "a2", 14)]} and last.data is None
 
 
-def test_processing_time_matches_at_once():
+def test_rows_are_matched_immediately_in_processing_time():
     op = operator(domain=Domain.PROCESSING, timed_out=("partial", joined, ("k", "rows", "at")))
     first = page(op, None, "a1 a2", now=100)
     assert first.due[Domain.PROCESSING] == 110
@@ -76,7 +76,7 @@ def test_processing_time_matches_at_once():
     assert again.outputs == {"partial": [("k", "a1", 110), ("k", "a2", 110)]}
 
 
-def test_a_match_may_become_no_row_or_several():
+def test_a_match_can_produce_no_row_or_several():
     kinds = {
         "none": lambda match, ctx: None,
         "row": lambda match, ctx: {"x": match["s"][0].label},
@@ -96,7 +96,7 @@ def test_a_match_may_become_no_row_or_several():
     }
 
 
-def test_without_select_a_match_is_its_rows():
+def test_a_match_without_select_is_emitted_as_its_rows():
     op = operator(select=None, fields=None)
     assert op.outputs == {"main": ("k", "match_start", "match_end", "s", "e")}
     first = page(op, None, "a1@1000 b1@1002")
@@ -105,7 +105,7 @@ def test_without_select_a_match_is_its_rows():
     assert start.isoformat() == "1970-01-01T00:00:01+00:00" and (end - start).microseconds == 2000
 
 
-def test_conditions_in_sql_are_read_from_columns_that_matches_do_not_show():
+def test_sql_conditions_are_read_from_columns_that_matches_do_not_show():
     pattern = begin("s").where("name = 'a'").followed_by("e").where("name = 'b'")
     pattern = pattern.where(lambda row: row.price > 1)
     columns = (*Item._fields, "_0", "_1")
@@ -127,7 +127,7 @@ def test_conditions_in_sql_are_read_from_columns_that_matches_do_not_show():
         MatchOperator(bound, columns=Item._fields)
 
 
-def test_rows_may_have_no_columns_but_conditions():
+def test_rows_can_consist_of_condition_columns_only():
     pattern = begin("s").where("a").followed_by("e").where("b").bind({"a": "_0", "b": "_1"})
     op = MatchOperator(pattern, columns=("_0", "_1"))
     row = row_type(("_0", "_1"))
@@ -137,7 +137,7 @@ def test_rows_may_have_no_columns_but_conditions():
     assert [found[2:] for found in last.outputs["main"]] == [([()], [()])]
 
 
-def test_keys_do_not_see_each_other():
+def test_keys_are_matched_separately():
     op = operator()
     rows = {
         (k,): items(text) for k, text in (("x", "a1@1"), ("y", "b1@2 a2@3"), ("z", "a3@1 b2@2"))
@@ -148,7 +148,7 @@ def test_keys_do_not_see_each_other():
 
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("pattern", [begin("s").where(a), begin("s").where(a).within("5 ms")])
-def test_the_last_watermark_of_all_ends_a_stream(pattern):
+def test_the_final_watermark_ends_a_stream(pattern):
     pattern = pattern.followed_by("e").where(b)
     op = operator(pattern)
     first = page(op, None, "a1@1 b1@2 a2@3")
@@ -186,6 +186,6 @@ def test_a_condition_that_fails_names_the_operator():
         (lambda: operator(begin("s").not_followed_by("e")), "say until when"),
     ],
 )
-def test_wrong_use(wrong, reason):
+def test_wrong_use_is_rejected(wrong, reason):
     with pytest.raises(UsageError, match=reason):
         wrong()

@@ -32,13 +32,13 @@ LOOP_ROWS = "c1@1 d1@2 a1@3 a2@4 a3@4 d2@5 a4@6 b1@7"
     ],
     ids=["consecutive", "relaxed", "combinations"],
 )
-def test_what_may_lie_between_the_rows_of_a_loop(inner, expected):
+def test_contiguity_sets_which_rows_a_loop_may_skip(inner, expected):
     loop = begin("start").where(c).followed_by("middle").where(a).one_or_more()
     matches, _ = run(inner(loop).followed_by("end").where(b), LOOP_ROWS)
     assert sorted(matches) == sorted(f"c1 {rows} b1" for rows in expected.split(" | "))
 
 
-def test_or_where_is_another_way_to_fit():
+def test_or_where_adds_an_alternative_condition():
     pattern = begin("start").where(a).or_where(b).next("end").where(price_above(1)).where(c)
     matches, _ = run(pattern, "a1 c1=2 b1 c2=2 a2 c3=1 d1 c4=2")
     assert matches == ["a1 c1", "b1 c2"]
@@ -63,7 +63,7 @@ def below_five(row, earlier):
     ],
     ids=["relaxed", "combinations"],
 )
-def test_a_condition_on_earlier_rows_is_asked_for_each_partial_match(inner, expected):
+def test_a_condition_on_earlier_rows_is_evaluated_for_each_partial_match(inner, expected):
     loop = begin("start").where(is_("s")).followed_by("middle").where(below_five).one_or_more()
     pattern = inner(loop).followed_by("end").where(is_("end"))
     rows = "s1=1@1 foo1=1@2 foo2=2@3 s2=2@4 foo3=3@5 foo4=1@5 x1=1@6 end1=1@8"
@@ -71,7 +71,7 @@ def test_a_condition_on_earlier_rows_is_asked_for_each_partial_match(inner, expe
     assert sorted(matches) == sorted(f"{rows} end1" for rows in expected.split(" | "))
 
 
-def test_a_match_waits_for_one_that_started_before_it():
+def test_a_match_waits_for_an_earlier_partial_match():
     pattern = (
         begin("a", skip_to_first("c"))
         .where(a)
@@ -84,7 +84,7 @@ def test_a_match_waits_for_one_that_started_before_it():
     assert run(pattern, "a1=0 c1=0 a2=1 c2=0 b1=1 b2=0")[0] == ["a1 c1 b2", "a2 c2 b1"]
 
 
-def test_until_may_look_at_earlier_rows():
+def test_until_can_read_earlier_rows():
     def enough(row, earlier):
         return sum(each.price for each in earlier["middle"]) >= 4
 
@@ -93,7 +93,7 @@ def test_until_may_look_at_earlier_rows():
     assert sorted(matches) == ["c1 a1 a2 b1", "c1 a1 b1"]
 
 
-def test_an_unknown_stage_among_earlier_rows_is_refused():
+def test_an_unknown_stage_among_earlier_rows_is_rejected():
     pattern = begin("a").where(lambda row, earlier: earlier["nobody"])
     with pytest.raises(UsageError, match=r"earlier\['nobody'\] names no stage: the pattern has a"):
         run(pattern, "a1")
@@ -102,21 +102,21 @@ def test_an_unknown_stage_among_earlier_rows_is_refused():
 TIMED_ROWS = "a1@1 a2@2 b1@3 d1@4 c1@11 c2@13"
 
 
-def test_timed_out_since_the_first_row():
+def test_a_time_limit_can_start_at_the_first_row():
     pattern = begin("s").where(a).followed_by_any("m").where(b).followed_by_any("e").where(c)
     matches, timed_out = run(pattern.within("10 ms"), TIMED_ROWS)
     assert matches == ["a2 b1 c1"]
     assert sorted(timed_out) == [("a1", 11), ("a1 b1", 11), ("a2", 12), ("a2 b1", 12)]
 
 
-def test_timed_out_since_the_previous_row():
+def test_a_time_limit_can_start_at_the_previous_row():
     pattern = begin("s").where(a).followed_by_any("m").where(b).followed_by_any("e").where(c)
     matches, timed_out = run(pattern.within("10 ms", since="previous"), TIMED_ROWS)
     assert matches == ["a1 b1 c1", "a2 b1 c1"]
     assert sorted(timed_out) == [("a1 b1", 13), ("a2 b1", 13)]
 
 
-def test_a_match_is_shorter_than_its_time():
+def test_a_match_is_shorter_than_its_time_limit():
     pattern = begin("s").where(a).followed_by("e").where(b).within("10 ms")
     assert run(pattern, "a1@0 b1@9") == (["a1 b1"], [])
     assert run(pattern, "a1@0 b1@10") == ([], [("a1", 10)])
@@ -125,13 +125,13 @@ def test_a_match_is_shorter_than_its_time():
     assert run(pattern, "a1@0 a2@1 b1@10000") == (["a2 b1"], [("a1", 10_000)])
 
 
-def test_several_within_are_as_the_shortest():
+def test_the_shortest_of_several_time_limits_applies():
     pattern = begin("s").where(a).within("5 ms").followed_by("e").where(b).within("10 ms")
     assert run(pattern, "a1@0 b1@7")[0] == []
 
 
 @pytest.mark.parametrize("since", ["first", "previous"])
-def test_what_is_not_followed_is_complete_when_its_time_is_over(since):
+def test_a_final_negative_stage_completes_when_the_time_limit_ends(since):
     pattern = begin("a").where(a).not_followed_by("b").where(b)
     rows = "a1@1 b1@2 a2@4 c1@5 b2@10 a3@11 b3@13"
     assert run(pattern.within("3 ms", since=since), rows) == (["a2"], [])
@@ -140,7 +140,7 @@ def test_what_is_not_followed_is_complete_when_its_time_is_over(since):
 
 
 @pytest.mark.parametrize("skip", [no_skip(), skip_to_next(), skip_past_last_event()])
-def test_the_clock_may_jump(skip):
+def test_the_steps_of_the_clock_do_not_change_the_matches(skip):
     """What a match that times out into being complete skips does not depend on the clock's steps."""
     pattern = begin("a", skip).where(a).followed_by("c").where(c).not_followed_by("b").where(b)
     machine = Machine(pattern.within("5 ms"), Item._fields, timed_out=True)
@@ -156,7 +156,7 @@ def test_the_clock_may_jump(skip):
     assert found[0][0] == (["a1 c1"] if skip == skip_past_last_event() else ["a1 c1", "a2 c1"])
 
 
-def test_a_condition_is_asked_once_for_a_row_however_many_wait():
+def test_a_condition_is_evaluated_once_per_row_for_all_partial_matches():
     asked = []
 
     def fits(row):
@@ -174,7 +174,7 @@ def test_a_condition_is_asked_once_for_a_row_however_many_wait():
     assert asked == [event.row.label for event in events][1:]
 
 
-def test_a_condition_that_a_simple_one_settles_is_not_asked():
+def test_a_failed_simple_condition_skips_the_iterative_one():
     asked = []
 
     def same(row, earlier):
@@ -200,7 +200,7 @@ def test_partial_matches_share_their_rows():
     )  # one node for each set of rows, not one for each row of it
 
 
-def test_nothing_is_kept_of_what_is_over():
+def test_nothing_is_kept_of_expired_partial_matches():
     pattern = begin("s").where(a).followed_by("m").where(b).followed_by("e").where(c)
     machine = Machine(pattern.within("10 ms"), Item._fields)
     matcher = Matcher(machine)
@@ -211,7 +211,7 @@ def test_nothing_is_kept_of_what_is_over():
     assert matcher.dump() is None
 
 
-def test_state_of_another_pattern_is_refused():
+def test_state_of_another_pattern_is_rejected():
     pattern = begin("s").where(a).followed_by("m").where(b).followed_by("e").where(c)
     matcher = Matcher(Machine(pattern, Item._fields))
     matcher.feed([0, 0], [Item(("a", 0.0, "")), Item(("b", 0.0, ""))])
