@@ -1,9 +1,9 @@
-"""What Flink and our operators are both given: rows, watermarks, and an operator, all as plain data.
+"""The input of both Flink and our operators: rows, watermarks, and an operator, all as plain data.
 
     {"name": "...", "operator": {"kind": "window", ...}, "events": [
         ["row", key, time, value], ["watermark", time], ...]}
 
-Times are in milliseconds. After the last event comes the last watermark of all, on both sides.
+Times are in milliseconds. The final watermark follows the last event on both sides.
 """
 # ruff: noqa: E501 (the scenarios are tables)
 
@@ -189,7 +189,7 @@ def join(name: str, lower: int, upper: int, text: str, **more: bool) -> Scenario
 
 
 def joins() -> list[Scenario]:
-    """Rows of two inputs that are near in time; no row is late, as Flink has no order between them."""
+    """Rows of two inputs that are close in time. No row is late, as Flink does not order the inputs."""
     text = "l:1@10 r:2@8 r:3@7 r:4@15 r:5@16 |6 l:6@9 r:7@12 |11 l:8@13 r:9@20 |15 l:10@20 r:11@18 |30 l:12@31"
     return [
         join("join, both bounds", -2, 5, text),

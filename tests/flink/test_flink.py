@@ -57,7 +57,7 @@ AGAIN = {group: told(Path(FRESH), group) for group in GROUPS} if FRESH else RECO
 
 
 def comparable(scenario: Scenario, outputs: dict[str, list[Any]]) -> Any:
-    """Return an answer without what Flink leaves open.
+    """Return an answer without the order that Flink does not define.
 
     The order is compared where Flink has one: of a key; of a window, as several windows of a key that
     fire at the same instant do so in any order; of matches that are complete at different times.
@@ -101,7 +101,7 @@ def test_our_operators_give_the_answers_of_flink(group, scenario):
 
 
 def test_most_scenarios_have_an_answer():
-    """An operator that gives nothing equals another: most scenarios must have an answer."""
+    """Two operators without output would always agree, so most scenarios must have an answer."""
     assert len({each["name"] for _, each in SCENARIOS}) == len(SCENARIOS)
     assert set(DIFFERENT) <= {each["name"] for _, each in SCENARIOS}
     for group, those in GROUPS.items():

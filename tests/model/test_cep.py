@@ -111,7 +111,7 @@ def negatives(draw: st.DrawFn, pattern: Pattern, at: int) -> Pattern:
 
 
 def odd_if_optional(stages: tuple[Stage, ...]) -> bool:
-    """Where Flink, and so we, do something else than all sequences without and with the stage.
+    """Return whether Flink, and so Poundlock, differs from the sequences with and without the stage.
 
     After `not_next` at the end, what must not come next is asked of the row before. And what must not
     come before the first of two optional stages is still refused before the second.

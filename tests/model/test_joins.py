@@ -1,4 +1,4 @@
-"""The interval join beside two oracles: all pairs of rows that come in time, and Flink's own rules."""
+"""The interval join against two oracles: all pairs of rows in time, and Flink's own rules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def joined(lower, upper, plan):
 
 
 def numbered(batches):
-    """Give each batch a watermark that only rises, and each row its time and a number."""
+    """Give each batch a rising watermark, and each row its time and a number."""
     watermark, numbers, plan = 0, count(), []
     for step, rows in batches:
         watermark += step

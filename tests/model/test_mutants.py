@@ -1,4 +1,4 @@
-"""Every bug that is planted is found: so the model would find it too if somebody made it."""
+"""The model finds every planted bug, so it would also find the same bug made by mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows against a plain oracle: all rows that ever came, and the watermark that each met."""
+"""Windows against a simple oracle: all rows that arrived, each with its watermark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREVER = 10**9
 
 
 class Arrival(NamedTuple):
-    """A row as it comes: `n` is its own, so it can be told from all others."""
+    """An arriving row; `n` identifies it."""
 
     key: str
     time: int
@@ -52,7 +52,7 @@ def histories(draw) -> list[Batch]:
 
 
 class ByHand(triggers.EventTime):
-    """The default trigger under another name, so that the general way is taken."""
+    """The default trigger as another class, so that the general code path runs."""
 
 
 def operator(assigner, *, lateness=0, how="aggregate", domain=Domain.EVENT):
@@ -98,7 +98,7 @@ def run(windows, batches, *, turn=lambda rows: rows, now=lambda watermark: 0):
 
 
 def aligned(size, slide, offset, lateness, batches):
-    """What windows of one size do: every window is looked at for every row."""
+    """Return what windows of one size do: check every window for every row."""
     came = defaultdict(list)  # (key, start): the numbers that are in it
     before, expected = -(10**9), []
     for watermark, rows in batches:
@@ -123,7 +123,7 @@ def aligned(size, slide, offset, lateness, batches):
 
 
 def sessions(gap_of, lateness, batches):
-    """What sessions do: the rows that are kept, grouped anew whenever one comes."""
+    """Return what sessions do: the kept rows, regrouped whenever a row arrives."""
 
     def groups(rows):
         found = []
@@ -234,7 +234,7 @@ ANY = st.recursive(
     ANY,
 )
 def test_every_trigger_fires_valid_rows_and_leaves_no_state(batches, assigner, lateness, trigger):
-    """A firing's rows came, belong to its window and are there once; at the end nothing is left."""
+    """The rows of a firing arrived, are in its window and occur once; no state is left at the end."""
     batches = [*batches, Batch(FOREVER, [])]
     times = {row.n: (row.key, row.time) for _, rows in batches for row in rows}
     windows = operator(assigner, lateness=lateness, how=trigger)
@@ -279,7 +279,7 @@ def test_count_windows_agree_with_the_oracle(batches, size, slide, function):
     WAYS,
 )
 def test_single_rows_give_the_same_result_as_batches(batches, assigner, lateness, how):
-    """A batch may be cut anywhere, if the watermark is the same: rows are taken in runs otherwise."""
+    """A batch can be split anywhere under the same watermark, although rows are handled in runs."""
     whole, left = run(operator(assigner, lateness=lateness, how=how), batches)
     cut = [Batch(watermark, [row]) for watermark, rows in batches for row in rows or [None]]
     cut = [Batch(each.watermark, [row for row in each.rows if row]) for each in cut]

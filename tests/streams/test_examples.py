@@ -1,4 +1,4 @@
-"""Every example runs as it is, and gives what it says. None is longer than a page."""
+"""Every example runs unchanged and gives its documented result. None is longer than a page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every operator inside Spark: its results, the road it takes, and what it refuses.
+"""Every operator inside Spark: its results, how it runs, and what it rejects.
 
-What an operator does is tested in tests/unit/stream without Spark; here it is seen that Spark's rows,
-state, timers and watermark reach it, and that its outputs come back.
+The operators themselves are tested in tests/unit/stream without Spark. These tests check that Spark's
+rows, state, timers and watermark reach them, and that their outputs come back.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def test_windows_with_lateness_use_keyed_state_and_emit_late_rows(keyed, tmp_pat
 
 
 def test_a_row_can_set_the_gap_of_its_session(keyed, tmp_path):
-    """The function of a gap sees all of a row, also what no aggregate uses."""
+    """The gap function sees all columns of a row, including those that no aggregate uses."""
     windows = keyed.window(lock.sessions(lambda row: row.v)).aggregate("count(*) AS n")
     rows = together(play(windows, tmp_path / "c"))
     assert [row for row in rows if row[0] == "a"][:2] == [("a", 1.0, 11.0, 2), ("a", 21.0, 22.0, 1)]
 
 
 def test_windows_can_be_computed_over_windows(keyed, tmp_path):
-    """The results of one operator are the rows of the next, and are not late for it."""
+    """The results of one operator are the rows of the next, and are not late there."""
     small = keyed.window(lock.tumbling("5 seconds"), late_output="late").aggregate("sum(v) as v")
     whole = small.key_by("id").window(lock.tumbling("15 seconds"), late_output="late")
     native = small.key_by("id").window(lock.tumbling("15 seconds"))
@@ -106,7 +106,7 @@ def test_windows_can_be_computed_over_windows(keyed, tmp_path):
 
 
 class Rise(lock.ProcessFunction):
-    """Tells of a value above ten, and again five seconds after it."""
+    """Reports each value of ten or more, and reports again five seconds later."""
 
     outputs = {"main": "id string, message string, at double", "high": "id string, v long"}  # noqa: RUF012
     seen = lock.ValueState(default=0)
@@ -170,7 +170,7 @@ def test_patterns_take_conditions_in_sql_and_python(keyed, tmp_path):
 
 
 class Switch(lock.CoProcessFunction):
-    """Lets rows through while the other input has said so."""
+    """Passes rows while the other input has switched their key on."""
 
     schema = "id string, v long"
     on = lock.ValueState(default=False)
@@ -272,7 +272,7 @@ def test_stateless_steps_can_be_chained(readings, tmp_path):
 
 
 def test_keys_are_equal_if_spark_considers_them_equal():
-    """What is one key to Spark is one key here: no row of it is lost to another spelling."""
+    """Values that Spark groups as one key are one key here, whatever their representation."""
     zero, nan = pa.array([0.0, -0.0, float("nan"), np.float64("nan")]), pa.array(range(4))
     table = pa.table({"k": zero, "n": nan, "__time": nan, "__hash": nan})
     events, _, _ = read_packets([(0, to_bytes(table))], [["k"]])
@@ -345,7 +345,7 @@ def test_rows_without_a_time_fail_natively_and_on_keyed_state(spark, tmp_path):
 
 
 def test_hashes_distinguish_nulls_and_maps(spark):
-    """Rows that differ have other hashes on every level, and the same one in every run."""
+    """Different rows have different hashes at every level, and hashes are equal in every run."""
     frame = spark.sql(
         """SELECT * FROM VALUES
         (array(1, null), named_struct('a', 1, 'b', null), map(X'01', 1)),

@@ -1,4 +1,4 @@
-"""State from outside, timers of processing time, and checkpoints that do not fit."""
+"""State read from outside, processing-time timers, and checkpoints of another flow."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_another_number_of_pages_is_rejected(spark: SparkSession, tmp_path: Path
 
 
 class Echo(lock.ProcessFunction):
-    """Says each row again, by a timer of processing time."""
+    """Emits each row again from a processing-time timer."""
 
     schema = "id string, again boolean"
     timers = "processing"

@@ -1,4 +1,4 @@
-"""Wrong use is refused by name, before the query starts where that can be known."""
+"""Wrong use is rejected with a clear error, before the query starts where possible."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ class Mistypes(lock.ProcessFunction):
     ids=["a function that throws", "a lambda that throws", "another type", "state over its TTL"],
 )
 def test_an_error_in_the_rows_fails_the_batch(flow, tmp_path: Path, build, error, message) -> None:
-    """The batch is given up, nothing is written, and the error names the operator."""
+    """The batch fails, nothing is written, and the error names the operator."""
     query = (
         lock.pipeline(build(flow), name="p", checkpoint_location=str(tmp_path / "c"))
         .to(Files(tmp_path / "out", format="json"))

@@ -47,7 +47,7 @@ def items(text: str) -> list[Event]:
 
 
 def labels(found: list[Finding]) -> list[str]:
-    """Return each match as text, its rows in the order they came."""
+    """Return each match as text, with its rows in the order of arrival."""
     texts = []
     for node, _ in found:
         words = []
@@ -59,9 +59,9 @@ def labels(found: list[Finding]) -> list[str]:
 
 
 def run(pattern: Pattern, text: str) -> tuple[list[str], list[tuple[str, int]]]:
-    """Give all rows at once and one by one, with the state as bytes between: both find the same.
+    """Feed all rows at once and one by one, with the state as bytes between: both find the same.
 
-    As does a matcher that need not tell of partial matches whose time is over.
+    A matcher that does not report timed-out partial matches finds the same, too.
     """
     machine = Machine(pattern, Item._fields, timed_out=True)
     events = items(text)

@@ -1,4 +1,4 @@
-"""Spark's aggregate functions by name: nulls, types, and the same result however rows are cut."""
+"""Spark's aggregate functions by name: nulls, types, and the same result however rows are split."""
 
 from __future__ import annotations
 

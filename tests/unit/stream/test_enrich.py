@@ -1,4 +1,4 @@
-"""Enrichment: real event loops and threads, with the bound, the order, time-outs and errors."""
+"""Enrichment with real event loops and threads: concurrency, order, time-outs and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = [Row((n,)) for n in range(20)]
 
 
 class UnderWay:
-    """Counts the calls that are under way."""
+    """Counts the calls in progress."""
 
     def __init__(self):
         self.now = self.most = 0

@@ -19,7 +19,7 @@ Reading = row_type(FIELDS)
 
 
 class Flow:
-    """One operator's page over many batches, as bytes between them."""
+    """One operator's page over many batches, stored as bytes between them."""
 
     def __init__(self, operator):
         self.operator = pickle.loads(pickle.dumps(operator))
@@ -134,7 +134,7 @@ class Join(Flow):
 
     @property
     def kept(self):
-        """The times that are kept on both sides, and the number of timers."""
+        """Return the stored times of both sides, and the number of timers."""
         [(key, entry)] = read_page(self.data)[1].items()
         _, state, timers = read_key(key, entry)
         return [state.get(side, [[]])[0] for side in ("left", "right")], len(timers[0])

@@ -141,7 +141,7 @@ def test_a_final_negative_stage_completes_when_the_time_limit_ends(since):
 
 @pytest.mark.parametrize("skip", [no_skip(), skip_to_next(), skip_past_last_event()])
 def test_the_steps_of_the_clock_do_not_change_the_matches(skip):
-    """What a match that times out into being complete skips does not depend on the clock's steps."""
+    """The skips of a match that a time-out completes do not depend on the clock's steps."""
     pattern = begin("a", skip).where(a).followed_by("c").where(c).not_followed_by("b").where(b)
     machine = Machine(pattern.within("5 ms"), Item._fields, timed_out=True)
     found = []

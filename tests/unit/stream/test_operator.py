@@ -22,7 +22,7 @@ Reading = row_type(("id", "v"))
 
 
 class Recorder(Operator):
-    """Counts a key's rows, sets a timer ten after each, and tells all that it sees."""
+    """Counts a key's rows, sets a timer ten after each, and emits everything it sees."""
 
     name = "recorder"
     outputs = MappingProxyType({"main": ("what", "time"), "side": ("v",)})
@@ -82,7 +82,7 @@ def test_rows_of_another_operator_are_processed_before_the_clock_advances():
 
 
 class Shares(Operator):
-    """Emits a list that is its state, too, and sets a timer that it has not declared."""
+    """Emits a list that is also its state, and sets a timer that it has not declared."""
 
     name = "shares"
     outputs = MappingProxyType({"main": ("all",)})

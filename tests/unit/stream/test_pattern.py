@@ -1,4 +1,4 @@
-"""The builder of patterns: values that do not change, and errors that say what to do."""
+"""The pattern builder: immutable values, and errors that say what to do."""
 
 from __future__ import annotations
 

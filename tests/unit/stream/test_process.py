@@ -25,7 +25,7 @@ Reading = row_type(("id", "celsius"))
 
 
 class Flow:
-    """One operator's page over many batches, as bytes between them."""
+    """One operator's page over many batches, stored as bytes between them."""
 
     def __init__(self, kind, function, outputs, domain=Domain.EVENT):
         self.operator = kind("flow", function, outputs, domain, ("id",))
@@ -212,7 +212,7 @@ def test_errors_name_the_method():
 
 
 class Switch(CoProcessFunction):
-    """Lets a key's words through for a while after a row of the control input opened it."""
+    """Passes a key's words for a while after a row of the control input."""
 
     until = ValueState()
 

@@ -1,4 +1,4 @@
-"""State handles: what they keep, that it lasts, and that it expires by either clock."""
+"""State handles: what they store, how it is encoded, and when it expires."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Mean:
 
 
 class Doing(ProcessFunction):
-    """Does to itself what the row says: a row's value is a function of this and the context."""
+    """Calls each row's value, a function, with itself and the context."""
 
     def process(self, row, ctx):
         return row.v(self, ctx)
 
 
 class Flow:
-    """A page that lives over many batches, as bytes between them."""
+    """A page over many batches, stored as bytes between them."""
 
     def __init__(self, function, domain=Domain.EVENT):
         self.operator = ProcessOperator("doing", function, {"main": ("x",)}, domain, ("id",))
@@ -63,7 +63,7 @@ class Flow:
 
     @property
     def keys(self):
-        """What is kept: each key's state and timers."""
+        """Return each key's state and timers."""
         _, entries = read_page(self.data)
         return [read_key(key, entry)[1:] for key, entry in entries.items()]
 

@@ -1,4 +1,4 @@
-"""When windows fire, trigger by trigger, and which rows evictors leave."""
+"""When windows fire, for each trigger, and which rows evictors keep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reading = row_type(COLUMNS)
 
 
 class Flow:
-    """Batches through one operator, whose windows give their rows' values."""
+    """Runs batches through one operator whose windows return their rows' values."""
 
     def __init__(self, assigner, trigger=None, **given):
         if "aggregate" not in given:

@@ -1,4 +1,4 @@
-"""Windows by hand: which rows are in which, when they fire, what is late, what is left."""
+"""Windows by example: which rows they contain, when they fire, what is late, what is left."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def at(ms):
 
 
 def listed(key, window, rows, context):
-    """A window function that tells all: key, window, values."""
+    """A window function that returns its key, window and values."""
     return [(*key, window.start, window.end, [row.v for row in rows])]
 
 
 class Flow:
-    """Batches through one operator, with its state as bytes in between."""
+    """Runs batches through one operator, with its state as bytes in between."""
 
     def __init__(self, assigner, **given):
         if "aggregate" not in given:
@@ -408,7 +408,7 @@ def test_a_function_can_return_nothing_or_fail():
 
 
 class Weekend(Assigner):
-    """Windows of one's own: every row in the same one."""
+    """A custom assigner: every row is in the same window."""
 
     def marks(self, time, row):
         return ("weekend",)
