@@ -1,4 +1,4 @@
-"""A card that is tried with a small sum, and used for a large one within a minute: a pattern (CEP)."""
+"""Finds a card that pays a small sum and then a large one within a minute: a pattern (CEP)."""
 
 from __future__ import annotations
 

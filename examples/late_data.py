@@ -1,6 +1,6 @@
-"""Late rows: some correct a window that has fired, later ones go to a place of their own.
+"""Late rows: some correct a window that has fired, later ones go to their own output.
 
-Both are written in one decision, so each row counts in exactly one of them.
+Both outputs are committed by one decision, so each row counts in exactly one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the other examples read: sensors and their temperatures, as lines `id,timestamp,temperature`."""
+"""The input of the other examples: sensor temperatures as lines `id,timestamp,temperature`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from poundlock.sinks import Files
 
 
 class Above(lock.BroadcastProcessFunction):
-    """Lets readings through that are above the limit of their kind of sensor."""
+    """Passes readings above the limit of their kind of sensor."""
 
     schema = "id string, temperature double, above double"
     limits = lock.BroadcastState()

@@ -1,4 +1,4 @@
-"""A sink in a dozen lines, at least once: each task sends its rows as lines over TCP."""
+"""An at-least-once sink in a dozen lines: each task sends its rows as lines over TCP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poundlock.sinks import Simple
 
 
 class Lines(Simple):
-    """Rows as lines of JSON to a server that listens."""
+    """Sends rows as lines of JSON to a listening server."""
 
     def __init__(self, host: str, port: int, *, name: str = "lines", **options: Any):
         super().__init__(name, **options)

@@ -1,15 +1,15 @@
-"""A whole sink of your own in one file: rows into a table of SQLite, exactly once.
+"""A complete custom sink in one file: writes rows to a SQLite table exactly once.
 
-A template. It signs the contract in `poundlock.Participant`, and `tests/compliance` holds it to it.
-Every system that can move rows and write a mark in one transaction of its own can be done this way:
+Use it as a template. It implements `poundlock.Participant`, and `tests/compliance` checks that it does.
+The same design fits every system that can move rows and write a mark in one transaction:
 
     the table               what readers see
     poundlock_rows          rows of branches that are not committed yet, with the branch's name
     poundlock_branches      one line a branch, open, prepared, committed or aborted: the witness
 
-Commit moves the rows of all branches of a batch and marks them, in one transaction: readers see the
-whole batch at one instant, and afterwards nobody can be in doubt. Files of SQLite are for one machine:
-use it with `local[*]`.
+Commit moves the rows of all branches of a batch and marks the branches, in one transaction. Readers see
+the whole batch at one instant, and the marks prove the outcome afterwards. SQLite files are for one
+machine: use this sink with `local[*]`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STATES = {
 
 
 class SqliteTable(Participant):
-    """A table that is there already; the frame needs its columns."""
+    """An existing table; the frame must have its columns."""
 
     commitment = Commitment.STAGED  # so `commit` is given all branches of a batch in one call
 
@@ -70,7 +70,7 @@ class SqliteTable(Participant):
     # On the driver, perhaps another than the one that began: the names in the receipts are enough.
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        """Rehearse the move: what the table refuses must be known before the decision."""
+        """Rehearse the move: what the table rejects must be known before the decision."""
         reasons: list[str | None] = []
         with self.transaction() as db:
             db.execute("SAVEPOINT rehearsal")
@@ -149,7 +149,7 @@ class SqliteTable(Participant):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction. What does not answer is `Unavailable`, never a success."""
+        """Run one transaction. An error raises `Unavailable` or `InDoubt`; it is never a success."""
         try:
             db = sqlite3.connect(self.path, timeout=30, isolation_level=None)
         except sqlite3.OperationalError as error:
@@ -200,7 +200,7 @@ class SqliteTable(Participant):
 
 
 class SqliteWriter(Writer):
-    """One branch in a task. What it writes stands in a table of its own until it is committed."""
+    """One branch in a task. Its rows stay in `poundlock_rows` until it is committed."""
 
     def __init__(self, sink: SqliteTable, branch: Branch):
         self._sink, self._name = sink, str(name_of(branch))

@@ -1,6 +1,6 @@
-"""The compliance suite upon the template of a sink.
+"""The compliance suite for the sink template.
 
-Copy it together with `sqlite_sink.py`, make them your own, and run
+Copy it together with `sqlite_sink.py`, adapt both, and run
 
     pip install 'poundlock[compliance]'
     pytest test_sqlite_sink.py
@@ -43,7 +43,7 @@ def worded(numbers: Sequence[Any], words: Sequence[str]) -> pa.RecordBatch:
 
 
 class SqliteSubject(Subject):
-    """Files of SQLite, looked at by SQLite itself."""
+    """SQLite files, read through SQLite itself."""
 
     has_server = False
     not_applicable = {  # noqa: RUF012

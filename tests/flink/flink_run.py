@@ -1,7 +1,7 @@
-"""Has Flink answer the scenarios: `python flink_run.py FOLDER` writes its answers there.
+"""Runs the scenarios in Flink: `python flink_run.py FOLDER` writes its answers there.
 
-Run by the Python of .venv-flink, where pip has put Flink's own libraries. Compiles FlinkRun.java with
-them and runs it, all scenarios in one JVM.
+Use the Python of .venv-flink, where pip installed Flink's own libraries. The script compiles
+FlinkRun.java with them and runs all scenarios in one JVM.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def program(name: str) -> str:
 
 
 def answer(scenarios: list[Scenario]) -> dict[str, Any]:
-    """Return what Flink says: {"flink": version, "answers": {scenario: {output: rows}}}."""
+    """Return Flink's answers: {"flink": version, "answers": {scenario: {output: rows}}}."""
     with tempfile.TemporaryDirectory() as folder:
         given, said, path = Path(folder, "given"), Path(folder, "said"), libraries()
         given.write_text(json.dumps(scenarios))
@@ -62,7 +62,7 @@ def answer(scenarios: list[Scenario]) -> dict[str, Any]:
 
 
 def digest(scenario: Scenario) -> str:
-    """Return what an answer is an answer to, so that it is not compared with anything else."""
+    """Return a digest of the scenario, so that its answer is not compared with another's."""
     text = json.dumps(scenario, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -42,7 +42,7 @@ def batches(scenario: dict[str, Any]) -> list[Batch]:
 
 
 def row_by_row(scenario: dict[str, Any]) -> list[Batch]:
-    """Return every row as a batch of its own, so that nothing but the scenario orders them."""
+    """Return every row as its own batch, so that only the scenario orders them."""
     return [
         each
         for watermark, rows in batches(scenario)
@@ -62,7 +62,7 @@ def in_order(scenario: dict[str, Any]) -> bool:
 
 
 def answer(scenario: dict[str, Any], cut: Sequence[Batch]) -> dict[str, list[Any]]:
-    """Return the rows of each output, in the order they came."""
+    """Return the rows of each output, in the order they were emitted."""
     try:
         operator = OPERATORS[scenario["operator"]["kind"]](scenario["operator"])
     except UsageError as error:
@@ -104,7 +104,7 @@ def head(key: Any, window: Any) -> tuple[Any, ...]:
 
 
 class Statistics(Aggregate):
-    """Sum, number, least, greatest."""
+    """Sum, count, minimum and maximum."""
 
     def create(self) -> Any:
         return [0, 0, 2**63 - 1, -(2**63)]
@@ -191,7 +191,7 @@ def window_operator(spec: dict[str, Any]) -> Operator:
 
 
 class Obeys(ProcessFunction):
-    """Does what the rows say: see FlinkRun.java."""
+    """Executes the commands in its rows: see FlinkRun.java."""
 
     timers = "event"
     count = ValueState()

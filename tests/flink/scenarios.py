@@ -1,9 +1,9 @@
-"""What Flink and our operators are both given: rows, watermarks, and an operator, all as plain data.
+"""The input of both Flink and our operators: rows, watermarks, and an operator, all as plain data.
 
     {"name": "...", "operator": {"kind": "window", ...}, "events": [
         ["row", key, time, value], ["watermark", time], ...]}
 
-Times are in milliseconds. After the last event comes the last watermark of all, on both sides.
+Times are in milliseconds. The final watermark follows the last event on both sides.
 """
 # ruff: noqa: E501 (the scenarios are tables)
 
@@ -175,17 +175,25 @@ def processes() -> list[Scenario]:
         process("a timer that is not there is deleted", "delete_10@0 set_10@0 |9 |10 delete_10@0"),
         process("a timer that sets the next", "again_10@0 |10 count@15 |20 |50"),
         process("a timer that sets the next, in one jump", "again_10@0 set_15@0 |100 count@101"),
-        process("several keys", "set_10@0 b:set_5@0 c:again_7@0 b:count@2 |8 c:delete_17@0 |11 b:set_3@12 |40"),
+        process(
+            "several keys",
+            "set_10@0 b:set_5@0 c:again_7@0 b:count@2 |8 c:delete_17@0 |11 b:set_3@12 |40",
+        ),
         process("a late row", "set_10@10 |15 set_10@7 |16 count@3 |20"),
-    ]  # fmt: skip
+    ]
 
 
 def already_due() -> list[Scenario]:
     """Timers that are due when they are set, by a function and by a trigger: see the README."""
     return [
         process("timer before the watermark", "count@1 |20 set_5@10 set_30@10 |21 |50"),
-        window("continuous, row behind the watermark", tumbling(20), "|9 1@2 2@3 |12 |40", trigger=continuous(4)),
-    ]  # fmt: skip
+        window(
+            "continuous, row behind the watermark",
+            tumbling(20),
+            "|9 1@2 2@3 |12 |40",
+            trigger=continuous(4),
+        ),
+    ]
 
 
 def join(name: str, lower: int, upper: int, text: str, **more: bool) -> Scenario:
@@ -199,7 +207,7 @@ def join(name: str, lower: int, upper: int, text: str, **more: bool) -> Scenario
 
 
 def joins() -> list[Scenario]:
-    """Rows of two inputs that are near in time; no row is late, as Flink has no order between them."""
+    """Rows of two inputs that are close in time. No row is late, as Flink does not order the inputs."""
     text = "l:1@10 r:2@8 r:3@7 r:4@15 r:5@16 |6 l:6@9 r:7@12 |11 l:8@13 r:9@20 |15 l:10@20 r:11@18 |30 l:12@31"
     return [
         join("join, both bounds", -2, 5, text),

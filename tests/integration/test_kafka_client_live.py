@@ -6,25 +6,22 @@ what the transaction's own records prove.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from open_transactions import SECONDS, Open, eventually, leave_open, make_topic
 
 from kafka_probe import Probe
-from poundlock.errors import Unavailable, UsageError
+from poundlock.errors import UsageError
 from poundlock.servers import kafka
 from poundlock.sinks.kafka import witness
 from poundlock.sinks.kafka.transactions import Answer, Progress
 from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
 from poundlock.sinks.kafka.witness import Outcome
-
-SECONDS = 20
 
 
 @pytest.fixture(scope="module")
@@ -44,84 +41,6 @@ def client(cluster: kafka.Cluster) -> Iterator[Probe]:
 @pytest.fixture
 def topic(cluster: kafka.Cluster) -> str:
     return make_topic(cluster)
-
-
-def make_topic(cluster: kafka.Cluster, name: str | None = None) -> str:
-    name = name or f"t-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient(cluster.client_settings())  # must outlive its futures
-    admin.create_topics([NewTopic(name, 2)])[name].result(SECONDS)
-    return name
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + SECONDS
-    while not what():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.05)
-
-
-@dataclass
-class Open:
-    """A transaction that its producer left open, as a task would."""
-
-    identity: TransactionIdentity
-    written: list[LastRecord]
-    row: str  # the first it wrote
-    producer: object  # lives on, and could be a zombie
-
-    @property
-    def id(self) -> str:
-        return self.identity.transactional_id
-
-
-def leave_open(
-    cluster: kafka.Cluster,
-    topic: str,
-    *,
-    id_: str | None = None,
-    partitions: tuple[int, ...] = (0, 1),
-    rows: int = 3,
-    timeout_ms: int = 60_000,
-) -> Open:
-    """Write a transaction with librdkafka and leave it."""
-    eos: dict[str, int] = {}
-    last: dict[int, int] = {}
-
-    def delivered(error: object, message: object) -> None:
-        if error is None:
-            last[message.partition()] = max(message.offset(), last.get(message.partition(), -1))
-
-    token = uuid.uuid4().hex[:8]
-    id_ = id_ or f"x-{token}"
-    producer = confluent_kafka.Producer(
-        {
-            **cluster.client_settings(),
-            "transactional.id": id_,
-            "log_level": 0,  # brokers die here, and producers would say so
-            "transaction.timeout.ms": timeout_ms,
-            "statistics.interval.ms": 10,
-            "stats_cb": lambda stats: eos.update(json.loads(stats)["eos"]),
-            "on_delivery": delivered,
-        }
-    )
-    producer.init_transactions(SECONDS)
-    producer.begin_transaction()
-    for row in range(rows):
-        for partition in partitions:
-            producer.produce(topic, value=f"{token}/{row}".encode(), partition=partition)
-    producer.flush(SECONDS)
-    eos.clear()
-    until = time.monotonic() + SECONDS
-    while eos.get("producer_id", -1) < 0:
-        assert time.monotonic() < until
-        producer.poll(0.05)
-    with Probe(cluster.client_settings()) as client:
-        topic_id = client.topic_ids([topic])[topic]
-    assert topic_id is not None
-    written = [LastRecord(topic, topic_id, part, offset) for part, offset in sorted(last.items())]
-    assert len(last) == (len(partitions) if rows else 0)
-    identity = TransactionIdentity(id_, eos["producer_id"], eos["producer_epoch"])
-    return Open(identity, written, f"{token}/0", producer)
 
 
 def initialise(cluster: kafka.Cluster, id_: str) -> None:
@@ -553,26 +472,6 @@ def test_facts_of_the_cluster(client):
     assert config.values["no.such"] == ()
 
 
-# Losses.
-
-
-def test_a_lost_broker_is_an_outage_and_its_return_is_noticed(tmp_path):
-    with kafka.running() as cluster, Probe(cluster.client_settings(), time_limit=2) as client:
-        topic = make_topic(cluster)
-        left, other = leave_open(cluster, topic), leave_open(cluster, topic)
-        assert client.end(*other.identity, commit=True) is Answer.DONE
-        cluster.kill(1)
-        assert client.end(*left.identity, commit=True) is Answer.UNREACHABLE
-        with pytest.raises(Unavailable):
-            client.list_open("")
-        with pytest.raises(Unavailable):
-            client.describe([left.id])
-        cluster.start(1)
-        eventually(lambda: client.end(*left.identity, commit=True) is Answer.DONE)
-        assert client.end(*other.identity, commit=True) is Answer.DONE
-        eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
-
-
 def test_a_silent_broker_ends_in_time(cluster, topic):
     left = leave_open(cluster, topic)
     with Probe(cluster.client_settings(), time_limit=1) as client:
@@ -583,78 +482,3 @@ def test_a_silent_broker_ends_in_time(cluster, topic):
         finally:
             cluster.resume(1)
         eventually(lambda: client.end(*left.identity, commit=True) is Answer.DONE)
-
-
-def test_an_address_without_a_broker(tmp_path):
-    with (
-        Probe({"bootstrap.servers": "127.0.0.1:9"}, time_limit=1) as client,
-        pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"),
-    ):
-        client.describe(["x"])
-
-
-# Several brokers.
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[kafka.Cluster]:
-    with kafka.running(brokers=3) as running:
-        yield running
-
-
-def test_a_partition_without_a_leader_keeps_a_commit_pending(three: kafka.Cluster):
-    name = f"t-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient(three.client_settings())
-    spread = NewTopic(name, 2, replica_assignment=[[1], [3]])
-    admin.create_topics([spread])[name].result(SECONDS)
-    with Probe(three.client_settings(), time_limit=SECONDS) as client:
-
-        def led() -> set[int]:
-            found = client.topics([name])[name]  # none, at a broker that has not heard of it yet
-            return set(found.leaders) if found else set()
-
-        eventually(lambda: led() == {0, 1})
-        left = leave_open(three, name)
-        three.kill(3)
-        eventually(lambda: led() == {0})
-        # The coordinator may have been on the broker that died: the client finds the next one.
-        assert client.end(*left.identity, commit=True) is Answer.DONE
-        settlement = client.settled(left.identity, left.written)
-        assert settlement.progress is Progress.PENDING
-        assert f"{name}-1" in settlement.why
-        with pytest.raises(Unavailable, match=f"{name}-1|no leader"):
-            Probe(three.client_settings(), time_limit=2).last_stable_offsets([(name, 1)])
-        three.start(3)
-        eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
-        assert client.witness_all(left.identity.producer_id, left.written).outcome is (
-            Outcome.COMMITTED
-        )
-
-
-def test_a_broker_that_does_not_answer_hides_no_transaction(three: kafka.Cluster):
-    topic = make_topic(three)
-    space = uuid.uuid4().hex[:8]
-    lefts = [leave_open(three, topic, id_=f"{space}.{n}") for n in range(9)]
-    expected = [left.id for left in lefts]
-    with Probe(three.client_settings(), time_limit=SECONDS) as client:
-        assert [it.transactional_id for it in client.list_open(space)] == expected
-        three.pause(2)
-        try:
-            hasty = Probe(three.client_settings(), time_limit=2)
-            with hasty, pytest.raises(Unavailable):
-                hasty.list_open(space)
-        finally:
-            three.resume(2)
-        three.kill(2)
-
-        def all_found() -> bool:
-            try:
-                return [it.transactional_id for it in client.list_open(space)] == expected
-            except Unavailable:
-                return False
-
-        eventually(all_found)
-        assert set(client.end_many([left.identity for left in lefts], commit=False)) == {
-            Answer.DONE
-        }
-        three.start(2)

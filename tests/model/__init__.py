@@ -1,11 +1,11 @@
-"""A small world in which everything that can go wrong does, deterministically.
+"""A small simulated world that injects every kind of fault, deterministically.
 
-The real coordinator runs over the real log code. Around it stand simulated systems (`kafka`,
+The real coordinator runs over the real log code. Around it are simulated systems (`kafka`,
 `database`), a disk that forgets what was not synced (`disk`), Spark's checkpoint and tasks (`spark`)
 and any number of drivers that are switched at every effect (`driver`, `world`). A `schedule` says what
 goes wrong and where; it alone determines a run. `families` are schedules by enumeration, Hypothesis
-makes the others. The `oracle` sees everything and knows what may never be. `mutants` are protocol bugs
-put in on purpose: each must be caught.
+makes the others. The `oracle` sees everything and checks what must never happen. `mutants` are
+deliberate protocol bugs: the model must catch each of them.
 
     pytest tests/model -s                                   the counts and the seed
     pytest tests/model -s --model-seed random               other schedules than last time

@@ -48,7 +48,7 @@ def model_schedules(pytestconfig: pytest.Config) -> int:
 
 @pytest.fixture(autouse=True, scope="package")
 def quickly() -> Iterator[None]:
-    """Thousands of warnings would be written and thousands of records read again and again."""
+    """Suppress thousands of warnings, and cache records that are read repeatedly."""
     logger = logging.getLogger("poundlock")
     before, logger.disabled = logger.disabled, True
     with read_once():

@@ -53,7 +53,7 @@ class DatabaseServer:
         return None
 
     def insert_tombstone(self, gid: str) -> str:
-        """Return whose mark is under the key now: the first that came."""
+        """Return the mark that the key now has: the first one inserted."""
         return self.witness.setdefault(gid, "aborted")
 
     # As the oracle sees it.
@@ -164,7 +164,7 @@ class BlindServer:
         self.memory.branches[self._foreign] = Held(FOREIGN, 1, [])
 
     def watched(self, id_: str, effect: Callable[[], BranchState], by: str) -> BranchState:
-        """Let `effect` happen, and tell the watcher if it ended the branch."""
+        """Apply `effect`, and notify the watcher if it ended the branch."""
         held = self.memory.branches.get(id_)
         before = held and held.state
         answer = effect()

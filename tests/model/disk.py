@@ -1,6 +1,6 @@
-"""A disk that keeps only what was synced, and a store in the network that keeps all.
+"""A disk that keeps only what was synced, and a network store that keeps everything.
 
-What POSIX promises is kept and no more: a file's content survives a crash of the machine if the file
+The disk keeps only what POSIX promises: a file's content survives a crash of the machine if the file
 was synced, its name if the directory was. The rest survives or not, as the schedule says.
 """
 
@@ -52,7 +52,7 @@ class SimDisk:
                     del self.kept[name]
 
     def fail_to_sync(self, path: str) -> None:
-        """What is dirty is now called clean, and is not on the disk."""
+        """Mark dirty data as clean without writing it to the disk."""
         if self._there(path) is None:
             inside = (n for n in self.live if _parent(n) == path and n not in self.kept)
             self.doomed.update(inside)
@@ -82,7 +82,7 @@ class SimDisk:
         return self.live[path]
 
     def crash(self, arg: int) -> None:
-        """Forget. 0: all that was not synced; 1: nothing; else: now this, now that."""
+        """Lose unsynced data. 0: all of it; 1: none of it; otherwise: a varying part."""
         after = dict(self.kept)
         for turn, name in enumerate({**self.live, **self.kept}):
             survives = arg == 1 or (arg > 1 and (arg >> turn % 3) & 1)
@@ -106,7 +106,7 @@ def _parent(path: str) -> str:
 
 
 class DriverDisk(Disk):
-    """The disk as one process sees it: every call is an effect, and may go wrong."""
+    """The disk as one process sees it: every call is an effect and can fail."""
 
     def __init__(self, disk: SimDisk, effect: Effect, published: Callable[[int, bytes], None]):
         self._disk, self._effect, self._published = disk, effect, published

@@ -1,4 +1,4 @@
-"""One driver of the pipeline, which comes through a gate before each of its effects.
+"""One driver of the pipeline, which passes a gate before each of its effects.
 
 Each driver is a thread, but only one ever runs: control goes back and forth by locks, so that a
 schedule determines everything. At the gate the schedule may kill the driver, put it to sleep, or spoil
@@ -30,11 +30,11 @@ MOST_EFFECTS = 6000
 
 
 class Interrupt(BaseException):
-    """The call was broken off, but its process lives on."""
+    """The call was interrupted, but its process still runs."""
 
 
 class Driver:
-    """One process that runs the pipeline. A thread that has its turn only when told."""
+    """One process that runs the pipeline: a thread that runs only when it is given its turn."""
 
     def __init__(self, world: World, name: str):
         self.world, self.name = world, name
@@ -123,7 +123,7 @@ class Driver:
         return self._spark("metadata", lambda: self.world.checkpoint.query)
 
     def _patiently(self, step: Callable[[], object]) -> None:
-        """Do it; if stubborn, do it again after a failure that allows it."""
+        """Run the call; a stubborn driver repeats it after a failure that allows a retry."""
         for _ in range(3):
             try:
                 step()
@@ -148,7 +148,7 @@ class Driver:
         self.world.pass_time(seconds)
 
     def effect(self, label: str, effect: Callable[[], T]) -> T:
-        """Let something happen on the disk, or not."""
+        """Apply an effect on the disk, unless the schedule prevents it."""
         fault = self._gate(label)
         if self.outage and label != "sync":
             self.outage -= 1
@@ -192,7 +192,7 @@ class Driver:
         raise error
 
     def _gate(self, label: str) -> str | None:
-        """The point before an effect: whatever is due happens here. Returns how to spoil it."""
+        """Apply the faults that are due before an effect. Return how to spoil the effect."""
         world = self.world
         if self.dead:
             raise Crash
@@ -244,5 +244,5 @@ class Driver:
             case kind if kind in REQUEST or kind == "interrupt_after":
                 return kind
             case _:
-                world.befall(fault)
+                world.apply_fault(fault)
         return None

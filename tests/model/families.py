@@ -1,4 +1,4 @@
-"""Schedules by enumeration: one fault at every effect there is, and pairs where two belong together."""
+"""Enumerated schedules: one fault at every effect, and pairs of related faults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def machine_crashes() -> Iterator[Schedule]:
 
 
 def interrupted_links() -> Iterator[Schedule]:
-    """A call is broken off between linking a record and syncing it; then the machine crashes."""
+    """A call is interrupted between linking a record and syncing it; then the machine crashes."""
     config = replace(PLAIN, stubborn=True)
     for nth, after in itertools.product(range(2, 6), range(0, 24, 2)):
         yield Schedule(config, (Fault("interrupt_after", nth, "link"), Fault("machine", after)))
@@ -112,7 +112,7 @@ def losses() -> Iterator[Schedule]:
 
 
 def stragglers() -> Iterator[Schedule]:
-    """A task that was given up long ago takes an id again, writes, and prepares."""
+    """A task that was abandoned long ago takes an id again, writes, and prepares."""
     yield from everywhere(PLAIN, "straggler")
 
 
@@ -130,7 +130,7 @@ def forgotten_outcomes() -> Iterator[Schedule]:
 
 
 def unknown_appends() -> Iterator[Schedule]:
-    """A record is under way, its writer hears nothing, and something else happens meanwhile."""
+    """A record is in flight, its writer gets no answer, and another fault happens meanwhile."""
     long = replace(LONG, log="remote", late=False)
     for config, stubborn in itertools.product((REMOTE, SWALLOWING, long), (True, False)):
         yield from _silences(replace(config, stubborn=stubborn))
@@ -163,7 +163,7 @@ def tampered_checkpoints() -> Iterator[Schedule]:
 
 
 def late_markers() -> Iterator[Schedule]:
-    """A commit is taken, and its markers follow later; the driver may not live to see them."""
+    """A commit is accepted, and its markers follow later; the driver may die before that."""
     yield from everywhere(REMOTE, "slow_markers", step=2)
     for config, nth in itertools.product((PLAIN, REMOTE, STATEFUL), range(3)):
         slow = Fault("slow_markers", nth, "commit")
@@ -177,7 +177,7 @@ def failed_syncs() -> Iterator[Schedule]:
 
 
 def replays_that_differ() -> Iterator[Schedule]:
-    """A finished batch of a stateful query is run again: nothing was written, or all of it."""
+    """A finished batch of a stateful query runs again after writing nothing or everything."""
     for config in (STATEFUL, SALTED):
         yield Schedule(config, (Fault("crash", 0, "commits"),))
         for nth in range(3):

@@ -150,7 +150,7 @@ class KafkaServer:
         return min((txn.first for txn in self.txns.values() if not txn.marked), default=self.end)
 
     def read(self, offset: int, pid: int) -> str | None:
-        """Return how the transaction of a record ended. None if the record is gone."""
+        """Return how the transaction of a record ended, or None if the record no longer exists."""
         if offset < self.start:
             return None
         for txn in self.txns.values():
@@ -275,7 +275,7 @@ class KafkaSink(Participant):
         return answer
 
     def _seen(self, receipt: Receipt) -> BranchState:
-        """COMMITTED when every reader sees it: its markers are written, the stable offset past it."""
+        """Return COMMITTED when every reader sees it: markers written, stable offset past it."""
         now = self.wire("witness", lambda: self.server.describe(receipt.id))
         if now == ("PrepareCommit", receipt.handle["pid"], receipt.handle["epoch"] + 1):
             return BranchState.PREPARED

@@ -1,6 +1,6 @@
-"""Protocol bugs, put into the code under test on purpose. Each must be caught by the model.
+"""Deliberate protocol bugs in the code under test. The model must catch each of them.
 
-A mutant that survives shows that the model is too weak: mend the model then, never the mutant.
+A surviving mutant shows that the model is too weak: fix the model then, never the mutant.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, and the family of schedules in which it is looked for first."""
+    """A bug, and the family of schedules that is searched first."""
 
     name: str
     bug: str

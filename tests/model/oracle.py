@@ -1,4 +1,4 @@
-"""Sees every record and every outcome, and knows what may never be.
+"""Sees every record and every outcome, and checks what must never happen.
 
 It keeps its own account of the log, apart from the code under test.
 """
@@ -43,7 +43,7 @@ class Story:
 
 
 class Oracle:
-    """Fails the run, at once, when something happens that must not."""
+    """Fails the run immediately when something happens that must not."""
 
     def __init__(self) -> None:
         self.systems: dict[str, System] = {}
@@ -224,7 +224,7 @@ class Oracle:
         return [row for row in self.systems[sink].visible() if rows[0] <= row[0] < rows[1]]
 
     def final(self, position: int | None) -> None:
-        """Check the end. `position`: where Spark's checkpoint says it is; None: it stopped before."""
+        """Check the end. `position` is that of Spark's checkpoint; None if the run stopped before."""
         for history in self.stories.values():
             for sink in self.systems:
                 self._check_rows(sink, history)

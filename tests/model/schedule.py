@@ -1,4 +1,4 @@
-"""A schedule: one pipeline, and what goes wrong with it in which order. It alone determines a run."""
+"""A schedule: one pipeline and its faults in order. It alone determines a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPARK_EFFECTS = ("metadata", "offsets", "commits")
 
 @dataclass(frozen=True)
 class Fault:
-    """Goes off when `after` effects have passed since the fault before it; of kind `at`, if given."""
+    """Fires `after` effects after the previous fault; counts only effects of kind `at`, if given."""
 
     kind: str
     after: int = 0
@@ -118,7 +118,7 @@ def configs() -> st.SearchStrategy[Config]:
 
 
 def duels() -> st.SearchStrategy[tuple[Fault, ...]]:
-    """Two or three drivers that take turns, and one thing that goes wrong meanwhile."""
+    """Two or three drivers that take turns, with one other fault."""
     turn = st.builds(Fault, st.just("switch"), st.integers(0, 40), arg=st.integers(0, 3))
     return st.tuples(st.lists(turn, min_size=2, max_size=7), faults(), st.integers(0, 7)).map(
         lambda drawn: (*drawn[0][: drawn[2]], drawn[1], *drawn[0][drawn[2] :])

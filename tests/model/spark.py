@@ -17,15 +17,15 @@ Range = tuple[int, int]
 
 
 class SparkConflict(Exception):
-    """Spark gives up: a file of its checkpoint cannot be had, or another query wrote it first."""
+    """Spark fails: a checkpoint file is unavailable, or another query wrote it first."""
 
 
 @dataclass
 class Checkpoint:
     """`offsets/N` before a batch and `commits/N` after it, each created only if absent.
 
-    Where it swallows, as Spark's checkpoint manager does on S3A, the loser of a race hears nothing,
-    and goes on with the plan it has in memory.
+    Where it swallows conflicts, as Spark's checkpoint manager does on S3A, the loser of a race gets
+    no error and continues with the plan it has in memory.
     """
 
     swallows: bool = False
@@ -35,7 +35,7 @@ class Checkpoint:
     queries: int = 0
 
     def start(self) -> str:
-        """Return the query's id, made up if this is a new checkpoint."""
+        """Return the query's id; a new checkpoint gets a new one."""
         if self.query is None:
             self.queries += 1
             self.query = f"query-{self.queries}"
@@ -122,7 +122,7 @@ class SimJob:
         rows: list[Row],
         held_ids: frozenset[str],
     ) -> Receipt:
-        """Run one task; Spark runs a failed one again, and what it left stays behind."""
+        """Run one task; Spark reruns a failed one, and what that left remains."""
         for retry in range(3):
             attempt = self._runs.next_task()
             branch = Branch(transaction, sink, task, attempt, retry, held_ids)

@@ -19,7 +19,7 @@ PROTOCOL, ELSEWHERE = "the protocol", "its surroundings"
 
 
 class Crash(BaseException):
-    """The process is gone: nothing after this line happens, and no `except` sees it."""
+    """The process has died: nothing after this line runs, and no `except` catches it."""
 
 
 def key_of(receipt: Receipt) -> Key:
@@ -34,7 +34,7 @@ class Wire(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told of every outcome as it comes about."""
+    """Is notified of every outcome when it happens."""
 
     def committed(self, key: Key) -> None: ...
 
@@ -55,7 +55,7 @@ class System(Protocol):
     def visible(self) -> list[Row]: ...
 
     def open_branches(self) -> list[Key]:
-        """Return what is open, the other pipeline's branch left out."""
+        """Return the open branches, except the other pipeline's."""
         ...
 
     def bystander_lives(self) -> bool:
@@ -71,7 +71,7 @@ class System(Protocol):
         ...
 
     def straggle(self) -> None:
-        """Let a task that was given up long ago write and prepare after all."""
+        """Let a task that was abandoned long ago write and prepare."""
         ...
 
     def tick(self) -> None:

@@ -111,7 +111,7 @@ def negatives(draw: st.DrawFn, pattern: Pattern, at: int) -> Pattern:
 
 
 def odd_if_optional(stages: tuple[Stage, ...]) -> bool:
-    """Where Flink, and so we, do something else than all sequences without and with the stage.
+    """Return whether Flink, and so Poundlock, differs from the sequences with and without the stage.
 
     After `not_next` at the end, what must not come next is asked of the row before. And what must not
     come before the first of two optional stages is still refused before the second.
@@ -288,7 +288,7 @@ def test_a_pattern_finds_what_every_choice_of_rows_allows(pattern, batches):
 
 @settings(max_examples=150, deadline=None)
 @given(patterns(plain=False), streams())
-def test_the_result_does_not_depend_on_how_the_stream_is_cut(pattern, batches):
+def test_the_result_does_not_depend_on_how_the_stream_is_split(pattern, batches):
     events = in_order(batches)
     found = run(pattern, batches)
     assert found == run(pattern, [events]) == run(pattern, [[event] for event in events])

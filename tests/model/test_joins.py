@@ -1,4 +1,4 @@
-"""The interval join beside two oracles: all pairs of rows that come in time, and Flink's own rules."""
+"""The interval join against two oracles: all pairs of rows in time, and Flink's own rules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def joined(lower, upper, plan):
 
 
 def numbered(batches):
-    """Give each batch a watermark that only rises, and each row its time and a number."""
+    """Give each batch a rising watermark, and each row its time and a number."""
     watermark, numbers, plan = 0, count(), []
     for step, rows in batches:
         watermark += step
@@ -56,7 +56,7 @@ def fits(one, other, lower, upper):
 
 @settings(max_examples=150, deadline=None)
 @given(bounds, batches)
-def test_rows_in_time_join_with_all_that_they_should(bounds, batches):
+def test_rows_in_time_join_with_every_matching_row(bounds, batches):
     lower, upper = bounds
     plan = [
         (watermark, [row for row in rows if row[2] > watermark])
@@ -77,7 +77,7 @@ def test_rows_in_time_join_with_all_that_they_should(bounds, batches):
 
 @settings(max_examples=150, deadline=None)
 @given(bounds, batches)
-def test_rows_out_of_time_fare_as_in_flink(bounds, batches):
+def test_late_rows_are_treated_as_in_flink(bounds, batches):
     lower, upper = bounds
     plan = numbered(batches)
     expected, late, here = Counter(), Counter(), []

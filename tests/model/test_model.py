@@ -1,4 +1,4 @@
-"""Exactly once, under every schedule that we can think of and thousands that nobody thought of.
+"""Exactly once under enumerated schedules and thousands of generated ones.
 
 A schedule that fails is printed as it stands. To replay it, from the folder above:
 

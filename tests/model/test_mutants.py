@@ -1,4 +1,4 @@
-"""Every bug that is planted is found: so the model would find it too if somebody made it."""
+"""The model finds every planted bug, so it would also find the same bug made by mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def first_violation(mutant: Mutant, model_seed: int) -> tuple[int, str]:
     pytest.fail(f"{played} schedules, and the mutant is alive: the model is too weak")
 
 
-def test_there_are_enough() -> None:
+def test_there_are_enough_mutants() -> None:
     assert len(MUTANTS) >= 14
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
 

@@ -1,4 +1,4 @@
-"""Windows against a plain oracle: all rows that ever came, and the watermark that each met."""
+"""Windows against a simple oracle: all rows that arrived, each with its watermark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOREVER = 10**9
 
 
 class Arrival(NamedTuple):
-    """A row as it comes: `n` is its own, so it can be told from all others."""
+    """An arriving row; `n` identifies it."""
 
     key: str
     time: int
@@ -52,7 +52,7 @@ def histories(draw) -> list[Batch]:
 
 
 class ByHand(triggers.EventTime):
-    """The default trigger under another name, so that the general way is taken."""
+    """The default trigger as another class, so that the general code path runs."""
 
 
 def operator(assigner, *, lateness=0, how="aggregate", domain=Domain.EVENT):
@@ -98,7 +98,7 @@ def run(windows, batches, *, turn=lambda rows: rows, now=lambda watermark: 0):
 
 
 def aligned(size, slide, offset, lateness, batches):
-    """What windows of one size do: every window is looked at for every row."""
+    """Return what windows of one size do: check every window for every row."""
     came = defaultdict(list)  # (key, start): the numbers that are in it
     before, expected = -(10**9), []
     for watermark, rows in batches:
@@ -123,7 +123,7 @@ def aligned(size, slide, offset, lateness, batches):
 
 
 def sessions(gap_of, lateness, batches):
-    """What sessions do: the rows that are kept, grouped anew whenever one comes."""
+    """Return what sessions do: the kept rows, regrouped whenever a row arrives."""
 
     def groups(rows):
         found = []
@@ -169,7 +169,7 @@ quick = settings(max_examples=120, deadline=None)
 
 @quick
 @given(histories(), st.integers(1, 20), st.integers(1, 20), st.data(), st.integers(0, 20), WAYS)
-def test_windows_of_one_size(batches, size, slide, data, lateness, how):
+def test_time_windows_agree_with_the_oracle(batches, size, slide, data, lateness, how):
     offset = data.draw(st.integers(1 - slide, slide - 1))
     batches = [*batches, Batch(FOREVER, [])]
     windows = operator(TimeWindows(size, slide, offset), lateness=lateness, how=how)
@@ -195,7 +195,7 @@ def test_every_row_is_in_one_tumbling_window_or_late(batches, size, lateness):
 
 @quick
 @given(histories(), st.sampled_from([TimeWindows(7, 7), SessionWindows(5)]), st.integers(0, 20))
-def test_what_was_purged_fires_no_more(batches, assigner, lateness):
+def test_purged_rows_do_not_fire_again(batches, assigner, lateness):
     """Every row fires once or is late."""
     batches = [*batches, Batch(FOREVER, [])]
     how = triggers.purging(triggers.event_time())
@@ -233,8 +233,8 @@ ANY = st.recursive(
     st.integers(0, 20),
     ANY,
 )
-def test_no_trigger_leaves_anything_or_loses_track(batches, assigner, lateness, trigger):
-    """A firing's rows came, belong to its window and are there once; at the end nothing is left."""
+def test_every_trigger_fires_valid_rows_and_leaves_no_state(batches, assigner, lateness, trigger):
+    """The rows of a firing arrived, are in its window and occur once; no state is left at the end."""
     batches = [*batches, Batch(FOREVER, [])]
     times = {row.n: (row.key, row.time) for _, rows in batches for row in rows}
     windows = operator(assigner, lateness=lateness, how=trigger)
@@ -259,7 +259,7 @@ def test_sessions(batches, gap, lateness, how):
 
 @quick
 @given(histories(), st.integers(1, 5), st.none() | st.integers(1, 5), st.booleans())
-def test_windows_by_count(batches, size, slide, function):
+def test_count_windows_agree_with_the_oracle(batches, size, slide, function):
     seen, _ = run(
         operator(count(size, slide), how="function" if function else "aggregate"), batches
     )
@@ -278,8 +278,8 @@ def test_windows_by_count(batches, size, slide, function):
     st.integers(0, 10),
     WAYS,
 )
-def test_rows_one_at_a_time_give_the_same(batches, assigner, lateness, how):
-    """A batch may be cut anywhere, if the watermark is the same: rows are taken in runs otherwise."""
+def test_single_rows_give_the_same_result_as_batches(batches, assigner, lateness, how):
+    """A batch can be split anywhere under the same watermark, although rows are handled in runs."""
     whole, left = run(operator(assigner, lateness=lateness, how=how), batches)
     cut = [Batch(watermark, [row]) for watermark, rows in batches for row in rows or [None]]
     cut = [Batch(each.watermark, [row for row in each.rows if row]) for each in cut]
@@ -303,7 +303,7 @@ def test_rows_one_at_a_time_give_the_same(batches, assigner, lateness, how):
     st.sampled_from([TimeWindows(7, 7), SessionWindows(5), CountWindows(3, 3)]),
     st.randoms(use_true_random=False),
 )
-def test_the_order_of_arrival_within_a_batch_does_not_matter(batches, assigner, chance):
+def test_the_arrival_order_within_a_batch_does_not_matter(batches, assigner, chance):
     def turned(rows):
         return sorted(chance.sample(rows, len(rows)), key=lambda row: (row.time, row.n))
 
@@ -319,7 +319,7 @@ def test_the_order_of_arrival_within_a_batch_does_not_matter(batches, assigner, 
     ),
     st.sampled_from([TimeWindows(5, 5), TimeWindows(10, 4, 1)]),
 )
-def test_processing_time_goes_by_the_clock_alone(steps, assigner):
+def test_processing_time_windows_depend_only_on_the_clock(steps, assigner):
     """The same oracle, with the clock as every row's time and nothing ever late."""
     now, n, data, fired, rows = 0, 0, None, [], []
     windows = operator(assigner, domain=Domain.PROCESSING)

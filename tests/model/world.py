@@ -1,4 +1,4 @@
-"""Everything there is: drivers, systems, disk, checkpoint, and what befalls them by schedule.
+"""The simulated world: drivers, systems, disk, checkpoint, and the faults of a schedule.
 
 The world also judges. A driver may only stop for a reason that the schedule gave it, and what its
 message asks a person to do is then done.
@@ -49,7 +49,7 @@ class Violation(AssertionError):
 
 
 class World:
-    """Everything there is, for one schedule."""
+    """The simulated world of one schedule."""
 
     def __init__(self, schedule: Schedule, *, trace: bool = False):
         self.config = schedule.config
@@ -183,7 +183,7 @@ class World:
         return len(self.checkpoint.commits) == len(self.sizes)
 
     def _heal(self) -> None:
-        """Let everything late arrive and everyone paused wake; then start once more and look."""
+        """Deliver what is late, wake paused drivers, then start once more and check."""
         self.faults.clear()
         for driver in self._paused():
             self.oracle.count("driver woke when all was over")
@@ -202,7 +202,7 @@ class World:
         self.oracle.count("pipeline stopped for good" if self.stopped else "pipeline came through")
 
     def _finish(self) -> None:
-        """Start once more, and again as long as a person has to help."""
+        """Start once more, and again while an operator has to intervene."""
         while True:
             driver = self._new_driver()
             driver.resume()
@@ -211,7 +211,7 @@ class World:
                 return
 
     def _replay_log(self) -> None:
-        """The log must be readable, and say what the oracle saw."""
+        """Check that the log is readable and agrees with the oracle."""
         state = self.open_log(_directly, "reader").load()
         seen = {b: s for b, s in self.oracle.stories.items() if b >= self.oracle.batch_floor}
         self.oracle.require(set(seen) == set(state.batches), "log and oracle know other batches")
@@ -221,10 +221,10 @@ class World:
             driver.dead = True
             driver.resume()
 
-    # What befalls the world.
+    # Faults.
 
     def crash_machine(self, arg: int) -> None:
-        """The machine of the drivers stops, and its disk keeps only what was synced."""
+        """Stop the drivers' machine; its disk keeps only what was synced."""
         self.oracle.count("machine crashed")
         if self.config.log != "file":
             return
@@ -241,8 +241,8 @@ class World:
         except LogCorrupt as torn:
             self.oracle.fail(f"the disk kept half of a published record: {torn}")
 
-    def befall(self, fault: Fault) -> None:
-        """A system does something by itself, or an old request arrives."""
+    def apply_fault(self, fault: Fault) -> None:
+        """Make a system act by itself, or deliver an old request."""
         servers = list(self.servers.values())
         server = servers[fault.arg % len(servers)]
         match fault.kind:
@@ -294,7 +294,7 @@ class World:
             self.checkpoint.commits.clear()
 
     def start_on_copy(self) -> None:
-        """Somebody copies the whole checkpoint and starts a second pipeline on it."""
+        """Copy the whole checkpoint and start a second pipeline on it."""
         if not self.oracle.owner:
             return
         for path, file in list(self.disk.live.items()):
@@ -337,7 +337,7 @@ class World:
                 pass
 
     def _explained(self, driver: Driver, error: BaseException) -> bool:
-        """Whether something happened that this error is the right answer to."""
+        """Return whether an earlier fault justifies this error."""
         match error:
             case SparkConflict():
                 return len(self.drivers) > 1 or driver.hurt
@@ -360,7 +360,7 @@ class World:
                 return False
 
     def _unprovable(self) -> bool:
-        """Whether a decided branch is over and its system cannot say how it ended."""
+        """Return whether a decided branch has ended and its system cannot say how."""
         return any(
             self.servers[key[0]].state_of(key) != "open"
             and not self.servers[key[0]].proves(receipt)
@@ -377,7 +377,7 @@ class World:
         self.checkpoint.commits = {batch for batch, history in stories.items() if history.finished}
 
     def _rule(self, batch: int, error: PoundlockError) -> None:
-        """Rule by what really happened, as a person would who looks."""
+        """Decide by what really happened, as an operator would."""
         unfinished = [b for b, history in self.oracle.stories.items() if not history.finished]
         batch = unfinished[0] if unfinished else batch
         self._rulings += 1

@@ -2,7 +2,7 @@
 
 One pipeline has windows with a late output, each in a sink of its own; the other all other operators,
 united. With a step and a number, SIGKILL ends Python and JVM when that step is reached for that time.
-The file `DIRECTORY/kill-worker` makes the worker of an operator kill itself, once, amid its rows.
+The file `DIRECTORY/kill-worker` makes the worker of an operator kill itself once, between its rows.
 """
 
 from __future__ import annotations

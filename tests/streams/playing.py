@@ -1,4 +1,4 @@
-"""Plays batches of rows through a flow inside Spark, and gives back what came out."""
+"""Runs batches of rows through a flow inside Spark, and returns the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs as it is, and gives what it says. None is longer than a page."""
+"""Every example runs unchanged and gives its documented result. None is longer than a page."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def columns(row: dict) -> tuple:
 
 
 @pytest.mark.parametrize("example", EXPECTED, ids="-".join)
-def test_example(spark: SparkSession, tmp_path: Path, example: tuple[str, ...]) -> None:
+def test_each_example_gives_its_documented_result(
+    spark: SparkSession, tmp_path: Path, example: tuple[str, ...]
+) -> None:
     name, *arguments = example
     make = jobfile.load(EXAMPLES / f"{name}.py")
     make(spark, [str(tmp_path), *arguments]).start(availableNow=True).awaitTermination()
@@ -87,7 +89,7 @@ def test_example(spark: SparkSession, tmp_path: Path, example: tuple[str, ...]) 
         assert sorted(rows) == sorted(expected), output
 
 
-def test_word_count(spark: SparkSession, tmp_path: Path, capfd) -> None:
+def test_word_count_reads_from_a_socket(spark: SparkSession, tmp_path: Path, capfd) -> None:
     server = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_serve, args=(server, b"to be or not to be\nto\n"), daemon=True).start()
     make = jobfile.load(EXAMPLES / "word_count.py")
@@ -107,7 +109,7 @@ def _serve(server: socket.socket, lines: bytes) -> None:
     threading.Event().wait()
 
 
-def test_examples_are_short() -> None:
+def test_each_example_fits_on_a_page() -> None:
     for path in EXAMPLES.glob("*.py"):
         if not path.stem.endswith("sqlite_sink"):  # a whole participant, and its tests
             assert len(path.read_text().splitlines()) < 80, path

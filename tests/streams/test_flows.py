@@ -1,7 +1,7 @@
-"""Every operator inside Spark: its results, the road it takes, and what it refuses.
+"""Every operator inside Spark: its results, how it runs, and what it rejects.
 
-What an operator does is tested in tests/unit/stream without Spark; here it is seen that Spark's rows,
-state, timers and watermark reach it, and that its outputs come back.
+The operators themselves are tested in tests/unit/stream without Spark. These tests check that Spark's
+rows, state, timers and watermark reach them, and that their outputs come back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plan(flow: lock.Flow) -> str:
     return analyzed_plan(flow.df).treeString()
 
 
-def test_plain_windows_take_sparks_own_road(keyed, tmp_path):
+def test_plain_windows_use_sparks_own_operator(keyed, tmp_path):
     flow = keyed.window(lock.tumbling("15 seconds")).aggregate(
         F.min("v").alias("low"), F.count("*").alias("n")
     )
@@ -69,7 +69,7 @@ def test_plain_windows_take_sparks_own_road(keyed, tmp_path):
     assert together(play(flow, tmp_path / "c")) == WINDOWS
 
 
-def test_lateness_takes_the_other_road_and_late_rows_have_their_output(keyed, tmp_path):
+def test_windows_with_lateness_use_keyed_state_and_emit_late_rows(keyed, tmp_path):
     flow = keyed.window(
         lock.tumbling("15 seconds"), allowed_lateness="5 seconds", late_output="late"
     ).aggregate(F.min("v").alias("low"), "count(*) as n", "sum(v * 2) filter (where v > 4) as s")
@@ -82,15 +82,15 @@ def test_lateness_takes_the_other_road_and_late_rows_have_their_output(keyed, tm
     assert together(late) == [("a", 3.0, 99, 3.0)]
 
 
-def test_sessions_whose_gap_a_row_says(keyed, tmp_path):
-    """The function of a gap sees all of a row, also what no aggregate uses."""
+def test_a_row_can_set_the_gap_of_its_session(keyed, tmp_path):
+    """The gap function sees all columns of a row, including those that no aggregate uses."""
     windows = keyed.window(lock.sessions(lambda row: row.v)).aggregate("count(*) AS n")
     rows = together(play(windows, tmp_path / "c"))
     assert [row for row in rows if row[0] == "a"][:2] == [("a", 1.0, 11.0, 2), ("a", 21.0, 22.0, 1)]
 
 
-def test_windows_of_windows(keyed, tmp_path):
-    """The results of one operator are the rows of the next, and are not late for it."""
+def test_windows_can_be_computed_over_windows(keyed, tmp_path):
+    """The results of one operator are the rows of the next, and are not late there."""
     small = keyed.window(lock.tumbling("5 seconds"), late_output="late").aggregate("sum(v) as v")
     whole = small.key_by("id").window(lock.tumbling("15 seconds"), late_output="late")
     native = small.key_by("id").window(lock.tumbling("15 seconds"))
@@ -106,7 +106,7 @@ def test_windows_of_windows(keyed, tmp_path):
 
 
 class Rise(lock.ProcessFunction):
-    """Tells of a value above ten, and again five seconds after it."""
+    """Reports each value of ten or more, and reports again five seconds later."""
 
     outputs = {"main": "id string, message string, at double", "high": "id string, v long"}  # noqa: RUF012
     seen = lock.ValueState(default=0)
@@ -122,7 +122,7 @@ class Rise(lock.ProcessFunction):
         yield ctx.key.id, f"timer after {self.seen.value}", time / 1000
 
 
-def test_process_functions_with_state_timers_and_outputs(keyed, tmp_path):
+def test_process_functions_have_state_timers_and_outputs(keyed, tmp_path):
     flow = keyed.process(Rise())
     assert flow.outputs == ("main", "high")
     told = [(row[0], row[1]) for row in together(play(flow, tmp_path / "c"))]
@@ -143,14 +143,14 @@ def test_process_functions_with_state_timers_and_outputs(keyed, tmp_path):
     assert together(play(flow, tmp_path / "d", "high")) == [("a", 10), ("a", 99)]
 
 
-def test_count_windows_in_the_order_of_arrival(spark, tmp_path):
+def test_count_windows_follow_the_order_of_arrival(spark, tmp_path):
     rows = [[("a", 0, 3), ("a", 0, 1), ("b", 0, 9), ("a", 0, 2)], [("a", 0, 7), ("b", 0, 1)]]
     keyed = lock.flow(source(spark, tmp_path / "in", rows)).key_by("id")
     flow = keyed.window(lock.count(2)).aggregate(F.collect_list("v").alias("vs"))
     assert play(flow, tmp_path / "c") == [[("a", [3, 1])], [("a", [2, 7]), ("b", [9, 1])]]
 
 
-def test_patterns_with_conditions_in_sql_and_python(keyed, tmp_path):
+def test_patterns_take_conditions_in_sql_and_python(keyed, tmp_path):
     pattern = (
         lock.begin("low")
         .where("v < 6")
@@ -170,7 +170,7 @@ def test_patterns_with_conditions_in_sql_and_python(keyed, tmp_path):
 
 
 class Switch(lock.CoProcessFunction):
-    """Lets rows through while the other input has said so."""
+    """Passes rows while the other input has switched their key on."""
 
     schema = "id string, v long"
     on = lock.ValueState(default=False)
@@ -230,7 +230,7 @@ def test_rules_reach_every_key(keyed, spark, tmp_path):
     ]
 
 
-def test_interval_joins_by_both_roads(keyed, spark, tmp_path):
+def test_interval_joins_give_equal_results_natively_and_on_keyed_state(keyed, spark, tmp_path):
     other = source(spark, tmp_path / "other", [[("a", 3, 100)], [("b", 21, 200)], [("z", 60, 0)]])
     other = other.select("id", F.col("v").alias("w"), F.col("ts").alias("then"))
     right = lock.flow(other, time="then", watermark="10 seconds").key_by("id")
@@ -249,7 +249,7 @@ def test_interval_joins_by_both_roads(keyed, spark, tmp_path):
     assert together(play(ours, tmp_path / "d")) == expected
 
 
-def test_rolling_aggregates(keyed, tmp_path):
+def test_a_rolling_aggregate_emits_for_every_row(keyed, tmp_path):
     flow = keyed.max_by("v")
     assert [row[2] for row in together(play(flow, tmp_path / "c")) if row[0] == "b"] == [7, 7, 7, 7]
 
@@ -258,7 +258,7 @@ async def double(row):
     return row.id, row.v * 2
 
 
-def test_steps_without_state(readings, tmp_path):
+def test_stateless_steps_can_be_chained(readings, tmp_path):
     flow = lock.flow(readings, time="ts", watermark="10 seconds")
     doubled = (
         flow.filter("v > 3")
@@ -271,8 +271,8 @@ def test_steps_without_state(readings, tmp_path):
     assert values == [-196, -18, -8, 12, 22, 200]
 
 
-def test_keys_are_equal_where_spark_takes_them_for_equal():
-    """What is one key to Spark is one key here: no row of it is lost to another spelling."""
+def test_keys_are_equal_if_spark_considers_them_equal():
+    """Values that Spark groups as one key are one key here, whatever their representation."""
     zero, nan = pa.array([0.0, -0.0, float("nan"), np.float64("nan")]), pa.array(range(4))
     table = pa.table({"k": zero, "n": nan, "__time": nan, "__hash": nan})
     events, _, _ = read_packets([(0, to_bytes(table))], [["k"]])
@@ -283,7 +283,7 @@ def test_keys_are_equal_where_spark_takes_them_for_equal():
     assert list(events) == [((1, (1, None)),)]
 
 
-def test_rows_are_in_the_order_of_time_place_and_content():
+def test_rows_are_sorted_by_time_place_and_content():
     columns = {
         "n": [1, 2, 3, 4, 5],
         "__time": [-1_500, 5_000, 5_000, 5_000, 1_000],
@@ -297,7 +297,7 @@ def test_rows_are_in_the_order_of_time_place_and_content():
     assert events[(1,)][0].time == -2  # before 1970 milliseconds are rounded down, too
 
 
-def test_values_fit_the_columns_they_are_emitted_to():
+def test_emitted_values_are_converted_to_their_columns():
     kinds = "a decimal(38,18), b timestamp, c map<string,int>, d string not null"
     outputs = Outputs({"main": StructType.fromDDL(kinds)})
     big = Decimal("12345678901234567890.1234567890123456789")
@@ -328,7 +328,7 @@ def test_results_of_sparks_own_operators_are_not_late(readings, tmp_path):
     assert together(play(windows, tmp_path / "c")) == expected
 
 
-def test_rows_without_a_time_are_told_on_both_roads(spark, tmp_path):
+def test_rows_without_a_time_fail_natively_and_on_keyed_state(spark, tmp_path):
     rows = [[("a", 1, 1), ("a", None, 2)]]
     keyed = lock.flow(source(spark, tmp_path / "in", rows), time="ts", watermark="1 second").key_by(
         "id"
@@ -344,8 +344,8 @@ def test_rows_without_a_time_are_told_on_both_roads(spark, tmp_path):
             query.awaitTermination()
 
 
-def test_hashes_tell_nulls_and_maps_apart(spark):
-    """Rows that differ have other hashes on every level, and the same one in every run."""
+def test_hashes_distinguish_nulls_and_maps(spark):
+    """Different rows have different hashes at every level, and hashes are equal in every run."""
     frame = spark.sql(
         """SELECT * FROM VALUES
         (array(1, null), named_struct('a', 1, 'b', null), map(X'01', 1)),

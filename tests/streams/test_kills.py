@@ -1,4 +1,4 @@
-"""Every operator is killed amid its batches, and gives what it gives when nobody is."""
+"""Every operator is killed during its batches, and gives the same result as without kills."""
 
 from __future__ import annotations
 

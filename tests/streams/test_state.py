@@ -1,4 +1,4 @@
-"""State from outside, timers of processing time, and checkpoints that do not fit."""
+"""State read from outside, processing-time timers, and checkpoints of another flow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show(*arguments: object) -> str:
     return done.output
 
 
-def test_state_show(spark: SparkSession, tmp_path: Path) -> None:
+def test_state_show_prints_the_state_of_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     rows = [[("a", 1, 10), ("a", 3, 5), ("b", 2, 7)], [("a", 40, 1)]]
     frame = source(spark, tmp_path / "in", rows)
     keyed = lock.flow(frame, time="ts", watermark="1 second").key_by("id")
@@ -54,7 +54,7 @@ def test_state_show(spark: SparkSession, tmp_path: Path) -> None:
         show(tmp_path / "nothing")
 
 
-def test_another_number_of_pages_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_another_number_of_pages_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     rows = [[("a", 1, 1), ("b", 2, 2)], [("a", 3, 3), ("b", 4, 4)]]
     for pages, batches in ((2, rows[:1]), (1, rows)):
         keyed = lock.flow(source(spark, tmp_path / "in", batches)).key_by("id").with_pages(pages)
@@ -67,7 +67,7 @@ def test_another_number_of_pages_is_refused(spark: SparkSession, tmp_path: Path)
 
 
 class Echo(lock.ProcessFunction):
-    """Says each row again, by a timer of processing time."""
+    """Emits each row again from a processing-time timer."""
 
     schema = "id string, again boolean"
     timers = "processing"
@@ -80,7 +80,7 @@ class Echo(lock.ProcessFunction):
         return ctx.key.id, True
 
 
-def test_timers_of_processing_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_processing_time_timers_fire(spark: SparkSession, tmp_path: Path) -> None:
     rows = [[("a", 1, 1)], [("b", 2, 2)]]
     flow = lock.flow(source(spark, tmp_path / "in", rows)).key_by("id").process(Echo())
     run(flow, tmp_path).awaitTermination()  # it ends with its input, though timers lie ahead

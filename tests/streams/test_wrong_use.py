@@ -1,4 +1,4 @@
-"""Wrong use is refused by name, before the query starts where that can be known."""
+"""Wrong use is rejected with a clear error, before the query starts where possible."""
 
 from __future__ import annotations
 
@@ -151,13 +151,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_anything_starts(frame, flow, case: str) -> None:
+def test_wrong_use_is_rejected_before_the_query_starts(frame, flow, case: str) -> None:
     build, message = REFUSED[case]
     with pytest.raises((UsageError, AttributeError), match=message):
         build(frame, flow)
 
 
-def test_a_route_to_an_output_that_is_not_there(flow, frame, tmp_path: Path) -> None:
+def test_a_route_to_a_missing_output_is_rejected(flow, frame, tmp_path: Path) -> None:
     made = flow.key_by("id").process(Silent())
     pipeline = lock.pipeline(made, name="p", checkpoint_location=str(tmp_path / "c"))
     with pytest.raises(UsageError, match="there is no output 'late': it has main"):
@@ -167,7 +167,7 @@ def test_a_route_to_an_output_that_is_not_there(flow, frame, tmp_path: Path) -> 
         plain.to(Files(tmp_path / "out"), output="late")
 
 
-def test_other_state_backends_are_for_sparks_own_operators(spark, flow) -> None:
+def test_only_sparks_own_operators_accept_other_state_backends(spark, flow) -> None:
     key = "spark.sql.streaming.stateStore.providerClass"
     before = spark.conf.get(key)
     spark.conf.set(
@@ -242,8 +242,8 @@ class Mistypes(lock.ProcessFunction):
     ],
     ids=["a function that throws", "a lambda that throws", "another type", "state over its TTL"],
 )
-def test_what_only_the_rows_show(flow, tmp_path: Path, build, error, message) -> None:
-    """The batch is given up, nothing is written, and the error names the operator."""
+def test_an_error_in_the_rows_fails_the_batch(flow, tmp_path: Path, build, error, message) -> None:
+    """The batch fails, nothing is written, and the error names the operator."""
     query = (
         lock.pipeline(build(flow), name="p", checkpoint_location=str(tmp_path / "c"))
         .to(Files(tmp_path / "out", format="json"))

@@ -1,4 +1,4 @@
-"""Spark's aggregate functions by name: nulls, types, and the same result however rows are cut."""
+"""Spark's aggregate functions by name: nulls, types, and the same result however rows are split."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def of(name, rows, places=0):
         ("var_pop", [Decimal(1), Decimal(3)], 1.0),
     ],
 )
-def test_functions_as_spark_has_them(name, values, expected):
+def test_aggregate_functions_give_the_results_of_spark(name, values, expected):
     result = of(name, values)
     assert result == expected and type(result) is type(expected)
 
 
-def test_not_a_number_is_the_greatest():
+def test_nan_is_the_greatest_value():
     assert math.isnan(of("max", [1.0, NAN, 2.0]))
     assert math.isnan(of("min", [NAN, NAN]))
     assert of("max_by", [("x", NAN), ("y", 1.0)], (0, 1)) == "x"
@@ -98,14 +98,14 @@ def test_not_a_number_is_the_greatest():
     assert len(of("collect_set", [NAN, NAN])) == 1
 
 
-def test_the_value_beside_an_extreme():
+def test_max_by_and_min_by_return_the_value_of_the_extreme_row():
     rows = [("x", 3), ("y", 5), (None, None), ("z", 5), ("w", 1), (None, 1)]
     assert of("max_by", rows, (0, 1)) == "z"  # of equals the last
     assert of("min_by", rows, (0, 1)) is None
     assert of("max_by", [("x", None)], (0, 1)) is None
 
 
-def test_several_columns_count_where_none_is_null():
+def test_count_over_several_columns_skips_rows_with_a_null():
     rows = [(1, 1), (1, None), (1, 1), (2, 1), (None, None)]
     assert of("count", rows, (0, 1)) == 3
     assert of("count_distinct", rows, (0, 1)) == 2
@@ -113,7 +113,7 @@ def test_several_columns_count_where_none_is_null():
     assert of("count_distinct", [(None, 1)], (0, 1)) == 0
 
 
-def test_decimals_are_exact_and_their_mean_has_four_digits_more():
+def test_decimals_are_exact_and_their_mean_has_four_more_digits():
     large = Decimal("99999999999999999999999999999999.999999")
     assert str(of("sum", [large, large])) == "199999999999999999999999999999999.999998"
     mean = of("avg", [Decimal("1.00"), Decimal("1.00"), Decimal("0.00")])
@@ -128,7 +128,7 @@ TRUTH = {"any", "bool_and", "bool_or", "count_if", "every", "some"}
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_rows_may_be_cut_and_merged_anywhere(name, data):
+def test_rows_can_be_split_and_merged_anywhere(name, data):
     value = st.none() | (st.booleans() if name in TRUTH else st.integers(-5, 5))
     rows = data.draw(st.lists(st.builds(lambda *row: Reading(row), value, value), max_size=8))
     cut = data.draw(st.integers(0, len(rows)))
@@ -147,14 +147,14 @@ def test_rows_may_be_cut_and_merged_anywhere(name, data):
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
-def test_deviation_is_stable(values):
+def test_the_variance_is_numerically_stable(values):
     shifted = [value + 1e9 for value in values]
     one = Aggregates([("var_pop", 0)])
     [result] = one.result(one.add_all(one.create(), [Reading((v, None)) for v in shifted]))
     assert result == pytest.approx(statistics.pvariance(shifted), rel=1e-6, abs=1e-3)
 
 
-def test_several_functions_in_one_pass():
+def test_several_functions_are_computed_in_one_pass():
     several = Aggregates([("sum", "w"), ("count", ()), ("max_by", ("v", "w")), ("sum", "v")])
     several = several.over(("v", "w"))
     rows = [Reading((1, 10)), Reading((2, None)), Reading((3, 5))]
@@ -171,7 +171,7 @@ def test_a_result_does_not_change_when_rows_follow():
     assert before == ([1], [1])
 
 
-def test_reduce_takes_and_gives_rows():
+def test_reduce_takes_and_returns_rows():
     summed = Reduce(lambda a, b: {"v": a.v + b.v, "w": b.w}).over(("v", "w"))
     accumulator = summed.create()
     for row in [(1, "x"), (2, "y"), (3, "z")]:
@@ -181,7 +181,7 @@ def test_reduce_takes_and_gives_rows():
         Reduce(lambda a, b: (1,)).over(("v", "w")).merge([1, 2], [3, 4])
 
 
-def test_functions_that_are_not_there():
+def test_unknown_functions_and_columns_are_rejected():
     assert function("SUM") is FUNCTIONS["sum"]
     with pytest.raises(
         UsageError, match=r"no aggregate function 'median' .* use one of any, any_v"

@@ -1,4 +1,4 @@
-"""Enrichment: real event loops and threads, with the bound, the order, time-outs and errors."""
+"""Enrichment with real event loops and threads: concurrency, order, time-outs and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = [Row((n,)) for n in range(20)]
 
 
 class UnderWay:
-    """Counts the calls that are under way."""
+    """Counts the calls in progress."""
 
     def __init__(self):
         self.now = self.most = 0
@@ -32,7 +32,7 @@ class UnderWay:
             self.now -= 1
 
 
-def test_at_most_so_many_calls_are_under_way_and_as_many_if_there_are_rows():
+def test_concurrency_reaches_its_limit_and_does_not_exceed_it():
     under_way = UnderWay()
 
     async def ask(row):
@@ -44,7 +44,7 @@ def test_at_most_so_many_calls_are_under_way_and_as_many_if_there_are_rows():
     assert under_way.most == 4
 
 
-def test_threads_are_as_many_at_most():
+def test_the_number_of_threads_does_not_exceed_the_limit():
     under_way, together = UnderWay(), threading.Barrier(3)
 
     def ask(row):
@@ -56,7 +56,7 @@ def test_threads_are_as_many_at_most():
     assert under_way.most == 3
 
 
-def test_the_order_is_kept_unless_it_need_not_be():
+def test_the_order_is_kept_unless_unordered_is_set():
     async def ask(row):
         # Each waits for the next: they are ready in the opposite order.
         if row.n < 4:
@@ -70,7 +70,7 @@ def test_the_order_is_kept_unless_it_need_not_be():
         assert [row.n for row in made] == expected
 
 
-def test_a_row_becomes_none_one_or_many():
+def test_a_function_can_return_no_row_one_row_or_several():
     async def ask(row):
         return {0: None, 1: row, 2: [(2,), {"n": 22}], 3: 3}[row.n]
 
@@ -84,7 +84,7 @@ def test_a_row_becomes_none_one_or_many():
     assert enrich([], ask) == []
 
 
-def test_what_returns_something_to_await_is_awaited():
+def test_an_awaitable_result_is_awaited():
     async def later(row):
         return row
 
@@ -102,7 +102,7 @@ async def hang(row):
     return row
 
 
-def test_a_time_out_fails_or_gives_what_was_asked_for():
+def test_a_time_out_fails_or_returns_the_configured_value():
     with pytest.raises(
         OperatorFailed,
         match=r"operator 'price': no answer within 0\.05 s.*longer timeout.*on_timeout",
@@ -115,7 +115,7 @@ def test_a_time_out_fails_or_gives_what_was_asked_for():
     assert made == [(0,), (-1,), (2,)]
 
 
-def test_a_thread_that_hangs_holds_up_no_other_row():
+def test_a_thread_that_hangs_does_not_delay_other_rows():
     release = threading.Event()
 
     def ask(row):
@@ -130,7 +130,7 @@ def test_a_thread_that_hangs_holds_up_no_other_row():
     assert made == [(-1,), (-1,), (-1,), (3,), (4,), (5,)]
 
 
-def test_a_call_that_raises_is_made_again_so_often():
+def test_a_failed_call_is_retried_up_to_the_limit():
     calls = []
 
     async def ask(row):
@@ -150,7 +150,7 @@ def test_a_call_that_raises_is_made_again_so_often():
     assert calls == [3, 3, 3]
 
 
-def test_a_time_out_of_the_functions_own_is_an_error_of_its_own():
+def test_a_timeout_error_raised_by_the_function_is_an_ordinary_error():
     async def ask(row):
         raise TimeoutError("mine")
 
@@ -158,7 +158,7 @@ def test_a_time_out_of_the_functions_own_is_an_error_of_its_own():
         enrich(ROWS, ask, timeout=60, on_timeout="null")
 
 
-def test_the_first_error_ends_the_rest():
+def test_the_first_error_cancels_the_other_calls():
     done = []
 
     async def ask(row):
@@ -183,6 +183,6 @@ def test_the_first_error_ends_the_rest():
         ({"function": 3}, "of a row"),
     ],
 )
-def test_wrong_options_are_refused(options, message):
+def test_wrong_options_are_rejected(options, message):
     with pytest.raises(UsageError, match=message):
         check(**{"function": print, **options})

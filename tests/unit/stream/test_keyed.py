@@ -19,7 +19,7 @@ Reading = row_type(FIELDS)
 
 
 class Flow:
-    """One operator's page over many batches, as bytes between them."""
+    """One operator's page over many batches, stored as bytes between them."""
 
     def __init__(self, operator):
         self.operator = pickle.loads(pickle.dumps(operator))
@@ -60,13 +60,13 @@ def test_a_rolling_aggregate_emits_with_every_row(kind, expected):
     assert [made for row in ROWS for made in one_by_one(row)] == expected
 
 
-def test_keys_roll_on_their_own():
+def test_each_key_has_its_own_rolling_aggregate():
     flow = Rolling(rolling("roll", FIELDS, "sum", "v"))
     flow(("a", 1, ""), ("b", 10, ""))
     assert flow(("a", 2, ""), ("b", 20, "")) == [("a", 3, ""), ("b", 30, "")]
 
 
-def test_nulls_count_for_nothing_and_nan_is_the_greatest():
+def test_nulls_are_ignored_and_nan_is_the_greatest():
     rows = [("a", None, "x"), ("a", 2.0, "y"), ("a", None, "z"), ("a", nan, "n"), ("a", 1.0, "w")]
     by = lambda kind: [note for _, _, note in Rolling(rolling("r", FIELDS, kind, "v"))(*rows)]  # noqa: E731
     assert by("min_by") == ["x", "y", "y", "y", "w"]
@@ -89,7 +89,7 @@ def keep_larger(one, other):
     return {"id": one.id, "v": max(one.v, other.v), "note": one.note + other.note}
 
 
-def test_reduce_is_given_rows_and_may_return_them_any_way():
+def test_reduce_takes_rows_and_can_return_any_kind_of_row():
     flow = Rolling(RollingOperator("reduce", FIELDS, keep_larger))
     assert flow(("a", 1, "x"), ("a", 5, "y")) == [("a", 1, "x"), ("a", 5, "xy")]
     assert flow(("a", 2, "z")) == [("a", 5, "xyz")]
@@ -97,7 +97,7 @@ def test_reduce_is_given_rows_and_may_return_them_any_way():
         flow(("a", "text", "z"))
 
 
-def test_wrong_rolling_aggregates_are_refused():
+def test_wrong_rolling_aggregates_are_rejected():
     with pytest.raises(
         UsageError,
         match=r"'avg' is not a rolling aggregate: use one of sum, min, max, min_by, max_by",
@@ -134,13 +134,13 @@ class Join(Flow):
 
     @property
     def kept(self):
-        """The times that are kept on both sides, and the number of timers."""
+        """Return the stored times of both sides, and the number of timers."""
         [(key, entry)] = read_page(self.data)[1].items()
         _, state, timers = read_key(key, entry)
         return [state.get(side, [[]])[0] for side in ("left", "right")], len(timers[0])
 
 
-def test_a_pair_is_the_columns_of_both_whichever_comes_first():
+def test_a_pair_has_the_columns_of_both_sides_whichever_comes_first():
     flow = Join(-10, 20)
     assert flow(left(100), right(89), right(90), right(91, key="other")) == [(100, 90)]
     assert flow(right(120), right(121), left(130)) == [
@@ -162,7 +162,7 @@ def test_bounds_can_be_exclusive():
     assert [r for _, r in Join(-10, 20, upper_inclusive=False)(left(100), *rights)] == [90, 91, 119]
 
 
-def test_equal_rows_join_as_often_as_they_are_there():
+def test_each_of_several_equal_rows_joins():
     assert Join(0, 0)(left(5, "a"), left(5, "b"), right(5, "x"), right(5, "x")) == [
         ("a", "x"),
         ("b", "x"),
@@ -185,7 +185,7 @@ def test_rows_are_kept_as_long_as_flink_keeps_them(lower, upper, left_until, rig
         assert flow.data is None
 
 
-def test_a_key_has_one_timer_however_many_rows_it_has():
+def test_a_key_has_one_timer_for_all_its_rows():
     flow = Join(0, 10)
     flow(*[left(time) for time in range(50)], right(30))
     assert flow.kept == ([[*range(50)], [30]], 1)
@@ -211,7 +211,7 @@ def test_rows_before_the_watermark_are_late():
     assert told.operator.late_dropped == 0 and told.data is None
 
 
-def test_a_row_at_the_very_watermark_is_kept_until_it_moves():
+def test_a_row_at_the_watermark_is_kept_until_the_watermark_advances():
     flow = Join(0, 0)
     flow(left(100), watermark=100)
     assert flow(right(100), watermark=100) == [(100, 100)]
@@ -225,7 +225,7 @@ def spread(one, other, ctx):
         yield {"gap": ctx.right_timestamp - ctx.left_timestamp, "at": ctx.timestamp}
 
 
-def test_a_function_makes_what_it_likes_of_a_pair():
+def test_a_function_can_turn_a_pair_into_any_rows():
     operator = IntervalJoinOperator(
         "join",
         -9,
@@ -254,6 +254,6 @@ def test_a_function_makes_what_it_likes_of_a_pair():
         ((0, 1), {"left_late": "main"}, "'main' has other columns"),
     ],
 )
-def test_wrong_joins_are_refused(bounds, options, message):
+def test_wrong_joins_are_rejected(bounds, options, message):
     with pytest.raises(UsageError, match=message):
         IntervalJoinOperator("join", *bounds, **{"left": LEFT, "right": RIGHT, **options})

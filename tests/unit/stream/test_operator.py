@@ -22,7 +22,7 @@ Reading = row_type(("id", "v"))
 
 
 class Recorder(Operator):
-    """Counts a key's rows, sets a timer ten after each, and tells all that it sees."""
+    """Counts a key's rows, sets a timer ten after each, and emits everything it sees."""
 
     name = "recorder"
     outputs = MappingProxyType({"main": ("what", "time"), "side": ("v",)})
@@ -53,7 +53,7 @@ def run(data, events, clock):
     return Page(Recorder(), data, clock).run(rows)
 
 
-def test_due_timers_come_before_the_rows_and_the_earliest_first():
+def test_due_timers_fire_before_the_rows_and_in_time_order():
     first = run(None, [("b", 1, "x"), ("a", 2, "y")], Clock(0, 0))
     assert first.outputs["main"] == [("row y", 2), ("row x", 1)]
     assert first.due == {Domain.EVENT: 11, Domain.PROCESSING: None}
@@ -62,19 +62,19 @@ def test_due_timers_come_before_the_rows_and_the_earliest_first():
     assert second.outputs["main"][2:] == [("timer b", 12), ("row z", 20)]
 
 
-def test_a_timer_that_sets_one_already_due_goes_on_until_none_is():
+def test_timers_fire_until_none_is_due():
     first = run(None, [("a", 1, "x")], Clock(0, 0))
     last = run(first.data, [], Clock(100, 0))
     assert [at for _, at in last.outputs["main"]] == [11, 12, 13, 14, 15]
     assert last.data is None  # nothing left of the key
 
 
-def test_a_page_that_nothing_happened_to_is_not_written():
+def test_an_unchanged_page_is_not_written():
     first = run(None, [("a", 1, "x")], Clock(0, 0))
     assert run(first.data, [], Clock(5, 0)).data is first.data
 
 
-def test_rows_of_another_operator_come_before_the_clock():
+def test_rows_of_another_operator_are_processed_before_the_clock_advances():
     data = run(None, [("a", 1, "x")], Clock(0, 0)).data
     event = Event(3, Reading(("a", "y")))
     done = Page(Recorder(), data, Clock(11, 0), before=Clock(5, 0)).run({("a",): [event]})
@@ -82,7 +82,7 @@ def test_rows_of_another_operator_come_before_the_clock():
 
 
 class Shares(Operator):
-    """Emits a list that is its state, too, and sets a timer that it has not declared."""
+    """Emits a list that is also its state, and sets a timer that it has not declared."""
 
     name = "shares"
     outputs = MappingProxyType({"main": ("all",)})
@@ -98,7 +98,7 @@ class Shares(Operator):
                 key.state["odd"] = object()
 
 
-def test_what_was_emitted_does_not_change_with_the_state():
+def test_emitted_rows_do_not_change_with_the_state():
     events = {("a",): [Event(1, Reading(("a", 1))), Event(2, Reading(("a", 2)))]}
     assert Page(Shares(), None, Clock()).run(events).outputs["main"] == [([1],), ([1, 2],)]
 
@@ -107,7 +107,7 @@ def test_what_was_emitted_does_not_change_with_the_state():
     ("v", "message"),
     [("timer", "'shares': a timer of event time was set"), ("odd", "'shares': a value of type")],
 )
-def test_what_cannot_be_kept_or_set_names_the_operator(v, message):
+def test_an_invalid_state_or_timer_names_the_operator(v, message):
     with pytest.raises(UsageError, match=message):
         Page(Shares(), None, Clock()).run({("a",): [Event(1, Reading(("a", v)))]})
 
@@ -153,12 +153,12 @@ plain = st.recursive(
 
 
 @given(plain)
-def test_plain_values_come_back_as_they_were(value):
+def test_plain_values_are_decoded_unchanged(value):
     back = decode(encode(value))
     assert back == value and type(back) is type(value)
 
 
-def test_what_is_not_plain_is_refused():
+def test_values_that_are_not_plain_are_rejected():
     with pytest.raises(UsageError, match="cannot be kept as state"):
         encode({"x": object()})
     for value in (
@@ -177,7 +177,7 @@ def test_what_is_not_plain_is_refused():
     assert decode(encode({1, 2})) == {1, 2} and decode(encode(timedelta(1))) == timedelta(1)
 
 
-def test_rows_are_emitted_by_name_or_by_place():
+def test_rows_are_emitted_by_name_or_by_position():
     row = Reading(("a", 1))
     assert (row.id, row["v"], row[1]) == ("a", 1, 1)
     assert row.replace(v=2) == ("a", 2) and row.as_dict() == {"id": "a", "v": 1}
@@ -204,11 +204,11 @@ def test_rows_are_emitted_by_name_or_by_place():
         ("0 seconds", 0),
     ],
 )
-def test_durations(text, expected):
+def test_durations_are_parsed(text, expected):
     assert milliseconds(text, "gap") == expected
 
 
 @pytest.mark.parametrize("wrong", ["", "ten", "10", "10 parsecs", "5 s and", None, True, "-1 s"])
-def test_durations_that_cannot_be(wrong):
+def test_invalid_durations_are_rejected(wrong):
     with pytest.raises(UsageError, match="gap="):
         milliseconds(wrong, "gap")

@@ -1,4 +1,4 @@
-"""The builder of patterns: values that do not change, and errors that say what to do."""
+"""The pattern builder: immutable values, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_call_returns_another_pattern():
     assert first == begin("a").where(simple)
 
 
-def test_how_stages_follow_each_other():
+def test_each_method_sets_the_contiguity_of_its_stage():
     pattern = begin("a").next("b").followed_by("c").followed_by_any("d").not_next("e")
     pattern = pattern.not_followed_by("f").followed_by("g")
     assert [stage.contiguity for stage in pattern.stages] == [
@@ -57,7 +57,7 @@ def test_how_stages_follow_each_other():
     assert pattern.names() == ["a", "b", "c", "d", "g"]
 
 
-def test_conditions_are_joined_in_the_order_they_are_given():
+def test_conditions_are_combined_in_the_given_order():
     stage = begin("a").where("x > 1").where(simple).or_where(iterative).stages[0]
     assert stage.condition == Either(
         (All((Expression("x > 1"), Function(simple, False))), Function(iterative, True))
@@ -76,11 +76,11 @@ def test_conditions_are_joined_in_the_order_they_are_given():
         (bool, False),
     ],
 )
-def test_a_function_that_takes_two_arguments_is_given_the_earlier_rows(function, earlier):
+def test_a_function_with_two_arguments_receives_the_earlier_rows(function, earlier):
     assert begin("a").where(function).stages[0].condition == Function(function, earlier)
 
 
-def test_how_often():
+def test_quantifiers_set_how_often_a_stage_occurs():
     def stage(pattern):
         last = pattern.stages[-1]
         return last.repeat, last.low, last.high, last.optional, last.greedy, last.inner
@@ -94,7 +94,7 @@ def test_how_often():
     assert stage(begin("a").optional()) == (Repeat.ONCE, 1, 1, True, False, relaxed)
 
 
-def test_conditions_in_sql_are_listed_once_and_bound_to_columns():
+def test_sql_conditions_are_listed_once_and_bound_to_columns():
     inner = begin("b").where("x > 1").or_where("y > 1")
     pattern = (
         begin("a").where(" x > 1 ").where(simple).followed_by(inner).one_or_more().until("stop")
@@ -109,7 +109,7 @@ def test_conditions_in_sql_are_listed_once_and_bound_to_columns():
         pattern.bind({"x > 1": "_0"})
 
 
-def test_skip_strategies():
+def test_each_skip_strategy_is_stored_in_the_pattern():
     assert begin("a").skip == no_skip()
     for skip in (skip_to_next(), skip_past_last_event(), skip_to_first("b"), skip_to_last("a")):
         pattern = begin("a", skip).followed_by("b")
@@ -172,7 +172,7 @@ LOOP = begin("a").one_or_more()
         ),
     ],
 )
-def test_a_pattern_that_cannot_be_is_refused_at_once(wrong, reason):
+def test_an_invalid_pattern_is_rejected_immediately(wrong, reason):
     with pytest.raises(UsageError, match=reason):
         wrong()
 
@@ -193,6 +193,6 @@ def test_a_pattern_that_cannot_be_is_refused_at_once(wrong, reason):
         ),
     ],
 )
-def test_what_is_wrong_with_a_whole_pattern_is_found_when_it_is_used(pattern, reason):
+def test_errors_of_a_whole_pattern_are_raised_when_it_is_used(pattern, reason):
     with pytest.raises(UsageError, match=reason):
         pattern.check()

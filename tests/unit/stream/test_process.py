@@ -25,7 +25,7 @@ Reading = row_type(("id", "celsius"))
 
 
 class Flow:
-    """One operator's page over many batches, as bytes between them."""
+    """One operator's page over many batches, stored as bytes between them."""
 
     def __init__(self, kind, function, outputs, domain=Domain.EVENT):
         self.operator = kind("flow", function, outputs, domain, ("id",))
@@ -64,7 +64,7 @@ class TemperatureRise(ProcessFunction):
         yield ctx.key.id, f"rising for 10 s until {time}, {ctx.domain}"
 
 
-def test_a_temperature_that_rises_for_ten_seconds():
+def test_a_temperature_that_rises_for_ten_seconds_raises_a_warning():
     flow = Flow(ProcessOperator, TemperatureRise(), {"main": ("id", "message")})
     assert flow((0, "a", 1), (1000, "a", 2), (1000, "b", 2), (2000, "a", 3), (2000, "b", 9)) == {}
     assert flow((5000, "b", 1), watermark=3000) == {}  # b falls
@@ -77,7 +77,7 @@ def test_a_temperature_that_rises_for_ten_seconds():
     assert out == {"main": [("a", "rising for 10 s until 22500, event")]}
 
 
-def test_rows_are_returned_yielded_or_emitted_to_any_output():
+def test_rows_can_be_returned_yielded_or_emitted_to_any_output():
     class Ways(ProcessFunction):
         def process(self, row, ctx):
             match row.celsius:
@@ -102,7 +102,7 @@ def test_rows_are_returned_yielded_or_emitted_to_any_output():
     assert out["low"] == [("side",)]
 
 
-def test_a_generator_uses_state_while_it_yields():
+def test_a_generator_can_use_state_while_it_yields():
     class Last(ProcessFunction):
         seen = ListState()
 
@@ -116,7 +116,7 @@ def test_a_generator_uses_state_while_it_yields():
     assert flow((5, "b", 8))["main"] == [(9,), (8,)]
 
 
-def test_the_context_of_rows_and_timers():
+def test_the_context_describes_rows_and_timers():
     seen = []
 
     class Looks(ProcessFunction):
@@ -146,7 +146,7 @@ def test_the_context_of_rows_and_timers():
     assert flow.data is None
 
 
-def test_timers_of_another_time_must_be_declared():
+def test_timers_of_the_other_time_domain_must_be_declared():
     class Sets(ProcessFunction):
         def process(self, row, ctx):
             ctx.set_processing_timer(1)
@@ -166,7 +166,7 @@ def test_timers_of_another_time_must_be_declared():
         Flow(ProcessOperator, Sets(), {"main": ("v",)}, Domain.PROCESSING)
 
 
-def test_a_timer_needs_a_method_and_a_whole_time():
+def test_a_timer_needs_a_method_and_an_integer_time():
     class Sets(ProcessFunction):
         def process(self, row, ctx):
             ctx.set_event_timer(row.celsius)
@@ -212,7 +212,7 @@ def test_errors_name_the_method():
 
 
 class Switch(CoProcessFunction):
-    """Lets a key's words through for a while after a row of the control input opened it."""
+    """Passes a key's words for a while after a row of the control input."""
 
     until = ValueState()
 
@@ -267,7 +267,7 @@ class Rules(BroadcastProcessFunction):
             limits[row.id] = row.celsius
 
 
-def test_broadcast_rows_come_first_and_are_seen_by_every_key():
+def test_broadcast_rows_are_processed_first_and_every_key_sees_them():
     flow = Flow(BroadcastProcessOperator, Rules(), {"main": ("id", "n")})
     assert flow((0, "a", 5), (0, "b", 5), broadcast=[("a", 3)]) == {"main": [("a", 1)]}
     assert flow((0, "a", 5), (0, "b", 5), broadcast=[("a", 9), ("b", 4)]) == {"main": [("b", 2)]}
@@ -279,7 +279,7 @@ def test_broadcast_rows_come_first_and_are_seen_by_every_key():
     ("change", "arguments"),
     [("__setitem__", ("a", 1)), ("__delitem__", "a"), ("remove", "a"), ("pop", "a"), ("clear", ())],
 )
-def test_broadcast_state_is_changed_by_broadcast_rows_alone(change, arguments):
+def test_only_broadcast_rows_can_change_broadcast_state(change, arguments):
     class Changes(Rules):
         def process(self, row, ctx):
             getattr(ctx.broadcast["limits"], change)(*arguments)
@@ -299,7 +299,7 @@ def test_a_broadcast_row_has_no_key():
         flow(broadcast=[("a", "state")])
 
 
-def test_outputs_are_declared_one_way_or_the_other():
+def test_outputs_are_declared_in_exactly_one_way():
     class One(ProcessFunction):
         schema = "id string"
 
@@ -318,7 +318,7 @@ def test_outputs_are_declared_one_way_or_the_other():
         declared_outputs(Rules())
 
 
-def test_the_kind_of_function_must_fit():
+def test_the_kind_of_function_must_match_the_operator():
     with pytest.raises(UsageError, match="an instance of a subclass of ProcessFunction"):
         ProcessOperator("x", TemperatureRise, {"main": ("v",)}, Domain.EVENT, ("id",))
     with pytest.raises(UsageError, match="CoProcessFunction"):

@@ -1,4 +1,4 @@
-"""State handles: what they keep, that it lasts, and that it expires by either clock."""
+"""State handles: what they store, how it is encoded, and when it expires."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Mean:
 
 
 class Doing(ProcessFunction):
-    """Does to itself what the row says: a row's value is a function of this and the context."""
+    """Calls each row's value, a function, with itself and the context."""
 
     def process(self, row, ctx):
         return row.v(self, ctx)
 
 
 class Flow:
-    """A page that lives over many batches, as bytes between them."""
+    """A page over many batches, stored as bytes between them."""
 
     def __init__(self, function, domain=Domain.EVENT):
         self.operator = ProcessOperator("doing", function, {"main": ("x",)}, domain, ("id",))
@@ -63,12 +63,12 @@ class Flow:
 
     @property
     def keys(self):
-        """What is kept: each key's state and timers."""
+        """Return each key's state and timers."""
         _, entries = read_page(self.data)
         return [read_key(key, entry)[1:] for key, entry in entries.items()]
 
 
-def test_every_kind_of_state_lasts_as_bytes():
+def test_every_kind_of_state_survives_encoding():
     class All(Doing):
         value = ValueState(default=0)
         items = ListState()
@@ -88,18 +88,18 @@ def test_every_kind_of_state_lasts_as_bytes():
     flow = Flow(All())
     flow(write)
     flow(write)
-    read = lambda f, ctx: [(  # noqa: E731
-        (f.value.value, list(f.items), dict(f.entries), f.total.get(), f.mean.get()),
-    )]  # fmt: skip
-    expected = (
-        10, [(1, "a"), 2, 3, (1, "a"), 2, 3], {"x": 1, (1, 2): {"deep": [1]}}, 6, 4.0
-    )  # fmt: skip
+
+    def read(f, ctx):
+        kept = (f.value.value, list(f.items), dict(f.entries), f.total.get(), f.mean.get())
+        return [(kept,)]
+
+    expected = (10, [(1, "a"), 2, 3, (1, "a"), 2, 3], {"x": 1, (1, 2): {"deep": [1]}}, 6, 4.0)
     assert flow(read) == [expected]
     assert flow.keys[0][0]["value"] == 10  # nothing but the value is stored
     assert flow(read, key="other") == [(0, [], {}, None, None)]
 
 
-def test_a_key_that_was_cleared_is_forgotten():
+def test_a_cleared_key_is_removed():
     class All(Doing):
         value = ValueState()
         items = ListState()
@@ -125,7 +125,7 @@ def test_a_key_that_was_cleared_is_forgotten():
     assert flow.data is None
 
 
-def test_a_map_is_a_dictionary():
+def test_map_state_behaves_like_a_dictionary():
     class Mapped(Doing):
         m = MapState()
 
@@ -148,7 +148,7 @@ def test_a_map_is_a_dictionary():
     assert flow(use) == [1, "z", "z", 26]
 
 
-def test_what_is_written_is_what_is_read():
+def test_state_reads_back_what_was_written():
     class Kept(Doing):
         v = ValueState(default=7)
 
@@ -163,7 +163,7 @@ def test_what_is_written_is_what_is_read():
     assert flow(lambda f, ctx: f.v.clear(), lambda f, ctx: [f.v.value]) == [7]
 
 
-def test_rows_are_kept_with_the_names_that_were_declared():
+def test_rows_in_state_keep_their_declared_names():
     class Rows(Doing):
         one = ValueState(fields=("id", "n"))
         many = ListState(fields=("id", "n"))
@@ -190,7 +190,7 @@ def test_rows_are_kept_with_the_names_that_were_declared():
         flow(wrong)
 
 
-def test_two_instances_of_a_class_share_nothing_and_one_can_serve_two_operators():
+def test_instances_share_no_state_and_one_can_serve_two_operators():
     class Declared(Doing):
         shared = ValueState(default=0)
 
@@ -219,7 +219,7 @@ class Travels(ProcessFunction):
         return before and (before.v,)
 
 
-def test_an_operator_travels():
+def test_an_operator_can_be_pickled():
     flow = Flow(Travels())
     flow.operator = pickle.loads(pickle.dumps(flow.operator))
     assert flow(1) == [] and flow(2) == [1]
@@ -259,7 +259,7 @@ def test_a_value_expires_by_processing_time():
     assert flow.data is None
 
 
-def test_a_silent_key_is_emptied_by_the_clock_alone():
+def test_the_clock_alone_expires_the_state_of_an_idle_key():
     for time in ("processing", "event"):
 
         class Short(Doing):
@@ -290,7 +290,7 @@ def test_a_silent_key_is_emptied_by_the_clock_alone():
         assert flow.data is None
 
 
-def test_what_expires_first_wakes_the_key_whatever_was_written_first():
+def test_the_earliest_expiry_wakes_the_key_whatever_the_write_order():
     class Two(Doing):
         long = ValueState(ttl="10 hours")
         short = ValueState(ttl="1 hour")
@@ -335,7 +335,7 @@ def test_elements_and_entries_expire_one_by_one():
     assert flow.data is None
 
 
-def test_reading_refreshes_only_if_asked():
+def test_a_read_refreshes_the_time_to_live_only_if_configured():
     for refresh, expected in (("on_write", [None]), ("on_read_and_write", ["kept"])):
 
         class Short(Doing):
@@ -353,7 +353,7 @@ def test_reading_refreshes_only_if_asked():
         assert flow.data is None
 
 
-def test_writing_begins_a_new_time_to_live():
+def test_a_write_starts_a_new_time_to_live():
     class Short(Doing):
         total = ReducingState(add, ttl="10 s")
 
@@ -366,7 +366,7 @@ def test_writing_begins_a_new_time_to_live():
     assert flow(lambda f, ctx: [f.total.get()], now=31_000) == [1]
 
 
-def test_an_expired_value_can_be_an_error_which_names_state_and_operator():
+def test_an_expired_value_can_raise_an_error_that_names_state_and_operator():
     class Told(Doing):
         v = ValueState(ttl="10 s", expired="error")
         items = ListState(ttl="10 s", expired="error")
@@ -396,7 +396,7 @@ def test_an_expired_value_can_be_an_error_which_names_state_and_operator():
     assert flow(replace, now=11_000) == [2, 2, 2]
 
 
-def test_the_user_does_not_see_the_timer_of_expiry():
+def test_the_expiry_timer_is_hidden_from_the_user():
     class Timed(Doing):
         v = ValueState(ttl="10 s", time="event")
         timers = "event"
@@ -421,16 +421,23 @@ def test_the_user_does_not_see_the_timer_of_expiry():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"ttl": 0}, "ttl=0"), ({"ttl": "-1 hour"}, "ttl="), ({"ttl": "soon"}, "cannot be read"),
-     ({"refresh": "never"}, "refresh="), ({"expired": "show"}, "expired="), ({"time": "wall"}, "time="),
-     ({"default": []}, "use ListState"), ({"fields": ("a", "a")}, "same name")],
-)  # fmt: skip
-def test_wrong_options_are_refused_at_once(options, message):
+    [
+        ({"ttl": 0}, "ttl=0"),
+        ({"ttl": "-1 hour"}, "ttl="),
+        ({"ttl": "soon"}, "cannot be read"),
+        ({"refresh": "never"}, "refresh="),
+        ({"expired": "show"}, "expired="),
+        ({"time": "wall"}, "time="),
+        ({"default": []}, "use ListState"),
+        ({"fields": ("a", "a")}, "same name"),
+    ],
+)
+def test_wrong_options_are_rejected_immediately(options, message):
     with pytest.raises(UsageError, match=message):
         ValueState(**options)
 
 
-def test_what_cannot_be_had_is_refused_with_the_reason():
+def test_unavailable_state_is_rejected_with_the_reason():
     with pytest.raises(UsageError, match=r"only its own list\. Use BroadcastState"):
         UnionListState()
     with pytest.raises(UsageError, match="function of two values"):
@@ -441,7 +448,7 @@ def test_what_cannot_be_had_is_refused_with_the_reason():
         BroadcastState(ttl="1 hour")
 
 
-def test_state_without_a_key_says_so():
+def test_state_without_a_key_raises_a_clear_error():
     class Early(Doing):
         v = ValueState(default=1)
         m = MapState(ttl="1 s")

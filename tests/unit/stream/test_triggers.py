@@ -1,4 +1,4 @@
-"""When windows fire, trigger by trigger, and which rows evictors leave."""
+"""When windows fire, for each trigger, and which rows evictors keep."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reading = row_type(COLUMNS)
 
 
 class Flow:
-    """Batches through one operator, whose windows give their rows' values."""
+    """Runs batches through one operator whose windows return their rows' values."""
 
     def __init__(self, assigner, trigger=None, **given):
         if "aggregate" not in given:
@@ -43,7 +43,7 @@ class Flow:
         return state, timers
 
 
-def test_on_count_fires_at_every_so_many_rows_and_forgets_the_rest_at_the_end():
+def test_on_count_fires_at_each_multiple_and_drops_the_remainder():
     flow = Flow(tumbling("10 ms"), triggers.on_count(2))
     assert flow.batch(-1, (1, 1), (2, 2), (3, 3)) == [[1, 2]]
     assert flow.state()[0]["t"] == {0: {"rows": 1}}
@@ -51,7 +51,7 @@ def test_on_count_fires_at_every_so_many_rows_and_forgets_the_rest_at_the_end():
     assert flow.batch(9) == [] and flow.data is None
 
 
-def test_on_count_adds_up_when_sessions_merge():
+def test_on_count_adds_the_counts_of_merged_sessions():
     flow = Flow(sessions("10 ms"), triggers.on_count(4))
     flow.batch(-1, (0, 1), (1, 2), (15, 3))
     assert flow.batch(-1, (8, 4)) == [[1, 2, 3, 4]]
@@ -59,7 +59,7 @@ def test_on_count_adds_up_when_sessions_merge():
     assert flow.batch(50) == [] and flow.data is None
 
 
-def test_purging_forgets_the_rows_that_fired():
+def test_purging_removes_the_rows_that_fired():
     flow = Flow(tumbling("10 ms"), triggers.purging(triggers.event_time()), allowed_lateness=5)
     flow.batch(-1, (1, 1), (2, 2))
     assert flow.batch(9, (3, 3), (4, 4)) == [[1, 2], [3], [4]]
@@ -75,7 +75,7 @@ def test_a_purged_session_still_merges():
     assert flow.batch(18) == [] and flow.data is None
 
 
-def test_count_or_timeout_fires_at_whichever_comes_first():
+def test_count_or_timeout_fires_when_either_condition_is_met():
     flow = Flow(global_windows(), triggers.purging(triggers.count_or_timeout(3, "100 ms")))
     assert flow.operator.domains == {Domain.PROCESSING}
     assert flow.batch(0, (1, 1), now=1000) == []
@@ -86,13 +86,13 @@ def test_count_or_timeout_fires_at_whichever_comes_first():
     assert flow.batch(0, (1, 5), now=1120) == [[3, 4, 5]] and flow.data is None
 
 
-def test_count_or_timeout_waits_from_the_first_row_after_a_firing():
+def test_count_or_timeout_restarts_at_the_first_row_after_a_firing():
     flow = Flow(global_windows(), triggers.purging(triggers.count_or_timeout(2, "100 ms")))
     assert flow.batch(0, (1, 1), (1, 2), (1, 3), now=1000) == [[1, 2]]
     assert flow.state()[1][1] == [[1100, 0]]
 
 
-def test_count_or_timeout_in_event_time():
+def test_count_or_timeout_works_in_event_time():
     trigger = triggers.purging(triggers.count_or_timeout(9, "100 ms", Domain.EVENT))
     flow = Flow(global_windows(), trigger)
     flow.batch(0, (5, 1), (50, 2))
@@ -100,7 +100,7 @@ def test_count_or_timeout_in_event_time():
     assert flow.batch(105) == [[1, 2]] and flow.data is None
 
 
-def test_count_or_timeout_gives_what_is_left_at_the_windows_end():
+def test_count_or_timeout_fires_for_the_remaining_rows_at_the_window_end():
     flow = Flow(tumbling("10 ms"), triggers.purging(triggers.count_or_timeout(2, "1 h")))
     assert flow.batch(-1, (1, 1), (2, 2), (3, 3)) == [[1, 2]]
     assert flow.batch(9) == [[3]] and flow.data is None
@@ -118,7 +118,7 @@ def test_count_or_timeout_keeps_the_earliest_time_when_sessions_merge():
     assert flow.batch(-1, now=1100) == [[1, 2, 3]]
 
 
-def test_a_timeout_at_the_very_end_does_not_take_the_cleanup_with_it():
+def test_a_timeout_at_the_window_end_does_not_remove_the_cleanup_timer():
     flow = Flow(tumbling("10 ms"), triggers.count_or_timeout(2, "8 ms", Domain.EVENT))
     assert flow.batch(-1, (1, 1)) == []
     assert flow.batch(0, (1, 2)) == [[1, 2]]
@@ -135,7 +135,7 @@ def test_continuous_fires_at_each_interval_of_event_time_and_at_the_end():
     assert flow.batch(99) == [[1, 2], [1, 2]] and flow.data is None
 
 
-def test_continuous_fires_late_rows_at_once():
+def test_continuous_fires_immediately_for_late_rows():
     flow = Flow(tumbling("100 ms"), triggers.continuous("30 ms"), allowed_lateness=50)
     flow.batch(-1, (5, 1))
     assert flow.batch(99)[-1:] == [[1]]
@@ -143,7 +143,7 @@ def test_continuous_fires_late_rows_at_once():
     assert flow.batch(149) == [] and flow.data is None
 
 
-def test_continuous_in_processing_time():
+def test_continuous_works_in_processing_time():
     trigger = triggers.continuous("30 ms", Domain.PROCESSING)
     flow = Flow(tumbling("100 ms"), trigger, domain=Domain.PROCESSING)
     assert flow.batch(0, (0, 1), now=5) == []
@@ -152,14 +152,14 @@ def test_continuous_in_processing_time():
     assert flow.batch(0, now=99) == [[1, 2], [1, 2]] and flow.data is None
 
 
-def test_continuous_in_processing_time_makes_up_for_missed_intervals_once():
+def test_continuous_fires_once_for_several_missed_intervals():
     flow = Flow(global_windows(), triggers.continuous("30 ms", Domain.PROCESSING))
     flow.batch(0, (0, 1), now=5)
     assert flow.batch(0, now=100_000) == [[1]]
     assert flow.state()[1][1] == [[100_020, 0]]
 
 
-def test_continuous_moves_with_sessions():
+def test_continuous_follows_a_merged_session():
     flow = Flow(sessions("10 ms"), triggers.continuous("7 ms"))
     flow.batch(-1, (0, 1), (15, 2))
     assert flow.state()[0]["t"] == {(0, 10): {"due": 7}, (15, 25): {"due": 21}}
@@ -169,7 +169,7 @@ def test_continuous_moves_with_sessions():
     assert flow.batch(24) == [[1, 2, 3]] * 3 and flow.data is None
 
 
-def test_early_and_late_firings_around_the_one_on_time():
+def test_early_and_late_fires_before_and_after_the_end_of_the_window():
     trigger = triggers.early_and_late(early=triggers.on_count(2), late=triggers.on_count(3))
     flow = Flow(tumbling("10 ms"), trigger, allowed_lateness=10)
     assert flow.batch(-1, (1, 1), (2, 2), (3, 3)) == [[1, 2]]
@@ -197,7 +197,7 @@ def test_a_window_whose_first_row_is_late_fires_as_if_on_time():
     assert flow.batch(12, (1, 1), (2, 2), (3, 3)) == [[1], [1, 2, 3]]
 
 
-def test_early_and_late_merges_by_phase():
+def test_early_and_late_merges_sessions_by_phase():
     trigger = triggers.early_and_late(early=triggers.on_count(3), late=triggers.on_count(2))
     flow = Flow(sessions("10 ms"), trigger, allowed_lateness=50)
     flow.batch(-1, (0, 1), (15, 2))
@@ -210,7 +210,7 @@ def test_early_and_late_merges_by_phase():
     assert flow.batch(200) == [] and flow.data is None
 
 
-def test_delta_fires_when_a_value_has_moved_from_the_last_that_fired():
+def test_delta_fires_when_the_value_differs_enough_from_the_last_fired():
     flow = Flow(global_windows(), triggers.delta(5, lambda last, row: abs(row.v - last.v)))
     assert flow.batch(0, (1, 10), (2, 15)) == []
     assert flow.batch(0, (3, 16)) == [[10, 15, 16]]
@@ -236,7 +236,7 @@ class Every(Trigger):
 
 
 @pytest.mark.parametrize("assigner", [tumbling("20 ms"), sessions("18 ms")])
-def test_a_trigger_of_ones_own_leaves_nothing_even_if_it_does_not_clean_up(assigner):
+def test_a_custom_trigger_leaves_no_state_even_without_cleanup(assigner):
     flow = Flow(assigner, Every())
     assert flow.batch(-1, (1, "x"), (1, "fire"), (1, "purge"), (1, "fire")) == [
         ["x", "fire"],
@@ -259,12 +259,12 @@ class Wrong(Trigger):
         return True
 
 
-def test_a_trigger_says_what_it_wants():
+def test_a_trigger_must_return_a_valid_result():
     with pytest.raises(UsageError, match="Wrong returned True: return CONTINUE, FIRE, PURGE"):
         Flow(tumbling("1 s"), Wrong()).batch(-1, (1, 1))
 
 
-def test_any_trigger_over_sliding_windows_fires_each():
+def test_every_trigger_fires_each_sliding_window():
     flow = Flow(sliding("10 ms", "5 ms"), triggers.on_count(2))
     assert flow.batch(-1, (6, 1), (7, 2), (12, 3)) == [[1, 2], [1, 2]]
 
@@ -283,7 +283,7 @@ def test_any_trigger_over_sliding_windows_fires_each():
         (lambda: evictors.by_time("0 s"), "size='0 s' is too short"),
     ],
 )
-def test_what_cannot_be(make, message):
+def test_invalid_triggers_and_evictors_are_rejected(make, message):
     with pytest.raises(UsageError, match=message):
         make()
 
@@ -297,20 +297,20 @@ def test_by_count_keeps_the_last_rows():
     assert flow.batch(9, (4, 4)) == [[2, 3], [3, 4]]
 
 
-def test_by_count_may_come_after_the_result():
+def test_by_count_can_evict_after_the_result():
     flow = Flow(tumbling("10 ms"), evictor=evictors.by_count(1, after=True), allowed_lateness=5)
     flow.batch(-1, (1, 1), (2, 2), (3, 3))
     assert flow.batch(9, (4, 4)) == [[1, 2, 3], [3, 4]]
     assert flow.batch(14) == [] and flow.data is None
 
 
-def test_by_time_keeps_what_is_near_the_newest():
+def test_by_time_keeps_rows_near_the_newest():
     flow = Flow(tumbling("100 ms"), evictor=evictors.by_time("10 ms"))
     flow.batch(-1, (1, 1), (30, 2), (31, 3), (40, 4))
     assert flow.batch(99) == [[3, 4]]  # 30 is ten older, and out
 
 
-def test_by_delta_keeps_what_is_like_the_last():
+def test_by_delta_keeps_rows_close_to_the_last():
     evictor = evictors.by_delta(5, lambda row, last: abs(row.v - last.v))
     flow = Flow(tumbling("100 ms"), evictor=evictor)
     flow.batch(-1, (1, 10), (2, 7), (3, 15), (4, 12))
@@ -323,7 +323,7 @@ class Nothing(evictors.Evictor):
         return []
 
 
-def test_an_evictor_of_ones_own_may_leave_nothing():
+def test_a_custom_evictor_can_remove_all_rows():
     flow = Flow(tumbling("10 ms"), evictor=Nothing())
     flow.batch(-1, (1, 1))
     assert flow.batch(9) == [[]] and flow.data is None
@@ -333,13 +333,13 @@ def test_an_evictor_of_ones_own_may_leave_nothing():
     ("aggregate", "given", "expected"),
     [(Aggregates([("count", ())]), {}, [0]), (Reduce(max), {"fields": ()}, [])],
 )
-def test_an_aggregate_of_what_an_evictor_leaves(aggregate, given, expected):
+def test_an_aggregate_covers_the_rows_an_evictor_keeps(aggregate, given, expected):
     flow = Flow(tumbling("10 ms"), evictor=Nothing(), aggregate=aggregate, **given)
     flow.batch(-1, (1, 1))
     assert flow.batch(9) == expected and flow.data is None
 
 
-def test_an_aggregate_with_an_evictor_is_computed_from_the_rows_that_stay():
+def test_an_aggregate_with_an_evictor_is_recomputed_from_the_kept_rows():
     flow = Flow(
         sessions("10 ms"), evictor=evictors.by_count(2), aggregate=Aggregates([("sum", "v")])
     )

@@ -1,4 +1,4 @@
-"""Windows by hand: which rows are in which, when they fire, what is late, what is left."""
+"""Windows by example: which rows they contain, when they fire, what is late, what is left."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def at(ms):
 
 
 def listed(key, window, rows, context):
-    """A window function that tells all: key, window, values."""
+    """A window function that returns its key, window and values."""
     return [(*key, window.start, window.end, [row.v for row in rows])]
 
 
 class Flow:
-    """Batches through one operator, with its state as bytes in between."""
+    """Runs batches through one operator, with its state as bytes in between."""
 
     def __init__(self, assigner, **given):
         if "aggregate" not in given:
@@ -76,7 +76,7 @@ def test_tumbling_windows_start_at_multiples_of_the_size():
     assert days.window(0) == Window(0, 86_400_000) and days.window(0).max_time == 86_399_999
 
 
-def test_an_offset_shifts_them_forwards_or_backwards():
+def test_an_offset_shifts_windows_forwards_or_backwards():
     # Midnight eight hours ahead of UTC is 16:00 of the day before.
     assert [*tumbling("1 day", offset="-8 hours").starts(0)] == [-8 * 3_600_000]
     assert [*tumbling("1 hour", offset="15 minutes").starts(0)] == [-45 * 60_000]
@@ -85,7 +85,7 @@ def test_an_offset_shifts_them_forwards_or_backwards():
     assert [*sliding(10, 5, offset=-1).starts(4_000)] == [4_000, -1_000]
 
 
-def test_sliding_windows_hold_a_row_as_often_as_they_overlap():
+def test_a_row_is_in_every_overlapping_sliding_window():
     assert [*sliding("10 s", "5 s").starts(12_000)] == [10_000, 5_000]
     # Seven is no multiple of three: a time is in two windows or in three.
     assert [*sliding("7 ms", "3 ms").starts(6)] == [6, 3, 0]
@@ -95,7 +95,7 @@ def test_sliding_windows_hold_a_row_as_often_as_they_overlap():
     assert [*sliding("2 ms", "5 ms").starts(7)] == []
 
 
-def test_a_session_has_its_own_gap_or_each_rows():
+def test_the_gap_of_a_session_is_fixed_or_set_by_each_row():
     assert sessions("30 s").span(5, Reading(("a", 1))) == (5, 30_005)
     assert sessions(lambda row: f"{row.v} ms").span(5, Reading(("a", 7))) == (5, 12)
     with pytest.raises(UsageError, match="gap=0 is too short"):
@@ -115,7 +115,7 @@ def test_a_session_has_its_own_gap_or_each_rows():
         (lambda: count(2.5), "size=2.5: give a whole number"),
     ],
 )
-def test_windows_that_cannot_be(make, message):
+def test_invalid_windows_are_rejected(make, message):
     with pytest.raises(UsageError, match=message):
         make()
 
@@ -132,7 +132,7 @@ def test_a_window_fires_once_the_watermark_reaches_its_last_time():
     assert flow.data is None
 
 
-def test_an_aggregate_gives_the_key_the_window_and_its_results():
+def test_an_aggregate_emits_the_key_the_window_and_the_results():
     flow = Flow(
         tumbling("10 ms"), aggregate=Aggregates([("sum", "v"), ("count", ())]), fields=["s", "n"]
     )
@@ -151,7 +151,7 @@ def test_state_is_an_accumulator_and_one_timer_for_each_window():
     assert flow.state() == ({"w": {10: [7]}}, [[[19, 10]], []])
 
 
-def test_a_late_row_fires_again_with_all_rows_until_the_lateness_is_over():
+def test_a_late_row_fires_its_window_again_within_the_lateness():
     flow = Flow(tumbling("10 ms"), allowed_lateness=5, late="late")
     flow.batch(-1, (1, "x"))
     assert flow.batch(9) == [("a", 0, 10, ["x"])]
@@ -163,13 +163,13 @@ def test_a_late_row_fires_again_with_all_rows_until_the_lateness_is_over():
     assert flow.data is None
 
 
-def test_a_window_that_begins_late_fires_at_once_and_is_cleaned_up():
+def test_a_window_that_starts_late_fires_immediately_and_is_cleaned_up():
     flow = Flow(tumbling("10 ms"), allowed_lateness=5)
     assert flow.batch(12, (1, "x")) == [("a", 0, 10, ["x"])]
     assert flow.batch(14) == [] and flow.data is None
 
 
-def test_late_rows_without_an_output_are_counted():
+def test_late_rows_without_a_late_output_are_counted():
     flow = Flow(tumbling("10 ms"))
     assert flow.batch(50, (1, "x"), (2, "y"), (60, "z")) == []
     assert flow.operator.late_dropped == 2
@@ -189,13 +189,13 @@ def test_a_row_is_late_only_if_all_its_windows_are():
     assert flow.outputs["late"] == [("a", "y")]
 
 
-def test_a_row_between_windows_is_late_only_by_its_own_time():
+def test_only_its_own_time_makes_a_row_between_windows_late():
     flow = Flow(sliding("2 ms", "10 ms"), late="late")
     assert flow.batch(4, (3, "late"), (5, "between")) == []
     assert flow.outputs == {"late": [("a", "late")]} and flow.data is None
 
 
-def test_keys_are_apart():
+def test_each_key_has_its_own_windows():
     flow = Flow(tumbling("10 ms"))
     flow.batch(-1, (1, "x"), (2, "y", "b"))
     assert sorted(flow.batch(9)) == [("a", 0, 10, ["x"]), ("b", 0, 10, ["y"])]
@@ -204,7 +204,7 @@ def test_keys_are_apart():
 # Sessions
 
 
-def test_sessions_end_after_the_gap_and_touching_ones_are_one():
+def test_sessions_end_after_the_gap_and_adjacent_sessions_merge():
     flow = Flow(sessions("10 ms"))
     flow.batch(-1, (0, "x"), (10, "y"), (21, "z"))
     assert flow.batch(18) == []
@@ -212,7 +212,7 @@ def test_sessions_end_after_the_gap_and_touching_ones_are_one():
     assert flow.data is None
 
 
-def test_a_row_may_join_two_sessions_with_their_rows_and_timers():
+def test_a_row_can_merge_two_sessions_with_their_rows_and_timers():
     flow = Flow(sessions("10 ms"))
     flow.batch(-1, (0, "x"), (15, "z"))
     assert flow.state()[1][0] == [[9, (0, 10)], [24, (15, 25)]]
@@ -221,7 +221,7 @@ def test_a_row_may_join_two_sessions_with_their_rows_and_timers():
     assert flow.batch(24) == [("a", 0, 25, ["x", "z", "y"])]
 
 
-def test_a_late_row_is_taken_if_it_joins_a_session_that_still_is():
+def test_a_late_row_is_accepted_if_it_joins_a_live_session():
     flow = Flow(sessions("10 ms"), late="late")
     flow.batch(-1, (12, "x"))
     # Alone, 3 to 13 would be over at 15.
@@ -242,7 +242,7 @@ def test_a_session_that_grows_within_its_lateness_fires_again():
     assert flow.batch(37) == [] and flow.data is None
 
 
-def test_accumulators_merge_the_earlier_first():
+def test_accumulators_merge_in_time_order():
     flow = Flow(sessions("10 ms"), aggregate=Aggregates([("first", "v")]))
     flow.batch(-1, (0, "x"), (15, "z"))
     flow.batch(-1, (8, "y"))
@@ -252,7 +252,7 @@ def test_accumulators_merge_the_earlier_first():
 # Processing time
 
 
-def test_processing_time_windows_go_by_the_batchs_time():
+def test_processing_time_windows_use_the_time_of_the_batch():
     flow = Flow(tumbling("10 ms"), domain=Domain.PROCESSING)
     assert flow.operator.domains == {Domain.PROCESSING}
     assert flow.batch(10**6, (500, "x"), now=3) == []
@@ -262,7 +262,7 @@ def test_processing_time_windows_go_by_the_batchs_time():
     assert flow.data is None
 
 
-def test_processing_time_sessions():
+def test_sessions_work_in_processing_time():
     flow = Flow(sessions("10 ms"), domain=Domain.PROCESSING)
     flow.batch(0, (0, "x"), now=0)
     assert flow.batch(0, (0, "y"), now=8) == []
@@ -273,7 +273,7 @@ def test_processing_time_sessions():
 # By count, and without end
 
 
-def test_count_windows_fire_and_start_anew():
+def test_count_windows_fire_and_start_again():
     flow = Flow(count(3), aggregate=Aggregates([("collect_list", "v")]))
     assert flow.operator.outputs == {"main": ("id", "r")} and not flow.operator.domains
     assert flow.batch(9, (5, 1), (1, 2), (1, "other", "b")) == []
@@ -281,12 +281,12 @@ def test_count_windows_fire_and_start_anew():
     assert flow.batch(9, (2, 5), (3, 6)) == [("a", [4, 5, 6])]
 
 
-def test_a_count_window_that_fired_leaves_nothing():
+def test_a_count_window_leaves_no_state_after_firing():
     flow = Flow(count(2), aggregate=Aggregates([("sum", "v")]))
     assert flow.batch(0, (1, 1), (1, 2)) == [("a", 3)] and flow.data is None
 
 
-def test_sliding_count_windows_look_back_over_the_last_rows():
+def test_sliding_count_windows_contain_the_last_rows():
     flow = Flow(count(4, 2), aggregate=Aggregates([("collect_list", "v")]))
     assert flow.batch(0, *[(1, n) for n in range(1, 8)]) == [
         ("a", [1, 2]),
@@ -296,7 +296,7 @@ def test_sliding_count_windows_look_back_over_the_last_rows():
     assert flow.batch(0, (1, 8)) == [("a", [5, 6, 7, 8])]
 
 
-def test_global_windows_fire_by_their_trigger():
+def test_global_windows_fire_when_their_trigger_does():
     flow = Flow(global_windows(), trigger=triggers.on_count(2))
     rows = [(1, "x"), (2, "y"), (3, "z"), (4, "w")]
     assert [vs for *_, vs in flow.batch(0, *rows)] == [["x", "y"], ["x", "y", "z", "w"]]
@@ -321,14 +321,14 @@ class Longest(Aggregate):
 
 
 @pytest.mark.parametrize("assigner", [tumbling("20 ms"), sessions("10 ms")])
-def test_an_aggregate_of_ones_own(assigner):
+def test_a_custom_aggregate_can_be_used(assigner):
     flow = Flow(assigner, aggregate=Longest())
     flow.batch(-1, (0, "hi"), (15, "hello"))
     flow.batch(-1, (8, "hey"))
     assert [row[-1] for row in flow.batch(50)] == ["HELLO"]
 
 
-def test_reduce_gives_a_row_and_takes_rows():
+def test_reduce_over_a_window_takes_rows_and_returns_a_row():
     flow = Flow(sessions("10 ms"), aggregate=Reduce(lambda a, b: a.replace(v=a.v + b.v)), fields=())
     assert flow.operator.outputs["main"] == ("id", "window_start", "window_end", "v")
     flow.batch(-1, (0, "x"), (15, "z"))
@@ -336,7 +336,7 @@ def test_reduce_gives_a_row_and_takes_rows():
     assert flow.batch(50) == [("a", at(0), at(25), "xzy")]
 
 
-def test_a_function_may_finish_what_an_aggregate_began():
+def test_a_function_can_receive_the_result_of_an_aggregate():
     flow = Flow(
         tumbling("10 ms"),
         aggregate=Aggregates([("sum", "v")]),
@@ -347,7 +347,7 @@ def test_a_function_may_finish_what_an_aggregate_began():
     assert flow.batch(9) == [("a", 0, 10, (5,))]
 
 
-def test_a_function_has_state_for_the_window_and_for_the_key_and_side_outputs():
+def test_a_function_has_window_state_key_state_and_side_outputs():
     def function(key, window, rows, context):
         context.state["firings"] = context.state.get("firings", 0) + 1
         context.key_state["all"] = context.key_state.get("all", 0) + 1
@@ -369,7 +369,7 @@ def test_a_function_has_state_for_the_window_and_for_the_key_and_side_outputs():
     assert flow.state() == ({"g": {"all": 3}}, [[], []])
 
 
-def test_a_state_that_was_only_looked_at_is_not_kept():
+def test_state_that_was_only_read_is_not_stored():
     def function(key, window, rows, context):
         return [(len(context.state) + len(context.key_state),)]
 
@@ -382,7 +382,7 @@ def test_a_state_that_was_only_looked_at_is_not_kept():
     assert flow.batch(0, (1, "x")) == [(0,)] and flow.data is None
 
 
-def test_sessions_have_no_state_of_their_own():
+def test_sessions_have_no_window_state():
     flow = Flow(sessions("1 ms"), function=lambda key, window, rows, context: context.state)
     flow.batch(-1, (0, "x"))
     with pytest.raises(UsageError, match=r"because they merge: use `context\.key_state`"):
@@ -390,14 +390,14 @@ def test_sessions_have_no_state_of_their_own():
 
 
 @pytest.mark.parametrize("wrong", [{"a": 1}, "text", Reading(("a", 1))])
-def test_a_function_returns_several_rows(wrong):
+def test_a_window_function_must_return_a_list_of_rows(wrong):
     flow = Flow(tumbling("1 ms"), function=lambda *_: wrong)
     flow.batch(-1, (0, "x"))
     with pytest.raises(UsageError, match="returned one row: return a list of rows"):
         flow.batch(9)
 
 
-def test_a_function_may_return_nothing_or_fail():
+def test_a_function_can_return_nothing_or_fail():
     flow = Flow(tumbling("1 ms"), function=lambda *_: None)
     flow.batch(-1, (0, "x"))
     assert flow.batch(9) == [] and flow.data is None
@@ -408,7 +408,7 @@ def test_a_function_may_return_nothing_or_fail():
 
 
 class Weekend(Assigner):
-    """Windows of one's own: every row in the same one."""
+    """A custom assigner: every row is in the same window."""
 
     def marks(self, time, row):
         return ("weekend",)
@@ -417,7 +417,7 @@ class Weekend(Assigner):
         return Window(0, 100)
 
 
-def test_an_assigner_of_ones_own():
+def test_a_custom_assigner_can_be_used():
     flow = Flow(Weekend(), allowed_lateness=3)
     flow.batch(-1, (5, "x"), (500, "y"))
     assert flow.batch(99) == [("a", 0, 100, ["x", "y"])]
@@ -459,12 +459,12 @@ def test_an_assigner_of_ones_own():
         ),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(assigner, given, message):
+def test_invalid_options_are_rejected_immediately(assigner, given, message):
     with pytest.raises(UsageError, match=message):
         Flow(assigner, **given)
 
 
-def test_a_key_is_made_of_columns():
+def test_a_key_consists_of_columns():
     with pytest.raises(UsageError, match="key column 'k' does not exist: there are id, v"):
         WindowOperator(
             "w",
