@@ -291,9 +291,9 @@ def test_a_header_without_a_key_ends_the_branch(target, producers):
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     producer = producers()
     headers = pa.array([[{"key": None, "value": b"x"}]], kind)
-    with pytest.raises(errors.BadRow, match="header without a key"):
+    with pytest.raises(errors.BadRow, match="header whose key is null"):
         producer.write(target, keys=None, values=pa.array([b"v"]), headers=headers)
-    with pytest.raises(errors.BadRow, match="header without a key"):
+    with pytest.raises(errors.BadRow, match="header whose key is null"):
         producer.flush(SECONDS)
 
 

@@ -407,7 +407,7 @@ def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_pa
     typed.shell.run(lines())
     said = typed.out.getvalue()
     assert "sink out1 (staged): exactly once" in said
-    assert "job-out1 is running and writes to the sink: STOP job-out1; first" in said
+    assert "job-out1 is running and writes to the sink. First run: STOP job-out1;" in said
     assert "job-readings is running and writes to the sink" in said
     assert "STOP them before you open another file" in said
     assert re.search(r"job-out1 +│ running", said) and "stopped job-out1" in said

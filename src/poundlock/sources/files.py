@@ -88,8 +88,8 @@ def _schema(spark: Any, path: str, format: str, options: dict[str, str]) -> Any:
             raise
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"the schema of {path} is not to be had from its files ({reason}). Give schema=, or start "
-            "when there is a first file"
+            f"the schema of {path} cannot be read from its files ({reason}). Give schema=, or start "
+            "once there is a first file"
         ) from error
     if not found.fields:
         raise UsageError(f"{path} has no files to take a schema from: give schema=")

@@ -116,7 +116,9 @@ class Shell:
         names = [*writers.values(), *(self._writers.get(sink, "") for sink in writers)]
         for name in names:
             if name in self.running and self.running[name].isActive:
-                raise UsageError(f"{name} is running and writes to the sink: STOP {name}; first")
+                raise UsageError(
+                    f"{name} is running and writes to the sink. First run: STOP {name};"
+                )
         started = run.start(pipelines, self.catalog.job.trigger, threading.Event())
         for pipeline, query in zip(pipelines, started, strict=True):
             self.running[pipeline.name] = query

@@ -406,5 +406,5 @@ def _raise_if_refused(error: Exception) -> None:
     if isinstance(error, errors.IncompatibleBrokerVersion):
         raise UsageError(
             f"the brokers are too old or too new for this request: {error}. Poundlock needs Kafka "
-            "4.0.1 or later with transaction.version 2"
+            "4.0.2 or later with transaction.version 2"
         ) from error

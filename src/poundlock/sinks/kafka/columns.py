@@ -129,8 +129,8 @@ class Headers:
             if not name:
                 library.headers_destroy(headers)
                 raise BadRow(
-                    f"a row for topic {self._topic!r} has a header without a key: every header "
-                    "needs one, though it may be empty"
+                    f"a row for topic {self._topic!r} has a header whose key is null. The key of a "
+                    "header may be empty, but not null"
                 )
             name_len, value_len = int(self._names[1][i]), int(self._values[1][i])
             library.header_add(headers, name, name_len, value or None, value_len)

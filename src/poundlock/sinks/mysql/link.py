@@ -206,7 +206,7 @@ class _Result(MySQLResult):
         if payload is None:
             raise Rejected("the server asked for a file of this machine, and got none")
         if not answer.is_ok_packet():
-            raise Unavailable("the server broke off while it was sent rows")
+            raise Unavailable("the server ended the transfer while rows were being sent to it")
         self._read_ok_packet(answer)  # pyright: ignore[reportAttributeAccessIssue]
 
 

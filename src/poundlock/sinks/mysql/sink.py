@@ -245,8 +245,8 @@ class MySQL(Participant):
     def _check_table(self, target: Target) -> None:
         if target.engine != "innodb":
             raise UsageError(
-                f"table {self.table} is kept by {target.engine}, which has no transactions. Make it "
-                "ENGINE=InnoDB",
+                f"table {self.table} uses the engine {target.engine}, which has no transactions. "
+                f"Convert it: ALTER TABLE {self.table} ENGINE=InnoDB",
                 sink=self.name,
             )
         if not self.key:
@@ -294,9 +294,9 @@ class MySQL(Participant):
         """Two attempts of one task at a time write the same keys: one would wait for the other."""
         if self._speculates and self.chosen == "xa" and (self.key or self.meeting(target)):
             raise UsageError(
-                "spark.speculation is true: a second attempt of a task would wait for the prepared "
-                "branch of the first, which has the same keys, or roll it back. Use mode='staged', or "
-                "set spark.speculation to false",
+                "spark.speculation is true: a second attempt of a task writes the same keys as "
+                "the first. It would wait for the first attempt's prepared branch, or roll "
+                "it back. Use mode='staged', or set spark.speculation to false",
                 sink=self.name,
             )
 
@@ -307,7 +307,7 @@ class MySQL(Participant):
         if numbers < oldest:
             raise UsageError(
                 f"the server is {version}: exactly-once needs MariaDB 10.5 or MySQL 8.0, or later. "
-                "Before that a prepared branch is rolled back with its connection",
+                "Older servers roll back a prepared branch when its connection closes",
                 sink=self.name,
             )
         if variables.get("wsrep_on") in ("ON", "1"):

@@ -167,7 +167,8 @@ def _check(link: Link, target: Target, receipts: Sequence[Receipt]) -> list[str 
         wrong = _difference(receipts, move(link, target, table, branches, names))
         if wrong is not None:
             raise Rejected(
-                f"{wrong}: a trigger or a rule leaves rows out, so what was written is unknown",
+                f"{wrong} in the rehearsal before the decision: a trigger or a rule leaves rows out. "
+                "Nothing was written to the target",
                 sink=target.sink,
             )
         link.run("SET CONSTRAINTS ALL IMMEDIATE")
@@ -206,8 +207,9 @@ def _move(link: Link, target: Target, receipts: Sequence[Receipt], columns: Colu
     if altered:
         raise InDoubt(
             f"the batch of branch {branches[0]} is decided, but table {table.schema}.{table.name} was "
-            f"altered: {'; '.join(altered)}. Nothing was moved. Alter it back; or drop the batch's "
-            f"staging tables in {target.witness_schema}, and it is computed again",
+            f"altered: {'; '.join(altered)}. Nothing was moved. Either undo the change "
+            f"to the table, or drop the batch's staging tables in {target.witness_schema}; the "
+            "batch is then computed again",
             sink=target.sink,
         )
     wrong = _difference(receipts, moved)

@@ -100,8 +100,8 @@ class Client:
         except _FORBIDDEN as error:
             raise NotAuthorised(
                 f"{doing}: the server refuses the user, the password or a command ({error}). The "
-                "sink needs the commands of its target, EVAL, TYPE, EXISTS, UNLINK, PEXPIRE, and those "
-                "of hashes and sets",
+                "user needs permission for EVAL, TYPE, EXISTS, UNLINK, PEXPIRE, the commands of hashes "
+                "and sets, and the commands that write the sink's target",
                 sink=self._sink,
             ) from error
         except _TEMPORARY as error:
