@@ -51,7 +51,9 @@ def open_pipeline(path: Path, arguments: Sequence[str] = ()) -> Pipeline:
     with _reading(path):
         made = make(spark, list(arguments))
     if not isinstance(made, Pipeline):
-        raise UsageError(f"pipeline() of {path} returned {type(made).__name__}, not a Pipeline")
+        raise UsageError(
+            f"pipeline() of {path} returned {type(made).__name__}: make it return a Pipeline"
+        )
     return made
 
 
@@ -61,7 +63,7 @@ def _maker(path: Path, found: Any) -> Maker:
     if isinstance(found, Pipeline):
         return lambda spark, args: found
     if found is None:
-        raise UsageError(f"{path} does not define pipeline(spark, args)")
+        raise UsageError(f"{path} does not define pipeline(spark, args): add it")
     if not callable(found):
         raise UsageError(
             f"pipeline of {path} is of type {type(found).__name__}: make it a function "
@@ -73,8 +75,8 @@ def _maker(path: Path, found: Any) -> Maker:
         signature.bind(None, [])
     except TypeError:
         raise UsageError(
-            f"pipeline of {path} takes {signature}, and is called with (spark, args): the session, "
-            "and a list of the other arguments"
+            f"pipeline of {path} takes {signature}, but is called with (spark, args): make it take "
+            "the session and a list of the other arguments"
         ) from None
     return make
 
@@ -87,7 +89,7 @@ def _reading(path: Path) -> Iterator[None]:
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UsageError(
-            f"{path} starts a query when it is read. Put start() under if __name__ == '__main__':"
+            f"{path} starts a query when it is loaded. Put start() under if __name__ == '__main__':"
         )
 
     starting = [(Pipeline, "start"), *STARTS]
@@ -101,7 +103,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         line = _line(path, error.__traceback__)
         raise UsageError(
-            f"{path}{line} failed when it was read: {type(error).__name__}: {error}"
+            f"{path}{line} failed when it was loaded: {type(error).__name__}: {error}"
         ) from error
     finally:
         for (kind, name), method in zip(starting, before, strict=True):

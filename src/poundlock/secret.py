@@ -26,7 +26,7 @@ def resolve(name: str, value: str) -> str:
         try:
             return Path(target).read_text().strip()
         except OSError as error:
-            raise UsageError(f"{name} is read from a file, which failed: {error}") from error
+            raise UsageError(f"{name} cannot be read from its file: {error}") from error
     return value
 
 

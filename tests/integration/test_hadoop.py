@@ -65,7 +65,7 @@ class Careless(HadoopFiles):
 
 
 def test_a_file_system_that_lets_two_writers_win_is_refused() -> None:
-    with pytest.raises(UsageError, match="let 2 of two writers create one file"):
+    with pytest.raises(UsageError, match="in a test, 2 reported success"):
         HadoopLog(Careless())
 
 

@@ -65,16 +65,16 @@ def test_what_cannot_be_had_is_refused(spark: Any, tmp_path: Path) -> None:
     [
         (None, "there is no job file"),
         ("x = 1", "does not define pipeline"),
-        ("def pipeline(spark, args): return 1", "returned int, not a Pipeline"),
+        ("def pipeline(spark, args): return 1", "returned int: make it return a Pipeline"),
         ("pipeline = 3", "pipeline of {job} is of type int"),
-        ("def pipeline(spark): return 1", "takes (spark), and is called with (spark, args)"),
+        ("def pipeline(spark): return 1", "takes (spark), but is called with (spark, args)"),
         (
             "\ndef pipeline(spark, args):\n    return args[0]",
-            "{job}, line 3, failed when it was read: IndexError",
+            "{job}, line 3, failed when it was loaded: IndexError",
         ),
-        ("pipeline = nothing", "{job}, line 1, failed when it was read: NameError"),
-        ("def pipeline(", "failed when it was read: SyntaxError"),
-        ("import sys; sys.exit(3)", "{job}, line 1, failed when it was read: SystemExit: 3"),
+        ("pipeline = nothing", "{job}, line 1, failed when it was loaded: NameError"),
+        ("def pipeline(", "failed when it was loaded: SyntaxError"),
+        ("import sys; sys.exit(3)", "{job}, line 1, failed when it was loaded: SystemExit: 3"),
     ],
 )
 def test_a_file_that_is_no_job(spark: Any, tmp_path: Path, text: str | None, words: str) -> None:
@@ -120,7 +120,7 @@ def test_a_job_that_starts_when_it_is_read_is_refused(
     job.write_text(PROGRAM.format(place=str(place), more=more.format(place=str(place))))
     result = guarantee(job)
     assert isinstance(result.exception, UsageError), result.output
-    assert "starts a query when it is read" in str(result.exception)
+    assert "starts a query when it is loaded" in str(result.exception)
     assert not place.exists(), "nothing was started"
     assert spark.streams.active == []
 

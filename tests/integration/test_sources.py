@@ -298,7 +298,7 @@ class TestCollection:
     ) -> None:
         self.make(spark, tmp_path, name="mine")
         self.make(spark, tmp_path, name="mine")
-        with pytest.raises(UsageError, match="holds other rows"):
+        with pytest.raises(UsageError, match="was written with different rows"):
             lock.from_collection(
                 spark, [(1, "x")], "n int, s string", name="mine", directory=tmp_path / "rows"
             )
@@ -307,7 +307,7 @@ class TestCollection:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         self.make(spark, tmp_path, batch_rows=10)
-        with pytest.raises(UsageError, match="or in other batches"):
+        with pytest.raises(UsageError, match="or different batches"):
             self.make(spark, tmp_path, batch_rows=5)
 
     def test_dictionaries_and_nothing(self, spark: SparkSession, tmp_path: Path) -> None:

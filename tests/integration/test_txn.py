@@ -62,7 +62,7 @@ def test_a_decided_branch_is_shown_and_committed_by_hand(scene: Any, kafka: orac
     trial.finish(pipeline)  # finds that branch committed, and commits the others
     kafka.assert_exact(target, ROWS)
     assert desk("list") == []
-    with pytest.raises(UsageError, match="finished already"):
+    with pytest.raises(UsageError, match="already finished"):
         desk("commit", first, "--yes")
 
 

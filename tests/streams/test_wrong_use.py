@@ -47,7 +47,10 @@ class Waits(lock.ProcessFunction):
 
 REFUSED = {
     "no watermark": (lambda frame, flow: lock.flow(frame, time="ts"), "needs a watermark"),
-    "no such time": (lambda frame, flow: lock.flow(frame, time="when"), "time='when' is no column"),
+    "no such time": (
+        lambda frame, flow: lock.flow(frame, time="when"),
+        "time='when' is not a column",
+    ),
     "time is no time": (
         lambda frame, flow: lock.flow(frame, time="v", watermark="1 s"),
         "time='v' is of type bigint: make it a timestamp",
@@ -78,7 +81,7 @@ REFUSED = {
     ),
     "no windows": (
         lambda frame, flow: flow.key_by("id").window("1 minute"),
-        "'1 minute' are no windows",
+        "'1 minute' is not a kind of window",
     ),
     "no such column": (
         lambda frame, flow: (
@@ -94,7 +97,7 @@ REFUSED = {
             .window(lock.tumbling("1 minute"), late_output="late")
             .aggregate("sum(v) / count(*) AS mean")
         ),
-        "is not one aggregate function",
+        "is not a single aggregate function",
     ),
     "unknown aggregate": (
         lambda frame, flow: (
@@ -136,7 +139,7 @@ REFUSED = {
         lambda frame, flow: (
             flow.key_by("id").process(Waits()).key_by("id").window(lock.tumbling("1 minute"))
         ),
-        "operator 'window' comes after 'Waits', which passes no event time on",
+        "operator 'window' comes after 'Waits', which does not pass on event time",
     ),
     "the greatest of structs": (
         lambda frame, flow: (
@@ -220,7 +223,8 @@ class Mistypes(lock.ProcessFunction):
         (
             lambda flow: flow.key_by("id").process(Mistypes()),
             OperatorFailed,
-            "operator 'Mistypes' emitted a value for column 'v' of output 'main' that is no int64",
+            "operator 'Mistypes' emitted a value for column 'v' of output 'main' that is not of "
+            "type int64",
         ),
         (
             lambda flow: (

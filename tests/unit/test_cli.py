@@ -153,7 +153,7 @@ def test_what_the_log_decided_may_not_be_aborted(log: FileLog) -> None:
 @pytest.mark.parametrize(
     ("id_", "reason"),
     [
-        ("poundlock.sensors.0123456789abcdef.1.out.6", "finished already"),
+        ("poundlock.sensors.0123456789abcdef.1.out.6", "already finished"),
         ("poundlock.sensors.0123456789abcdef.1.out.9", "has not decided"),
         ("poundlock.sensors.0123456789abcdef.1.out", "has not decided"),
     ],

@@ -61,7 +61,7 @@ def test_a_comma_in_the_path_is_refused(tmp_path):
     ("users", "message"),
     [
         ({"a b": "x"}, "cannot be a user's name"),
-        ({"poundlock-broker": "x"}, "which the brokers use"),
+        ({"poundlock-broker": "x"}, "which is the brokers' own"),
         ({"alice": "two words"}, "password of 'alice'"),
         ({"alice": "a,b"}, "password of 'alice'"),
         ({"alice": ""}, "password of 'alice'"),

@@ -232,7 +232,7 @@ def test_a_state_that_cannot_be_read_is_not_guessed_at(home):
     base.Instance(Tiny(), home).up()
     good = (home / "state.json").read_text()
     (home / "state.json").write_text(good[:-20])
-    with pytest.raises(UsageError, match=r"state\.json cannot be understood"):
+    with pytest.raises(UsageError, match=r"state\.json cannot be read"):
         base.down(home)
     (home / "state.json").write_text(good)
 
@@ -375,9 +375,9 @@ def test_what_is_not_there_is_named(home):
     with pytest.raises(UsageError, match="no node 'z'; it has: a"):
         instance.kill("z")
     instance.stop("a")
-    with pytest.raises(UsageError, match="No node of tiny was started"):
+    with pytest.raises(UsageError, match="no node of tiny was started"):
         instance.wait_ready()
-    with pytest.raises(UsageError, match="Node a of tiny is not running"):
+    with pytest.raises(UsageError, match="node a of tiny is not running"):
         instance.pause("a")
 
 

@@ -57,7 +57,7 @@ def feed(servers: str, lines: Iterator[str]) -> None:
     with Watch(servers, SENSOR) as watch:
         arrived = watch.rows()
     if arrived != sent:
-        raise Unavailable(f"only {arrived} of {sent} sensor lines arrived in topic {SENSOR}")
+        raise Unavailable(f"{sent} sensor lines were sent to topic {SENSOR}, but it has {arrived}")
 
 
 class Watch:

@@ -109,7 +109,7 @@ def _major_version(java: Path) -> int:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
         found = re.search(r'version "([^"]+)"', answer.stderr)
     if not found:
-        raise UsageError(f"{java} reports no version, so it may not be a Java. {_advice()}")
+        raise UsageError(f"{java} reports no version, so it may not be Java. {_advice()}")
     numbers = re.findall(r"\d+", found[1])
     # Up to Java 8, the version is written as 1.8.
     return int(numbers[1] if numbers[0] == "1" and len(numbers) > 1 else numbers[0])

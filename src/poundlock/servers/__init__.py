@@ -25,5 +25,5 @@ NAMES = ("kafka", "postgres", "mariadb", "valkey", "opensearch")
 def module(name: str) -> ModuleType:
     """Import the module of a server. Only this one: client libraries take time to load."""
     if name not in NAMES:
-        raise UsageError(f"There is no server named {name!r}; there are: {', '.join(NAMES)}")
+        raise UsageError(f"there is no server named {name!r}; there are: {', '.join(NAMES)}")
     return import_module(f"poundlock.servers.{name}")

@@ -102,7 +102,7 @@ def free_ports(count: int, besides: Container[int] = ()) -> list[int]:
             return found
         if port not in besides and port_is_free(port):
             found.append(port)
-    raise Unavailable(f"there are no {count} free ports between {low} and {high} on 127.0.0.1")
+    raise Unavailable(f"fewer than {count} ports of 127.0.0.1 are free between {low} and {high}")
 
 
 def port_is_free(port: int) -> bool:
@@ -143,8 +143,8 @@ class State:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(
-                f"{file} cannot be understood ({error}), so the server's processes are not known. "
-                f"End them by hand if there are any, and delete {home}"
+                f"{file} cannot be read ({error}), so the server's processes are not known. "
+                f"Find and end any that still run, then delete {home}"
             ) from error
 
     def save(self, home: Path) -> None:
@@ -264,7 +264,7 @@ class Instance:
             wanted = list(state.processes if nodes is None else nodes)
             if not wanted:
                 raise UsageError(
-                    f"No node of {self.server.name} was started, so none can become ready"
+                    f"no node of {self.server.name} was started, so none can become ready"
                 )
             dead = [node for node in wanted if node not in state.running()]
             if dead:
@@ -305,7 +305,7 @@ class Instance:
         self._check(node)
         process = self.state.processes.get(node)
         if process is None or not process.alive:
-            raise UsageError(f"Node {node} of {self.server.name} is not running")
+            raise UsageError(f"node {node} of {self.server.name} is not running")
         return process
 
     def _failure(self, nodes: Sequence[str], reason: str) -> str:
@@ -371,7 +371,7 @@ def _stop(home: Path, nodes: Sequence[str], seconds: float) -> None:
         del state.processes[node]
     state.save(home)
     if left:
-        raise Unavailable(f"{state.server} did not end after SIGKILL: node and pid {left}")
+        raise Unavailable(f"{state.server} still runs after SIGKILL (pid of each node: {left})")
 
 
 # --- what servers run and import ---

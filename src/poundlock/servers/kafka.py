@@ -250,9 +250,9 @@ def up(directory: Path | str | None = None, *, brokers: int | None = None) -> Cl
 
 def _security(protocol: str | None, users: Mapping[str, str] | None) -> Security | None:
     if protocol not in (None, "SASL_SSL"):
-        raise UsageError(f"security={protocol!r}: a local Kafka offers None or 'SASL_SSL'")
+        raise UsageError(f"security={protocol!r}: a local Kafka takes only None or 'SASL_SSL'")
     if protocol is None and users:
-        raise UsageError("users= needs security='SASL_SSL'")
+        raise UsageError("users= needs security='SASL_SSL': give it, or leave users= out")
     return Security(users or {"poundlock": secrets.token_hex(8)}) if protocol else None
 
 

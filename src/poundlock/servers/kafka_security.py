@@ -35,15 +35,15 @@ class Security:
             if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name == BROKER_USER:
                 raise UsageError(
                     f"{name!r} cannot be a user's name: use letters, digits, - and _, "
-                    f"but not {BROKER_USER!r}, which the brokers use among themselves"
+                    f"but not {BROKER_USER!r}, which is the brokers' own user"
                 )
             if not re.fullmatch(r"[!-~]+", password) or set(password) & set(",[]"):
                 raise UsageError(
                     f"the password of {name!r} has a character that Kafka's tools do not accept: use "
-                    "ASCII without blanks, commas and square brackets"
+                    "ASCII without spaces, commas or square brackets"
                 )
         if not self.users:
-            raise UsageError("SASL needs at least one user: users={'name': 'password'}")
+            raise UsageError("SASL needs at least one user: give users={'name': 'password'}")
 
     def prepare(self, home: Path) -> None:
         """Create the secrets and the certificates, once."""

@@ -175,7 +175,7 @@ def _complete(place: Path) -> Binaries:
     (place / "whole").touch()
     found = _read_complete(place)
     if found is None:
-        raise Unavailable(f"what was unpacked into {place} contains no mariadbd")
+        raise Unavailable(f"the files unpacked into {place} include no mariadbd")
     return found
 
 

@@ -99,7 +99,7 @@ class Postgres(Node):
         deadline = time.monotonic() + 10
         while any(Path(f"/proc/{pid}").exists() for pid in children):
             if time.monotonic() > deadline:
-                raise Unavailable(f"processes {children} of PostgreSQL did not end after SIGKILL")
+                raise Unavailable(f"processes {children} of PostgreSQL still run after SIGKILL")
             time.sleep(0.01)
 
 

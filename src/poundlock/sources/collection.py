@@ -88,8 +88,8 @@ def _write(table: pa.Table, size: int, place: str, content: str) -> None:
         names = [f"{number:06}-{content}.parquet" for number in range(len(starts))]
         if there - set(names):
             raise UsageError(
-                f"{place} holds other rows than these, or in other batches: a collection must stay the "
-                "same. Give the new one another name=, and its pipeline a new checkpoint"
+                f"{place} was written with different rows or different batches: a collection must "
+                "stay the same. Give the new one another name=, and its pipeline a new checkpoint"
             )
         for number, (name, start) in enumerate(zip(names, starts, strict=True)):
             if name in there:

@@ -72,8 +72,8 @@ def _check_manifest(spark: Any, place: str) -> None:
                 break  # not readable, so this user wrote nothing above it either
             if there:
                 raise UsageError(
-                    f"{directory} has a manifest ({METADATA}), which Spark passes over if {place} is "
-                    "read, and rows that are not committed would be seen: read the directory itself, "
+                    f"{directory} has a manifest ({METADATA}), but Spark ignores it when {place} "
+                    "is read, and would also return uncommitted rows. Read the directory itself, "
                     "and filter with where()"
                 )
             directory = directory.getParent()
@@ -88,8 +88,8 @@ def _schema(spark: Any, path: str, format: str, options: dict[str, str]) -> Any:
             raise
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"the schema of {path} cannot be read from its files ({reason}). Give schema=, or start "
-            "once there is a first file"
+            f"the schema of {path} cannot be read from its files ({reason}). Give schema=, or "
+            "wait for the first file before you start"
         ) from error
     if not found.fields:
         raise UsageError(f"{path} has no files to take a schema from: give schema=")

@@ -213,7 +213,7 @@ _NO_SECRETS = _NoSecrets()
 def _offset_mode(offsets: str | OffsetMode) -> OffsetMode:
     if str(offsets).lower() == "kafka_periodic":
         raise UsageError(
-            "offsets='kafka_periodic' is refused: Spark's consumers may not commit by themselves. "
+            "offsets='kafka_periodic' is refused: Spark's consumers must not commit on their own. "
             "Use 'on_batch', which is also more exact"
         )
     try:

@@ -47,7 +47,7 @@ def configure(
             "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
         )
     if state_backend not in BACKENDS:
-        raise UsageError(f"state_backend={state_backend!r} is none of {', '.join(BACKENDS)}")
+        raise UsageError(f"state_backend={state_backend!r} is not one of {', '.join(BACKENDS)}")
     provider = f"org.apache.spark.sql.execution.streaming.state.{BACKENDS[state_backend]}"
     return (
         builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")

@@ -150,9 +150,9 @@ class HadoopFiles:
             self.delete(name)
             if len(winners) != 1 or found != winners[0]:
                 raise UsageError(
-                    f"the file system of {self.root} let {len(winners)} of two writers create one "
-                    "file: the log would not be safe there. Put the log on HDFS, S3A or a local "
-                    "disk (log_location=)"
+                    f"the file system of {self.root} does not let exactly one of two writers "
+                    f"create a file (in a test, {len(winners)} reported success), so the log would "
+                    "not be safe there. Put it on HDFS, S3A or a local disk (log_location=)"
                 )
 
 
@@ -216,7 +216,7 @@ class Checkpoint:
         if data is None:
             raise LogMismatch(
                 f"Spark runs batch {batch}, but offsets/{batch} is not in its checkpoint at "
-                f"{self._path or (self._files and self._files.root)}. Is it written to by two queries?"
+                f"{self._path or (self._files and self._files.root)}. Do two queries write to it?"
             )
         return data
 

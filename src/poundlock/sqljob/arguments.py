@@ -49,7 +49,7 @@ def make_sink(name: str, options: Mapping[str, Any]) -> Participant:
     arguments = {key: value for key, value in options.items() if key != "kind"}
     if "name" in arguments:
         raise UsageError(
-            f"{title} has name=, but its table names it {name!r} already: leave it out"
+            f"{title} has name=, but its header already names it {name!r}: leave name= out"
         )
     return _call(title, sink, {**arguments, "name": name})
 

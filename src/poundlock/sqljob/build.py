@@ -318,7 +318,8 @@ class Catalog:
         source = options["from"]
         if name in above:
             raise UsageError(
-                f"{title} reads from itself, through {' and '.join(above)}: change one of their from="
+                f"{title} reads from itself, through {' and '.join(above)}: change from= in one of "
+                "them"
             )
         if source in self.job.window or source in self.job.match:
             self._operator(source, (*above, name))

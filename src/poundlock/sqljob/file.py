@@ -62,7 +62,7 @@ def read(path: str | Path) -> JobFile:
     _check_distinct(tables)
     trigger = job.get("trigger")
     if trigger is not None and not isinstance(trigger, str):
-        raise UsageError(f"trigger={trigger!r}: give the time between batches, as '2 seconds'")
+        raise UsageError(f"trigger={trigger!r}: give the time between batches, such as '2 seconds'")
     return JobFile(
         name=checked_name("pipeline name", job["name"]),
         checkpoint_location=_resolve(job["checkpoint_location"], here),

@@ -185,20 +185,20 @@ class IntervalJoinOperator(Operator):
             outputs = outputs or {MAIN: left + right}
             if len(outputs[MAIN]) != len(left + right):
                 raise UsageError(
-                    f"operator {self.name!r}: outputs names {len(outputs[MAIN])} columns, and a pair "
-                    f"has {len(left + right)}: name each of them"
+                    f"operator {self.name!r}: outputs names {len(outputs[MAIN])} columns, but a "
+                    f"pair has {len(left + right)}: name each of them"
                 )
         elif not outputs:
             raise UsageError(
-                f"operator {self.name!r}: the columns of its function's rows are missing: name them in "
-                "outputs"
+                f"operator {self.name!r}: the columns that its function returns have no names: "
+                "give them in outputs"
             )
         declared = {name: tuple(fields) for name, fields in outputs.items()}
         for name, fields in zip(self._late, self._fields, strict=True):
             if name is not None and declared.setdefault(name, fields) != fields:
                 raise UsageError(
-                    f"operator {self.name!r}: the output {name!r} has other columns than the late "
-                    "rows: use another output for them"
+                    f"operator {self.name!r}: the columns of output {name!r} are not those of the "
+                    "late rows: send late rows to another output"
                 )
         return declared
 

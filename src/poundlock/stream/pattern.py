@@ -201,7 +201,9 @@ class Pattern:
         """Let the stage occur `low` times, or from `low` to `high` times."""
         high = low if high is None else high
         if not _whole(low) or not _whole(high) or high < max(1, low) or low < 0:
-            raise UsageError(f"times({low}, {high}): give whole numbers, at least 1 and in order")
+            raise UsageError(
+                f"times({low}, {high}): give whole numbers, at least 1, the lower one first"
+            )
         optional = self._last.optional or low == 0
         return self._repeated(Repeat.TIMES, low=max(1, low), high=high, optional=optional)
 
@@ -226,8 +228,8 @@ class Pattern:
             raise UsageError(f"optional: {last.title} is optional already: call optional() once")
         if len(self.stages) > 1 and self.stages[-2].greedy:
             raise UsageError(
-                f"optional: {last.title} comes after a greedy stage and cannot be optional: make only "
-                "one of them so"
+                f"optional: {last.title} comes after a greedy stage and cannot be optional: leave "
+                "out either greedy() or optional()"
             )
         return self._with(optional=True)
 
@@ -238,7 +240,7 @@ class Pattern:
             raise UsageError("greedy: a group cannot be greedy: make a single stage greedy")
         if last.inner is Contiguity.ANY:
             raise UsageError(
-                f"greedy: {last.title} allows combinations and cannot be greedy: choose one of both"
+                f"greedy: {last.title} allows combinations and cannot be greedy: choose one"
             )
         return self._with(greedy=True)
 
@@ -251,7 +253,8 @@ class Pattern:
         last = self._last
         if last.greedy:
             raise UsageError(
-                f"allow_combinations: {last.title} is greedy and cannot allow them: choose one of both"
+                f"allow_combinations: {last.title} is greedy and cannot allow combinations: choose "
+                "one"
             )
         return self._set_inner("allow_combinations", Contiguity.ANY)
 
@@ -384,11 +387,11 @@ class Pattern:
                 f"{last.title} is negative and cannot repeat: leave times(...) or one_or_more() out"
             )
         if last.repeat is not Repeat.ONCE:
-            raise UsageError(f"{last.title} repeats already: say once how often")
+            raise UsageError(f"{last.title} repeats already: give the number of times only once")
         if last.gap:
             raise UsageError(
-                f"{last.title} has within(..., since='previous') and cannot repeat: leave one of both "
-                "out"
+                f"{last.title} has within(..., since='previous') and cannot repeat: leave out "
+                "one of them"
             )
         return self._with(repeat=repeat, **changes)
 

@@ -237,8 +237,8 @@ class ProcessOperator(Operator):
         self.domains = allowed | frozenset(each.swept for each in self._swept if each.swept)
         if domain is Domain.PROCESSING and Domain.EVENT in allowed | expires:
             raise UsageError(
-                f"operator {name!r}: {type(function).__name__} uses event time, and the flow has none: "
-                "give the flow an event time, or use processing time"
+                f"operator {name!r}: {type(function).__name__} uses event time, but the flow has "
+                "none: give the flow an event time, or use processing time"
             )
 
     def open(self) -> None:

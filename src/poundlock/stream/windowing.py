@@ -578,8 +578,8 @@ def _choose_trigger(assigner: Assigner, given: Trigger | None, default: Trigger 
         )
     if assigner.merges and not trigger.can_merge():
         raise UsageError(
-            f"the trigger {type(trigger).__name__} cannot merge, and session windows do: use a trigger "
-            "whose can_merge() is true"
+            f"the trigger {type(trigger).__name__} cannot merge, but session windows do: use a "
+            "trigger whose can_merge() is true"
         )
     return trigger
 

@@ -168,6 +168,6 @@ def _offset(offset: Duration, step: int, what: str) -> int:
     value = milliseconds(offset, "offset", least=BEGINNING)
     if abs(value) >= step:
         raise UsageError(
-            f"offset={offset!r} must be shorter than the {what}, forwards or backwards"
+            f"offset={offset!r} must be shorter than the {what}, whether positive or negative"
         )
     return value

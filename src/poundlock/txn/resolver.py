@@ -231,7 +231,9 @@ class Resolver:
                     return history.decided.batch, receipt
         for history in self.state.batches.values():
             if history.stage is Stage.FINISHED and any(r.id == id for r in history.receipts):
-                raise UsageError(f"batch {history.decided.batch} with {id} is finished already")
+                raise UsageError(
+                    f"batch {history.decided.batch}, which contains {id}, is already finished"
+                )
         raise UsageError(
             f"the log has not decided to commit {id!r}: committing it could repeat rows. The pipeline "
             "aborts branches that no decision names"

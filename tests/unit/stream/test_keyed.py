@@ -248,10 +248,14 @@ def test_a_function_can_turn_a_pair_into_any_rows():
         ((5, 4), {}, "no time is between 5 ms and 4 ms"),
         ((0, 0), {"upper_inclusive": False}, "no time is between"),
         ((0, 1), {"right": LEFT}, "both inputs have a column 'id': rename one"),
-        ((0, 1), {"outputs": {"main": ("a",)}}, "names 1 columns, and a pair has 4"),
-        ((0, 1), {"function": spread}, "the columns of its function's rows are missing"),
-        ((0, 1), {"left_late": "late", "right_late": "late"}, "'late' has other columns"),
-        ((0, 1), {"left_late": "main"}, "'main' has other columns"),
+        ((0, 1), {"outputs": {"main": ("a",)}}, "names 1 columns, but a pair has 4"),
+        ((0, 1), {"function": spread}, "the columns that its function returns have no names"),
+        (
+            (0, 1),
+            {"left_late": "late", "right_late": "late"},
+            "columns of output 'late' are not those",
+        ),
+        ((0, 1), {"left_late": "main"}, "columns of output 'main' are not those"),
     ],
 )
 def test_wrong_joins_are_rejected(bounds, options, message):

@@ -133,7 +133,7 @@ LOOP = begin("a").one_or_more()
         (lambda: begin("a").where(lambda row, earlier, more: True), "takes 3 arguments"),
         (lambda: begin("a").where(lambda row, *, more: True), "take the row, or"),
         (lambda: begin("a").times(0), "at least 1"),
-        (lambda: begin("a").times(3, 2), "in order"),
+        (lambda: begin("a").times(3, 2), "the lower one first"),
         (lambda: begin("a").times(-1, 2), "at least 1"),
         (lambda: begin("a").times(1.5), "whole numbers"),
         (lambda: begin("a").times_or_more(0), "at least 1"),

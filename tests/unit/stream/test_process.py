@@ -162,7 +162,7 @@ def test_timers_of_the_other_time_domain_must_be_declared():
     with pytest.raises(UsageError, match="Sets has timers = 'lunar'"):
         Flow(ProcessOperator, Sets(), {"main": ("v",)})
     Sets.timers = "event"
-    with pytest.raises(UsageError, match=r"uses event time, and the flow has none"):
+    with pytest.raises(UsageError, match=r"uses event time, but the flow has none"):
         Flow(ProcessOperator, Sets(), {"main": ("v",)}, Domain.PROCESSING)
 
 

@@ -467,6 +467,6 @@ def test_event_time_to_live_needs_a_flow_with_event_time():
     class Short(Doing):
         v = ValueState(ttl="1 hour", time="event")
 
-    with pytest.raises(UsageError, match=r"'doing': Short uses event time, and the flow has none"):
+    with pytest.raises(UsageError, match=r"'doing': Short uses event time, but the flow has none"):
         Flow(Short(), Domain.PROCESSING)
     assert Flow(Short()).operator.domains == {Domain.EVENT}

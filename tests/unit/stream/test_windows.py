@@ -107,7 +107,10 @@ def test_the_gap_of_a_session_is_fixed_or_set_by_each_row():
     [
         (lambda: tumbling("0 s"), "size='0 s' is too short"),
         (lambda: tumbling("1 h", offset="1 h"), "offset='1 h' must be shorter than the size"),
-        (lambda: tumbling("1 h", offset="-60 min"), "shorter than the size, forwards or backwards"),
+        (
+            lambda: tumbling("1 h", offset="-60 min"),
+            "shorter than the size, whether positive or negative",
+        ),
         (lambda: sliding("1 h", "5 min", offset="5 min"), "must be shorter than the slide"),
         (lambda: sessions("0 s"), "gap='0 s' is too short"),
         (lambda: count(0), "size=0: give a whole number of rows"),
@@ -438,7 +441,7 @@ def test_a_custom_assigner_can_be_used():
         (global_windows(), {}, "have no default trigger and never fire: give one"),
         (count(5), {"trigger": triggers.on_count(2)}, "have their own trigger"),
         (count(5), {"evictor": evictors.by_count(2)}, "have their own evictor"),
-        (sessions("1 s"), {"trigger": triggers.delta(1, max)}, "Delta cannot merge, and session"),
+        (sessions("1 s"), {"trigger": triggers.delta(1, max)}, "Delta cannot merge, but session"),
         (count(5), {"late": "late"}, "rows are late only in event-time windows"),
         (
             tumbling(1),

@@ -136,9 +136,10 @@ class KafkaBranches(ClientOwner, Participant):
             if settlement.progress is Progress.TORN:
                 raise GuaranteeBroken(
                     f"Kafka calls the transaction of {receipt.id} complete, but a partition never "
-                    f"got its marker ({settlement.why}): this is KAFKA-20734 of Kafka 4.3.0 and "
-                    "4.3.1. Its rows there stay invisible. Do not abort it; move to a release that "
-                    "has the fix and ask its maintainers for the repair",
+                    f"got its marker ({settlement.why}), so its rows there stay invisible. This is "
+                    "KAFKA-20734 of Kafka 4.3.0 and 4.3.1. Do not abort the transaction: upgrade "
+                    "to a release with the fix, and ask Kafka's maintainers how to repair the "
+                    "partition",
                     sink=self.name,
                 )
             hidden = settlement.hidden  # only where it is settled

@@ -77,7 +77,7 @@ class Collected(Generic[Item, T]):
             more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
             raise Unavailable(
                 f"Kafka gave no answer about {about} of {item}{more} in time: {reason}. Check that "
-                "every broker is up and reachable; the same step may be repeated"
+                "every broker is up and reachable; it is safe to repeat this step"
             )
         return self.answers
 
@@ -162,7 +162,7 @@ class KafkaClient:
         except (errors.KafkaError, TryAgain) as error:
             raise Unavailable(
                 f"Kafka at {self._servers} did not answer: {_text_of(error)}. Check that the brokers "
-                "are up and reachable from the driver; the same step may be repeated"
+                "are up and reachable from the driver; it is safe to repeat this step"
             ) from error
         finally:
             if self._in_doubt or not answered:
@@ -203,7 +203,7 @@ class KafkaClient:
         for reason in reasons:
             _raise_if_refused(reason)
         if reasons and all(isinstance(reason, LoginCut) for reason in reasons):
-            raise NotAuthorised(f"Kafka cut off the driver's login each time: {_CHECK_LOGIN}")
+            raise NotAuthorised(f"Kafka cut off every login of the driver: {_CHECK_LOGIN}")
         try:
             await self._link.bootstrap(self.seconds_left)
         except errors.KafkaTimeoutError as late:
@@ -379,7 +379,8 @@ def check_error(code: int, about: str, grant: str) -> TryAgain | None:
     if error.retriable:
         return TryAgain(name)
     raise Unavailable(
-        f"Kafka answered {name} when asked for {about}; nothing was concluded from it"
+        f"Kafka answered {name} when asked for {about}; the real answer is unknown. Look in the "
+        "brokers' logs for the cause"
     )
 
 

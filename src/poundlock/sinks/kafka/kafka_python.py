@@ -79,7 +79,7 @@ def check_parts() -> None:
     if missing:
         raise UsageError(
             f"this release of kafka-python has no {', no '.join(missing)}: install one that Poundlock "
-            "knows, with pip install 'poundlock[kafka]'"
+            "supports: pip install 'poundlock[kafka]'"
         )
 
 

@@ -206,9 +206,9 @@ def load() -> Library:
         with suppress(OSError, AttributeError):
             return Library(path)
     raise UsageError(
-        f"confluent-kafka {confluent_kafka.__version__} is installed, but no librdkafka with the "
-        "functions that Poundlock needs was found beside it: run pip install --force-reinstall "
-        "'poundlock[kafka]' to get the wheel that contains one"
+        f"confluent-kafka {confluent_kafka.__version__} is installed, but its librdkafka is "
+        "missing or lacks functions that Poundlock needs. To get the wheel that contains "
+        "librdkafka, run: pip install --force-reinstall 'poundlock[kafka]'"
     )
 
 

@@ -228,6 +228,8 @@ def _check_group_error(group: str, topic: str, code: int) -> TryAgain | None:
             "members, which commit their own. Stop them, or give the pipeline a group of its own"
         )
     if error is errors.UnknownTopicOrPartitionError:
-        raise UsageError(f"consumer group {group} cannot keep offsets of {topic}: no such topic")
+        raise UsageError(
+            f"consumer group {group} cannot keep offsets of {topic}: that topic does not exist"
+        )
     grant = f"READ on Group {group} and Topic {topic}"
     return check_error(code, f"the offsets of group {group}", grant)

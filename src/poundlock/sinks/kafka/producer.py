@@ -434,10 +434,10 @@ class ArrowProducer:
     def _refusal(self, code: int, topic: str, size: int) -> PoundlockError:
         if code == librdkafka.MESSAGE_TOO_LARGE:
             return BadRow(
-                f"a row for topic {topic!r} has {size} bytes of key and value, and with its headers "
-                f"and frame exceeds message.max.bytes={self._largest_message}: raise "
-                "message.max.bytes of the sink, and max.message.bytes of the topic with it, or make "
-                "the row smaller"
+                f"a row for topic {topic!r} is too large: its key and value have {size} bytes, and "
+                f"with headers and frame it exceeds message.max.bytes={self._largest_message}. "
+                "Make the row smaller, or raise both the sink's message.max.bytes and the topic's "
+                "max.message.bytes"
             )
         doing = f"a row for topic {topic!r} was refused"
         return self._error(self._failure(code), doing, topic=topic)

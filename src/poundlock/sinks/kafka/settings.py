@@ -85,7 +85,7 @@ def client_settings(bootstrap_servers: str, settings: Mapping[str, str] | None) 
     named = given.get("bootstrap.servers", bootstrap_servers)
     if named != bootstrap_servers:
         raise UsageError(
-            "bootstrap_servers= and settings['bootstrap.servers'] differ: give it once"
+            "bootstrap_servers= and settings['bootstrap.servers'] differ: give only one of them"
         )
     return given | {"bootstrap.servers": bootstrap_servers}
 

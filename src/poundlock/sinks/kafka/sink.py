@@ -134,7 +134,7 @@ class Kafka(KafkaBranches):
     def check_dead_letters(self) -> None:
         """Check for a fixed topic. A dead letter is one JSON text without a key."""
         if self.topic is None:
-            raise UsageError("a sink for bad rows needs a fixed topic", sink=self.name)
+            raise UsageError("a sink for bad rows needs a fixed topic: give topic=", sink=self.name)
 
     # What the brokers must offer.
 
@@ -168,10 +168,11 @@ class Kafka(KafkaBranches):
         speaks = cluster.max_version(brokers, "EndTxn")
         if version < 2 or speaks < END_TXN_VERSION:
             raise UsageError(
-                f"the brokers have transaction.version {version} and EndTxn up to version {speaks}, "
-                f"but exactly-once needs 2 and {END_TXN_VERSION}: only then can a "
-                "committed transaction be told from an aborted one. Use Kafka 4.1 or later and upgrade "
-                "the feature: kafka-features.sh upgrade --feature transaction.version=2",
+                f"the brokers have transaction.version {version} and EndTxn up to version "
+                f"{speaks}. Exactly-once needs 2 and {END_TXN_VERSION}, because only with these "
+                "can a committed transaction be told from an aborted one. Use Kafka 4.1 or later "
+                "and upgrade the feature: kafka-features.sh upgrade --feature "
+                "transaction.version=2",
                 sink=self.name,
             )
         releases = {broker.release[:2] for broker in brokers}

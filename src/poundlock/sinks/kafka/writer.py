@@ -72,7 +72,8 @@ class KafkaWriter(Writer):
         large = sizes > largest
         if large.any():
             raise BadRow(
-                f"messages are larger than message.max.bytes={largest}",
+                f"messages are larger than message.max.bytes={largest}: make them smaller, or "
+                "raise both the sink's message.max.bytes and the topic's max.message.bytes",
                 sink=self._sink.name,
                 rows=_reasons(large, f"the message is larger than message.max.bytes={largest}"),
             )
@@ -92,7 +93,9 @@ class KafkaWriter(Writer):
             if self._largest is None:
                 raise
             # Some of these rows are already sent, so the good rows cannot be written again.
-            raise Rejected(f"{error.args[0]}; this cannot be skipped", sink=error.sink) from error
+            raise Rejected(
+                f"{error.args[0]}. The sink cannot skip bad rows here", sink=error.sink
+            ) from error
 
     def prepare(self) -> PreparedBranch | None:
         sink = self._sink

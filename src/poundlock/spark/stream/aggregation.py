@@ -54,8 +54,8 @@ def _part(expression: Any, field: StructField, name: str) -> Part:
     inner = expression.child() if expression.nodeName() == "Alias" else expression
     if inner.nodeName() != "AggregateExpression":
         raise UsageError(
-            f"operator {name!r}: {expression.sql()} is not one aggregate function, as windows on keyed "
-            "state need: compute the rest afterwards, on the flow's .df"
+            f"operator {name!r}: {expression.sql()} is not a single aggregate function, which "
+            "windows on keyed state need: compute the rest afterwards, on the flow's .df"
         )
     function = inner.aggregateFunction()
     called = str(function.prettyName())

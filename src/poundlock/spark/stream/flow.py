@@ -156,8 +156,8 @@ class Flow:
         for other in others:
             if other.time != self.time:
                 raise UsageError(
-                    f"a flow in {_clock(self)} and one in {_clock(other)} cannot be united: give both "
-                    "the same time column"
+                    f"union() cannot combine a flow in {_clock(self)} and one in {_clock(other)}: "
+                    "give both the same time column"
                 )
             frame = analysed("union", lambda f=frame, o=other: f.unionByName(o.frame))
         made = self.made or any(other.made for other in others)
@@ -213,8 +213,8 @@ class Flow:
         self.check_clock(operator)
         if self.time is None:
             raise UsageError(
-                f"operator {operator!r} needs event time and the flow has none: give flow() time= and "
-                "watermark="
+                f"operator {operator!r} needs event time, but the flow has none: give flow() time= "
+                "and watermark="
             )
 
     def check_clock(self, operator: str) -> None:
@@ -224,13 +224,13 @@ class Flow:
                 "name one with with_time()" if self.watermark else "start from its .df with flow()"
             )
             raise UsageError(
-                f"operator {operator!r} comes after {self.lost!r}, which passes no event time on: "
-                f"{cure}"
+                f"operator {operator!r} comes after {self.lost!r}, which does not pass on event "
+                f"time: {cure}"
             )
         if self.time is not None and self.time not in self.frame.columns:
             raise UsageError(
                 f"operator {operator!r} needs the time column {self.time!r}, which an earlier step has "
-                f"left out: keep it, or name another with with_time(). There are "
+                f"left out: keep it, or name another with with_time(). The columns are "
                 f"{', '.join(self.frame.columns)}"
             )
 
@@ -378,14 +378,16 @@ def _positions(frame: DataFrame, position: str | Sequence[str]) -> tuple[str, ..
     for name in names:
         if name not in frame.columns:
             raise UsageError(
-                f"position={name!r} is no column: there are {', '.join(frame.columns)}"
+                f"position={name!r} is not a column: the columns are {', '.join(frame.columns)}"
             )
     return names
 
 
 def _check_time(frame: DataFrame, time: Any) -> None:
     if not isinstance(time, str) or time not in frame.columns:
-        raise UsageError(f"time={time!r} is no column: there are {', '.join(frame.columns)}")
+        raise UsageError(
+            f"time={time!r} is not a column: the columns are {', '.join(frame.columns)}"
+        )
     kind = frame.schema[time].dataType
     if not isinstance(kind, TimestampType):
         raise UsageError(

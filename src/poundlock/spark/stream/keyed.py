@@ -198,8 +198,8 @@ class Outputs:
             except (pa.ArrowException, TypeError, ValueError, ArithmeticError) as error:
                 raise OperatorFailed(
                     f"operator {operator!r} emitted a value for column {field.name!r} of output "
-                    f"{name!r} that is no {field.type}: {type(error).__name__}. Emit another value, or "
-                    "declare another type"
+                    f"{name!r} that is not of type {field.type}: {type(error).__name__}. Emit "
+                    "another value, or declare another type"
                 ) from error
         return pa.Table.from_arrays(arrays, schema=schema)
 

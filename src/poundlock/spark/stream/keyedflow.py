@@ -74,7 +74,8 @@ class KeyedFlow:
         """
         if not isinstance(windows, Assigner):
             raise UsageError(
-                f"operator {name!r}: {windows!r} are no windows: use tumbling('1 minute') or the like"
+                f"operator {name!r}: {windows!r} is not a kind of window: use one "
+                "such as tumbling('1 minute')"
             )
         self.flow.check_clock(name)
         lateness = milliseconds(allowed_lateness, "allowed_lateness")
