@@ -107,66 +107,53 @@ __all__ = [
     "tumbling",
 ]
 
-_HOMES = {
-    "Aggregate": "stream.aggregates",
-    "AggregatingState": "stream.state",
-    "BroadcastProcessFunction": "stream.process",
-    "BroadcastState": "stream.state",
-    "CoProcessFunction": "stream.process",
-    "Evictor": "stream.evictors",
-    "Flow": "spark.stream.flow",
-    "Guarantee": "core.guarantee",
-    "ListState": "stream.state",
-    "MapState": "stream.state",
-    "OffsetMode": "sources.kafka",
-    "OperatorListState": "stream.state",
-    "Participant": "core.participant",
-    "Pipeline": "spark.pipeline.pipeline",
-    "ProcessFunction": "stream.process",
-    "Query": "spark.pipeline.query",
-    "ReducingState": "stream.state",
-    "Row": "stream.rows",
-    "Semantic": "core.participant",
-    "Settings": "core.coordinator",
-    "Trigger": "stream.triggers",
-    "TriggerResult": "stream.triggers",
-    "ValueState": "stream.state",
-    "begin": "stream.pattern",
-    "bounded": "stream.watermarks",
-    "configure": "spark.session",
-    "count": "stream.windows",
-    "custom": "sources.custom",
-    "evictors": "stream",
-    "flow": "spark.stream.flow",
-    "foreach_batch": "spark.pipeline.pipeline",
-    "from_collection": "sources.collection",
-    "global_windows": "stream.windows",
-    "ingestion": "stream.watermarks",
-    "monotone": "stream.watermarks",
-    "no_skip": "stream.pattern",
-    "pipeline": "spark.pipeline.pipeline",
-    "punctuated": "stream.watermarks",
-    "read_files": "sources.files",
-    "read_kafka": "sources.kafka",
-    "read_socket": "sources.socket",
-    "session": "spark.session",
-    "sessions": "stream.windows",
-    "skip_past_last_event": "stream.pattern",
-    "skip_to_first": "stream.pattern",
-    "skip_to_last": "stream.pattern",
-    "skip_to_next": "stream.pattern",
-    "sliding": "stream.windows",
-    "triggers": "stream",
-    "tumbling": "stream.windows",
+# The module of each name. `stream` has modules that are used by name, as in `triggers.count`.
+_NAMES = {
+    "core.coordinator": ("Settings",),
+    "core.guarantee": ("Guarantee",),
+    "core.participant": ("Participant", "Semantic"),
+    "sources.collection": ("from_collection",),
+    "sources.custom": ("custom",),
+    "sources.files": ("read_files",),
+    "sources.kafka": ("OffsetMode", "read_kafka"),
+    "sources.socket": ("read_socket",),
+    "spark.pipeline.pipeline": ("Pipeline", "foreach_batch", "pipeline"),
+    "spark.pipeline.query": ("Query",),
+    "spark.session": ("configure", "session"),
+    "spark.stream.flow": ("Flow", "flow"),
+    "stream": ("evictors", "triggers"),
+    "stream.aggregates": ("Aggregate",),
+    "stream.evictors": ("Evictor",),
+    "stream.pattern": (
+        "begin",
+        "no_skip",
+        "skip_past_last_event",
+        "skip_to_first",
+        "skip_to_last",
+        "skip_to_next",
+    ),
+    "stream.process": ("BroadcastProcessFunction", "CoProcessFunction", "ProcessFunction"),
+    "stream.rows": ("Row",),
+    "stream.state": (
+        "AggregatingState",
+        "BroadcastState",
+        "ListState",
+        "MapState",
+        "OperatorListState",
+        "ReducingState",
+        "ValueState",
+    ),
+    "stream.triggers": ("Trigger", "TriggerResult"),
+    "stream.watermarks": ("bounded", "ingestion", "monotone", "punctuated"),
+    "stream.windows": ("count", "global_windows", "sessions", "sliding", "tumbling"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'poundlock' has no attribute {name!r}")
     home = f"poundlock.{_HOMES[name]}"
-    if (
-        _HOMES[name] == "stream"
-    ):  # a module whose names are used with its own, as in `triggers.count`
+    if _HOMES[name] == "stream":
         return import_module(f"{home}.{name}")
     return getattr(import_module(home), name)

@@ -89,23 +89,15 @@ def visit(key, window, inside, ctx):
     yield key[0], len(inside), window.end - window.start
 
 
-def main(directory: Path, step: str | None = None, number: int = 0) -> None:
-    spark = lock.session("local[2]", parallelism=2, kafka=False, conf={"spark.ui.enabled": "false"})
-    spark.sparkContext.setLogLevel("ERROR")
-    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()  # pyright: ignore
-    frame = source(spark, directory / "in", [rows(batch) for batch in range(BATCHES)])
-    flow = lock.flow(frame, time="ts", watermark="10 seconds")
-    keyed = flow.key_by("id").with_pages(4)
-    windows = keyed.window(
-        lock.sliding("20 seconds", "10 seconds"), allowed_lateness="5 seconds", late_output="late"
-    ).aggregate("sum(v) AS total", "count(*) AS n")
+def everything(flow, keyed, marker: str) -> dict[str, lock.Flow]:
+    """Return a flow of each kind of operator but the windows with a late output, by name."""
     right = flow.select("id AS other", "v AS w", "ts AS then").with_time("then").key_by("other")
     pattern = lock.begin("low").where("v < 30").followed_by("high").where("v > 80").within("9 s")
     rules = flow.filter("v > 98").select("v", "ts")
-    others = {
+    return {
         "sessions": keyed.window(lock.sessions("2 seconds")).process(visit, VISIT),
         "count": keyed.window(lock.count(4)).reduce(lambda a, b: a if a.v > b.v else b),
-        "timers": keyed.process(Timers(str(directory / "kill-worker"))),
+        "timers": keyed.process(Timers(marker)),
         "pattern": keyed.match(
             pattern,
             lambda m, ctx: (ctx.key.id, m["low"][0].v, m["high"][0].v),
@@ -123,6 +115,19 @@ def main(directory: Path, step: str | None = None, number: int = 0) -> None:
         "rolling": keyed.max_by("v"),
         "native": keyed.window(lock.tumbling("20 seconds")).aggregate("sum(v) AS total"),
     }
+
+
+def main(directory: Path, step: str | None = None, number: int = 0) -> None:
+    spark = lock.session("local[2]", parallelism=2, kafka=False, conf={"spark.ui.enabled": "false"})
+    spark.sparkContext.setLogLevel("ERROR")
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()  # pyright: ignore
+    frame = source(spark, directory / "in", [rows(batch) for batch in range(BATCHES)])
+    flow = lock.flow(frame, time="ts", watermark="10 seconds")
+    keyed = flow.key_by("id").with_pages(4)
+    windows = keyed.window(
+        lock.sliding("20 seconds", "10 seconds"), allowed_lateness="5 seconds", late_output="late"
+    ).aggregate("sum(v) AS total", "count(*) AS n")
+    others = everything(flow, keyed, str(directory / "kill-worker"))
     united = None
     for name, made in others.items():
         each = made.df.select(F.lit(name).alias("operator"), F.to_json(F.struct("*")).alias("row"))

@@ -8,37 +8,25 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
 
-@click.command()
+@click.command(context_settings={"show_default": True})
 @click.option(
-    "--rows",
-    type=click.IntRange(min=1000),
-    default=240_000,
-    show_default=True,
-    help="The number of sensor lines.",
+    "--rows", type=click.IntRange(min=1000), default=240_000, help="The number of sensor lines."
 )
 @click.option(
-    "--kills",
-    type=click.IntRange(min=3),
-    default=5,
-    show_default=True,
-    help="The number of kills of each side.",
+    "--kills", type=click.IntRange(min=3), default=5, help="The number of kills of each side."
 )
 @click.option(
-    "--seed",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Seed that chooses the batches and steps of the kills.",
+    "--seed", type=int, default=1, help="Seed that chooses the batches and steps of the kills."
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default="build/demo",
-    show_default=True,
     help="The directory for the reports.",
 )
 @click.option("--keep", is_flag=True, help="Keep the broker's data and the checkpoints.")
@@ -50,22 +38,13 @@ import click
 )
 @click.option(
     "--time-limit",
+    "time_limit_s",
     type=click.FloatRange(min=1),
     default=900,
-    show_default=True,
     help="Seconds after which the demo gives up.",
 )
 @click.pass_context
-def demo(
-    ctx: click.Context,
-    rows: int,
-    kills: int,
-    seed: int,
-    out: Path,
-    keep: bool,
-    as_json: bool,
-    time_limit: float,
-) -> None:
+def demo(ctx: click.Context, as_json: bool, **options: Any) -> None:
     """Kill a pipeline again and again, and count the rows.
 
     Sensor lines flow from one Kafka topic to two others: through Poundlock, and through Spark's own
@@ -77,14 +56,14 @@ def demo(
     from poundlock.demo.result import Order
 
     console = Console(stderr=as_json, highlight=False)
-    order = Order(rows, kills, seed, out, keep, time_limit)
+    order = Order(**options)
     with _ended_by_signals():
         result = director.run(order, screen.Screen(console))
-    report.write(result, out)
+    report.write(result, order.out)
     screen.show(console, result)
-    console.print(f"report: {(out / 'report.html').absolute()}", soft_wrap=True)
-    if keep:
-        console.print(f"kept:   {(out / 'kept').absolute()}", soft_wrap=True)
+    console.print(f"report: {(order.out / 'report.html').absolute()}", soft_wrap=True)
+    if order.keep:
+        console.print(f"kept:   {(order.out / 'kept').absolute()}", soft_wrap=True)
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=2))
     for failure in result.failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,14 +12,6 @@ import click
 
 from poundlock.servers import NAMES, base, module
 
-_names = click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAMES]...")
-_directory = click.option(
-    "--dir",
-    "directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The directory of the servers' data. Default: POUNDLOCK_SERVERS_DIR, or "
-    "~/.local/state/poundlock/servers",
-)
 # The environment variable for the address of each server, and the attribute that has it.
 _ADDRESSES = {
     "kafka": ("SERVERS", "bootstrap_servers"),
@@ -27,7 +20,23 @@ _ADDRESSES = {
     "valkey": ("REDIS_URL", "address"),
     "opensearch": ("OPENSEARCH_URL", "url"),
 }
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def _selection(command: Callable[..., None]) -> Callable[..., None]:
+    """Add what all commands take: names of servers, their directory, and --json."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts."),
+        click.option(
+            "--dir",
+            "directory",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="The directory of the servers' data. Default: POUNDLOCK_SERVERS_DIR, or "
+            "~/.local/state/poundlock/servers",
+        ),
+        click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAMES]..."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -36,9 +45,7 @@ def servers() -> None:
 
 
 @servers.command()
-@_names
-@_directory
-@_json
+@_selection
 @click.option(
     "--brokers",
     type=click.IntRange(1, 9),
@@ -62,9 +69,7 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
 
 
 @servers.command()
-@_names
-@_directory
-@_json
+@_selection
 @click.option("--wipe", is_flag=True, help="Delete their data as well.")
 def down(names: tuple[str, ...], directory: Path | None, as_json: bool, wipe: bool) -> None:
     """Stop servers that `up` has started. Without NAMES, stop all."""
@@ -86,23 +91,18 @@ def down(names: tuple[str, ...], directory: Path | None, as_json: bool, wipe: bo
 
 
 @servers.command()
-@_names
-@_directory
-@_json
+@_selection
 def status(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
     """Show addresses, processes and logs. Without NAMES, show all."""
     if as_json:
         _print_json(names, directory)
         return
     for name in names or NAMES:
-        it = base.status(base.home_of(name, directory))
-        _print_status(name, it)
+        _print_status(name, base.status(base.home_of(name, directory)))
 
 
 @servers.command()
-@_names
-@_directory
-@_json
+@_selection
 def env(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
     """Print the addresses of running servers, with their passwords, as shell variables.
 

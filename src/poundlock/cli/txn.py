@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,17 +19,10 @@ def _where(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the log and the systems. The command receives them as one `Where`."""
 
     @functools.wraps(command)
-    def wrapped(
-        log: str | None,
-        bootstrap_servers: str | None,
-        settings: tuple[str, ...],
-        postgres: tuple[str, ...],
-        mysql: tuple[str, ...],
-        **others: Any,
-    ) -> Any:
-        return command(where=Where(log, bootstrap_servers, settings, postgres, mysql), **others)
+    def made(**options: Any) -> Any:
+        given = {each.name: options.pop(each.name) for each in fields(Where)}
+        return command(where=Where(**given), **options)
 
-    made: Callable[..., Any] = wrapped
     for option in reversed(_OPTIONS):
         made = option(made)
     return made

@@ -188,6 +188,7 @@ class Instance:
 
     @property
     def url(self) -> str:
+        """The address without the password."""
         return self.state.url
 
     def running(self) -> list[str]:
@@ -225,33 +226,37 @@ class Instance:
                 _stop(self.home, started, self.server.stop_timeout)
             raise
 
-    def start(self, node: str, *, timeout: float | None = START_TIMEOUT) -> None:
-        """Start one node again. Without a time-out, do not wait until it answers."""
-        self._check(node)
+    def start(self, node: int | str = 1, *, wait: bool = True) -> None:
+        """Start a node again, with the same data and ports.
+
+        Do not wait if too few other nodes run to form a cluster.
+        """
+        name = self._check(node)
         with locked(self.home):
             state = self.state
-            if node not in state.running():
-                self._spawn(state, node)
-        if timeout is not None:
-            self.wait_ready([node], timeout=timeout)
+            if name not in state.running():
+                self._spawn(state, name)
+        if wait:
+            self.wait_ready([name])
 
-    def stop(self, node: str) -> None:
+    def stop(self, node: int | str = 1) -> None:
         """Shut a node down."""
-        self._check(node)
+        name = self._check(node)
         with locked(self.home):
-            _stop(self.home, [node], STOP_TIMEOUT)
+            _stop(self.home, [name], STOP_TIMEOUT)
 
-    def kill(self, node: str) -> None:
+    def kill(self, node: int | str = 1) -> None:
         """Send SIGKILL: the node ends at once and loses what it had only in memory."""
-        self._check(node)
+        name = self._check(node)
         with locked(self.home):
-            _stop(self.home, [node], 0)
+            _stop(self.home, [name], 0)
 
-    def pause(self, node: str) -> None:
+    def pause(self, node: int | str = 1) -> None:
         """Send SIGSTOP: the node keeps its connections and does not answer."""
         self._process(node).send(signal.SIGSTOP)
 
-    def resume(self, node: str) -> None:
+    def resume(self, node: int | str = 1) -> None:
+        """Send SIGCONT."""
         self._process(node).send(signal.SIGCONT)
 
     def wait_ready(
@@ -280,7 +285,7 @@ class Instance:
                     raise Unavailable(self._failure(wanted, reason)) from error
             time.sleep(0.1)
 
-    def log(self, node: str) -> Path:
+    def log(self, node: int | str = 1) -> Path:
         return self.home / f"{node}.log"
 
     def _ports(self, state: State) -> dict[str, int]:
@@ -295,15 +300,16 @@ class Instance:
         state.processes[node] = spawn(command, cwd=self.home, log=self.log(node))
         state.save(self.home)
 
-    def _check(self, node: str) -> None:
-        if node not in self.server.nodes:
+    def _check(self, node: int | str) -> str:
+        """Return the name of a node. Raises `UsageError` if there is none of that name."""
+        if str(node) not in self.server.nodes:
             raise UsageError(
-                f"{self.server.name} has no node {node!r}; it has: {', '.join(self.server.nodes)}"
+                f"{self.server.name} has no node '{node}'; it has: {', '.join(self.server.nodes)}"
             )
+        return str(node)
 
-    def _process(self, node: str) -> Process:
-        self._check(node)
-        process = self.state.processes.get(node)
+    def _process(self, node: int | str) -> Process:
+        process = self.state.processes.get(self._check(node))
         if process is None or not process.alive:
             raise UsageError(f"node {node} of {self.server.name} is not running")
         return process

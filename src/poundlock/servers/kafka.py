@@ -26,7 +26,7 @@ from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import jars
 from poundlock.servers import base
 from poundlock.servers.kafka_security import Security
-from poundlock.servers.node import Node, private
+from poundlock.servers.node import Node, lasting, private
 
 NAME = "kafka"
 
@@ -186,9 +186,7 @@ class KafkaServer:
 class Cluster(Node):
     """A running Kafka. Its nodes are the brokers, numbered from 1."""
 
-    def __init__(self, server: KafkaServer, home: Path, owner: str = ""):
-        super().__init__(server, home, owner)
-        self._server = server
+    server: KafkaServer
 
     @property
     def bootstrap_servers(self) -> str:
@@ -197,21 +195,21 @@ class Cluster(Node):
     @property
     def brokers(self) -> list[int]:
         """The numbers of all brokers, whether they run or not."""
-        return [int(node) for node in self._server.nodes]
+        return [int(node) for node in self.server.nodes]
 
     def client_settings(
         self, user: str | None = None, *, mechanism: str = "PLAIN"
     ) -> dict[str, str]:
         """Return what a client needs to connect, as settings of librdkafka."""
         settings = {"bootstrap.servers": self.bootstrap_servers}
-        if security := self._server.security:
+        if security := self.server.security:
             settings |= security.client_settings(self.directory, user, mechanism)
         return settings
 
     def admin_settings(self) -> dict[str, str]:
         """Return the same for a client that has every right, whatever an authorizer denies others."""
         settings = {"bootstrap.servers": self.bootstrap_servers}
-        if security := self._server.security:
+        if security := self.server.security:
             settings |= security.broker_settings(self.directory)
         return settings
 
@@ -232,7 +230,7 @@ def running(
     """
     server = KafkaServer(brokers, properties or {}, _security(security, users), heap_mb)
     # Brokers that are killed would not write the archive of their classes.
-    return private(lambda home, owner: Cluster(server, home, owner), NAME, directory, kill=False)
+    return private(Cluster, server, directory, kill=False)
 
 
 def up(directory: Path | str | None = None, *, brokers: int | None = None) -> Cluster:
@@ -240,12 +238,9 @@ def up(directory: Path | str | None = None, *, brokers: int | None = None) -> Cl
 
     Without `brokers`, there are as many as at the last start, or one.
     """
-    home = base.home_of(NAME, directory)
-    state = base.State.load(home)
+    state = base.State.load(base.home_of(NAME, directory))
     before = state.options.get("brokers", 1) if state else 1
-    cluster = Cluster(KafkaServer(brokers or before), home)
-    cluster.up()
-    return cluster
+    return lasting(Cluster, KafkaServer(brokers or before), directory)
 
 
 def _security(protocol: str | None, users: Mapping[str, str] | None) -> Security | None:

@@ -21,8 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from poundlock.servers import base, mariadb_binaries
 from poundlock.servers.demote import demoted, hand_over
-from poundlock.servers.mariadb_binaries import Binaries
-from poundlock.servers.node import Node, private
+from poundlock.servers.node import Node, lasting, private
 
 NAME = "mariadb"
 USER, DATABASE = "poundlock", "poundlock"
@@ -81,12 +80,34 @@ class MariaDBServer:
         return mariadb_binaries.find().command(data)
 
     def format(self, data: Path) -> None:
-        """Create the system tables."""
-        _bootstrap(mariadb_binaries.find(), data)
+        """Create the system tables as MariaDB's install script does."""
+        binaries = mariadb_binaries.find()
+        script = "CREATE DATABASE mysql;\nUSE mysql;\n" + binaries.system_tables()
+        settings = {
+            "bootstrap": "",
+            "log_warnings": "0",
+            "max_allowed_packet": "8M",
+            "innodb_use_native_aio": "0",
+            "innodb_log_file_size": _VARIABLES["innodb_log_file_size"],
+        }
+        command = demoted([*binaries.command(data), *_options(settings)])
+        problem = f"MariaDB could not create its data in {data}"
+        base.run_tool(command, problem, input=script, cwd=data)
 
     def init(self, password: str) -> str:
-        """Return the SQL that the server runs at every start before it listens."""
-        return _init(password)
+        """Return the SQL that the server runs at every start before it listens.
+
+        It leaves our account as the only one.
+        """
+        account = f"'{USER}'@'127.0.0.1'"
+        return (
+            f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n"
+            f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{password}';\n"
+            f"ALTER USER {account} IDENTIFIED BY '{password}';\n"
+            f"GRANT ALL PRIVILEGES ON *.* TO {account} WITH GRANT OPTION;\n"
+            "DELETE FROM mysql.global_priv WHERE User IN ('', 'root');\n"
+            "FLUSH PRIVILEGES;\n"
+        )
 
     def command(self, home: Path, node: str) -> list[str]:
         own = {
@@ -130,14 +151,12 @@ def running(
     `variables` are system variables, which override ours: `{"log_bin": "binlog"}`.
     """
     server = MariaDBServer(variables or {})
-    return private(lambda home, owner: MariaDB(server, home, owner), NAME, directory)
+    return private(MariaDB, server, directory)
 
 
 def up(directory: Path | str | None = None) -> MariaDB:
     """Start the server that outlives the program, if it is not running; see `base.home_of`."""
-    server = MariaDB(MariaDBServer(), base.home_of(NAME, directory))
-    server.up()
-    return server
+    return lasting(MariaDB, MariaDBServer(), directory)
 
 
 def connect_arguments(url: str) -> dict[str, Any]:
@@ -154,36 +173,6 @@ def connect_arguments(url: str) -> dict[str, Any]:
 
 def _with_password(url: str, home: Path) -> str:
     return url.replace(f"{USER}@", f"{USER}:{(home / 'password').read_text()}@", 1)
-
-
-def _init(password: str) -> str:
-    """Return SQL that leaves our account as the only one."""
-    account = f"'{USER}'@'127.0.0.1'"
-    return (
-        f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n"
-        f"CREATE USER IF NOT EXISTS {account} IDENTIFIED BY '{password}';\n"
-        f"ALTER USER {account} IDENTIFIED BY '{password}';\n"
-        f"GRANT ALL PRIVILEGES ON *.* TO {account} WITH GRANT OPTION;\n"
-        "DELETE FROM mysql.global_priv WHERE User IN ('', 'root');\n"
-        "FLUSH PRIVILEGES;\n"
-    )
-
-
-def _bootstrap(binaries: Binaries, data: Path) -> None:
-    """Create the system tables as MariaDB's install script does."""
-    script = "CREATE DATABASE mysql;\nUSE mysql;\n" + binaries.system_tables()
-    settings = _options(
-        {
-            "bootstrap": "",
-            "log_warnings": "0",
-            "max_allowed_packet": "8M",
-            "innodb_use_native_aio": "0",
-            "innodb_log_file_size": _VARIABLES["innodb_log_file_size"],
-        }
-    )
-    command = demoted([*binaries.command(data), *settings])
-    problem = f"MariaDB could not create its data in {data}"
-    base.run_tool(command, problem, input=script, cwd=data)
 
 
 def _options(variables: Mapping[str, str]) -> list[str]:

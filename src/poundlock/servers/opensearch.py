@@ -22,7 +22,7 @@ from typing import Any
 from poundlock.errors import Unavailable
 from poundlock.jvm import jars
 from poundlock.servers import base, demote
-from poundlock.servers.node import Node, private
+from poundlock.servers.node import Node, lasting, private
 
 NAME = "opensearch"
 
@@ -140,14 +140,12 @@ def running(
 ) -> AbstractContextManager[Node]:
     """Run a private server; see `node.private`. `settings` of OpenSearch override ours."""
     server = OpenSearchServer(settings or {}, heap_mb)
-    return private(lambda home, owner: Node(server, home, owner), NAME, directory)
+    return private(Node, server, directory)
 
 
 def up(directory: Path | str | None = None) -> Node:
     """Start the server that outlives the program, if it is not running; see `base.home_of`."""
-    node = Node(OpenSearchServer(), base.home_of(NAME, directory))
-    node.up()
-    return node
+    return lasting(Node, OpenSearchServer(), directory)
 
 
 def _own(home: Path) -> Path:

@@ -30,7 +30,7 @@ from typing import Any
 from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import jars
 from poundlock.servers import base, demote
-from poundlock.servers.node import Node, private
+from poundlock.servers.node import Node, lasting, private
 
 NAME = "postgres"
 USER = "poundlock"
@@ -87,9 +87,9 @@ class Postgres(Node):
         """Return the address of a database, with the password."""
         return _with_password(self.url, self.directory, database)
 
-    def kill(self, node: int = 1) -> None:
+    def kill(self, node: int | str = 1) -> None:
         """Send SIGKILL to the server and to the processes of its sessions."""
-        process = self._instance.state.processes.get(str(node))
+        process = self.state.processes.get(str(node))
         children = _children(process.pid) if process and process.alive else []
         super().kill(node)
         # They would end by themselves, but the server cannot start before they do.
@@ -111,20 +111,17 @@ def running(
 ) -> contextlib.AbstractContextManager[Postgres]:
     """Run a private server; see `node.private`. `settings` of PostgreSQL override ours."""
     server = PostgresServer(max_prepared_transactions, settings or {})
-    return private(lambda home, owner: Postgres(server, home, owner), NAME, directory)
+    return private(Postgres, server, directory)
 
 
 def up(
     directory: Path | str | None = None, *, max_prepared_transactions: int | None = None
 ) -> Postgres:
     """Start the server that outlives the program, if it is not running; see `base.home_of`."""
-    home = base.home_of(NAME, directory)
-    state = base.State.load(home)
+    state = base.State.load(base.home_of(NAME, directory))
     before = state.options.get("max_prepared_transactions", 64) if state else 64
     wanted = before if max_prepared_transactions is None else max_prepared_transactions
-    node = Postgres(PostgresServer(wanted), home)
-    node.up()
-    return node
+    return lasting(Postgres, PostgresServer(wanted), directory)
 
 
 # --- binaries ---

@@ -25,7 +25,7 @@ from typing import Any
 
 from poundlock.errors import Unavailable, UsageError
 from poundlock.servers import base, demote
-from poundlock.servers.node import Node, private
+from poundlock.servers.node import Node, lasting, private
 
 NAME = "valkey"
 _SLOTS = 16384
@@ -151,14 +151,12 @@ def running(
 ) -> AbstractContextManager[Valkey]:
     """Run a private server; see `node.private`. `settings` of Valkey override ours."""
     server = ValkeyServer(nodes, cluster, settings or {})
-    return private(lambda home, owner: Valkey(server, home, owner), NAME, directory)
+    return private(Valkey, server, directory)
 
 
 def up(directory: Path | str | None = None) -> Valkey:
     """Start the server that outlives the program, if it is not running; see `base.home_of`."""
-    node = Valkey(ValkeyServer(), base.home_of(NAME, directory))
-    node.up()
-    return node
+    return lasting(Valkey, ValkeyServer(), directory)
 
 
 def binary() -> Path:

@@ -21,11 +21,11 @@ from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchHistory, BranchState, LogState, Stage
 from poundlock.errors import PoundlockError, Unavailable, UsageError
-from poundlock.txn.systems import ASKED, by_hand
 
 T = TypeVar("T")
 
 _PATIENCE_S = 30.0  # for a commit to reach every partition
+_ASKED = ("Kafka", "PostgreSQL", "MySQL")  # the systems that have an inspector
 _NOT_ASKED, _AWAY = "not asked", "cannot be asked"
 
 
@@ -252,7 +252,7 @@ class Resolver:
 
     def _participant(self, receipt: Receipt) -> Participant:
         start = "start the pipeline, which first finishes decided batches"
-        if not by_hand(receipt):
+        if not _by_hand(receipt):
             raise UsageError(
                 f"{receipt.id} is committed by its pipeline alone, together with its batch: {start}",
                 sink=receipt.sink,
@@ -300,7 +300,7 @@ class Resolver:
         assert generation is not None
         state = open_.stray.state if open_ else self._not_open(receipt)
         advice = "is committed when the pipeline starts"
-        if not by_hand(receipt):
+        if not _by_hand(receipt):
             advice += ", and only then"
         elif state == _NOT_ASKED:
             advice += f"; to see it, or to do it now, give the address of its {receipt.system}"
@@ -330,7 +330,7 @@ class Resolver:
             return "not open"
         if any(system in self.away for system in alike):
             return _AWAY
-        return _NOT_ASKED if receipt.system in ASKED else "waits for the pipeline"
+        return _NOT_ASKED if receipt.system in _ASKED else "waits for the pipeline"
 
     def _stray_line(self, open_: Open) -> Line:
         generation, stray = self.state.generation, open_.stray
@@ -359,3 +359,11 @@ class Resolver:
 
 
 __all__ = ["Line", "Resolver", "open_log", "whoami"]
+
+
+def _by_hand(receipt: Receipt) -> bool:
+    """Whether an operator can commit a branch with the address of its system alone.
+
+    Only the pipeline can move a staged branch, together with the others of its batch.
+    """
+    return receipt.system in _ASKED and receipt.handle.get("mode") != "staged"

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from poundlock.errors import NotAuthorised
 from poundlock.sinks.kafka.client import (
@@ -39,6 +39,8 @@ from poundlock.sinks.kafka.cluster import (
 )
 from poundlock.sinks.kafka.kafka_python import admin, consumer, error_name, errors, producer
 from poundlock.sinks.kafka.types import LastRecord, TopicPartition, TransactionIdentity
+
+T = TypeVar("T")
 
 END_TXN_VERSION = 5
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
@@ -405,13 +407,10 @@ async def end_offsets(
     None where there is no partition.
     """
 
-    async def ask(
-        node: int, group: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, int | TryAgain | None]:
-        if node == NOWHERE:
-            return dict.fromkeys(group)
-        row = consumer.ListOffsetsRequest.ListOffsetsTopic
-        request = consumer.ListOffsetsRequest(
+    row = consumer.ListOffsetsRequest.ListOffsetsTopic
+
+    def request(group: Sequence[TopicPartition]) -> Any:
+        return consumer.ListOffsetsRequest(
             replica_id=-1,
             isolation_level=isolation,
             topics=[
@@ -429,17 +428,9 @@ async def end_offsets(
             timeout_ms=int(client.seconds_left * 1000),
             min_version=2,  # the first that knows isolation levels
         )
-        response = await client.send(node, request)
-        return {
-            (topic.name, part.partition_index): check_error(
-                part.error_code, f"the offsets of {topic.name}", f"DESCRIBE on Topic {topic.name}"
-            )
-            or part.offset
-            for topic in response.topics
-            for part in topic.partitions
-        }
 
-    return await client.collect(partitions, leaders.locate, ask, leaders.mark_moved)
+    asked = ("offsets", "DESCRIBE")
+    return await _ask_leaders(client, partitions, leaders, request, lambda part: part.offset, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,21 +446,40 @@ async def producer_states(
 ) -> Collected[TopicPartition, list[ProducerState] | None]:
     """List what each partition knows of its producers. None where there is no partition."""
 
+    row = admin.DescribeProducersRequest.TopicRequest
+
+    def request(group: Sequence[TopicPartition]) -> Any:
+        topics = [row(name=name, partition_indexes=numbers) for name, numbers in by_topic(group)]
+        return admin.DescribeProducersRequest(topics=topics)
+
+    def read(part: Any) -> list[ProducerState]:
+        return [_read_producer(state) for state in part.active_producers]
+
+    return await _ask_leaders(client, partitions, leaders, request, read, ("producers", "READ"))
+
+
+async def _ask_leaders(
+    client: KafkaClient,
+    partitions: Collection[TopicPartition],
+    leaders: Leaders,
+    request: Callable[[Sequence[TopicPartition]], Any],
+    read: Callable[[Any], T],
+    asked: tuple[str, str],
+) -> Collected[TopicPartition, T | None]:
+    """Ask the leader of each partition. `asked`: what for, and the right that it needs."""
+    what, right = asked
+
     async def ask(
         node: int, group: Sequence[TopicPartition]
-    ) -> Mapping[TopicPartition, list[ProducerState] | TryAgain | None]:
+    ) -> Mapping[TopicPartition, T | TryAgain | None]:
         if node == NOWHERE:
             return dict.fromkeys(group)
-        row = admin.DescribeProducersRequest.TopicRequest
-        request = admin.DescribeProducersRequest(
-            topics=[row(name=name, partition_indexes=numbers) for name, numbers in by_topic(group)]
-        )
-        response = await client.send(node, request)
+        response = await client.send(node, request(group))
         return {
             (topic.name, part.partition_index): check_error(
-                part.error_code, f"the producers of {topic.name}", f"READ on Topic {topic.name}"
+                part.error_code, f"the {what} of {topic.name}", f"{right} on Topic {topic.name}"
             )
-            or [_read_producer(state) for state in part.active_producers]
+            or read(part)
             for topic in response.topics
             for part in topic.partitions
         }

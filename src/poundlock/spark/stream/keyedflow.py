@@ -87,9 +87,7 @@ class KeyedFlow:
 
     def process(self, function: ProcessFunction, *, name: str | None = None) -> Flow:
         """Run a process function: state, timers and side outputs for each key."""
-        name = name or _named(function, ProcessFunction)
-        outputs = _outputs(function, name)
-        operator = ProcessOperator(name, function, _fields(outputs), self.flow.domain, self.key)
+        operator, outputs = self._prepare(ProcessOperator, function, name)
         return self.run(operator, outputs, {0: self}, "a process function")
 
     def connect(self, other: KeyedFlow) -> ConnectedFlow:
@@ -243,6 +241,20 @@ class KeyedFlow:
         if (self.flow.time is None) != (other.flow.time is None):
             raise UsageError(f"{name}() needs both flows in event time, or both in processing time")
 
+    def _prepare(
+        self, kind: type[ProcessOperator], function: Any, name: str | None
+    ) -> tuple[ProcessOperator, dict[str, StructType]]:
+        """Return the operator that runs a process function, and the columns of its outputs."""
+        if not name and not isinstance(function, kind.takes):
+            hint = " (an instance, not the class)" if isinstance(function, type) else ""
+            raise UsageError(
+                f"process() takes an instance of a subclass of {kind.takes.__name__}{hint}"
+            )
+        name = name or type(function).__name__
+        outputs = _outputs(function, name)
+        fields = {output: schema.names for output, schema in outputs.items()}
+        return kind(name, function, fields, self.flow.domain, self.key), outputs
+
     def run(
         self,
         operator: Operator,
@@ -282,12 +294,9 @@ class ConnectedFlow:
 
     def process(self, function: CoProcessFunction, *, name: str | None = None) -> Flow:
         """Run a co-process function over both, with shared state and timers."""
-        name = name or _named(function, CoProcessFunction)
-        outputs = _outputs(function, name)
-        first = self.first
-        operator = CoProcessOperator(name, function, _fields(outputs), first.flow.domain, first.key)
-        inputs = {0: first, 1: self.second}
-        return first.run(operator, outputs, inputs, "a co-process function")
+        operator, outputs = self.first._prepare(CoProcessOperator, function, name)
+        inputs = {0: self.first, 1: self.second}
+        return self.first.run(operator, outputs, inputs, "a co-process function")
 
 
 @dataclass(frozen=True)
@@ -299,21 +308,9 @@ class BroadcastFlow:
 
     def process(self, function: BroadcastProcessFunction, *, name: str | None = None) -> Flow:
         """Run a function over both. Each page of keys has a copy of its broadcast state."""
-        name = name or _named(function, BroadcastProcessFunction)
-        outputs, mine = _outputs(function, name), self.keyed
-        operator = BroadcastProcessOperator(
-            name, function, _fields(outputs), mine.flow.domain, mine.key
-        )
-        rules = KeyedFlow(self.rules, ())
-        inputs = {0: mine, keyed.EVERY_PAGE: rules}
-        return mine.run(operator, outputs, inputs, "a process function with broadcast state")
-
-
-def _named(function: Any, kind: type) -> str:
-    if not isinstance(function, kind):
-        hint = " (an instance, not the class)" if isinstance(function, type) else ""
-        raise UsageError(f"process() takes an instance of a subclass of {kind.__name__}{hint}")
-    return type(function).__name__
+        operator, outputs = self.keyed._prepare(BroadcastProcessOperator, function, name)
+        inputs = {0: self.keyed, keyed.EVERY_PAGE: KeyedFlow(self.rules, ())}
+        return self.keyed.run(operator, outputs, inputs, "a process function with broadcast state")
 
 
 def _outputs(function: Any, name: str) -> dict[str, StructType]:
@@ -325,7 +322,3 @@ def _outputs(function: Any, name: str) -> dict[str, StructType]:
             )
         schemas[output] = parsed(columns, name)
     return schemas
-
-
-def _fields(outputs: Mapping[str, StructType]) -> dict[str, list[str]]:
-    return {name: schema.names for name, schema in outputs.items()}
