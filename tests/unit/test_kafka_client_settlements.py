@@ -12,6 +12,21 @@ from poundlock.sinks.kafka.transactions import Progress, settlements
 from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
 
 
+def last_offsets(request, stable):
+    """Answer ListOffsets: partition 0 ends at 100, and partition 1 is stable up to `stable`."""
+    row = request.topics[0]
+    high = 100 if request.isolation_level == 0 else stable
+    partitions = [
+        SimpleNamespace(
+            partition_index=it.partition_index,
+            error_code=0,
+            offset=100 if it.partition_index == 0 else high,
+        )
+        for it in row.partitions
+    ]
+    return SimpleNamespace(topics=[SimpleNamespace(name="t", partitions=partitions)])
+
+
 def progress(
     *, leader: int = 1, stable: int = 100, state: str = "CompleteCommit", topic_id=TOPIC_ID
 ):
@@ -36,25 +51,6 @@ def progress(
         ],
     )
 
-    def offsets(request):
-        row = request.topics[0]
-        high = 100 if request.isolation_level == 0 else stable
-        return SimpleNamespace(
-            topics=[
-                SimpleNamespace(
-                    name="t",
-                    partitions=[
-                        SimpleNamespace(
-                            partition_index=it.partition_index,
-                            error_code=0,
-                            offset=100 if it.partition_index == 0 else high,
-                        )
-                        for it in row.partitions
-                    ],
-                )
-            ]
-        )
-
     def answer(node, request):
         match type(request).__name__:
             case "FindCoordinatorRequest":
@@ -64,7 +60,7 @@ def progress(
             case "MetadataRequest":
                 return SimpleNamespace(topics=[topic])
             case "ListOffsetsRequest":
-                return offsets(request)
+                return last_offsets(request, stable)
             case "DescribeProducersRequest":
                 state = SimpleNamespace(producer_id=7, producer_epoch=3, current_txn_start_offset=9)
                 part = SimpleNamespace(partition_index=1, error_code=0, active_producers=[state])
