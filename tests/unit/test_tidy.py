@@ -26,7 +26,6 @@ STILL_LONG = {
     "tests/sinks/test_opensearch.py",
     "tests/sinks/test_redis.py",
     "tests/unit/stream/test_nfa.py",
-    "tests/unit/test_coordinator.py",
     "tests/unit/test_kafka_client.py",
 }
 # Functions of tests that are still longer, by module.
