@@ -181,7 +181,7 @@ def test_a_replay_that_computed_another_state_stops() -> None:
     bench = Bench()
     job = OtherRows(bench.sinks, (1, 2), stateful=True)
     bench.coordinator.run(0, "hash-0", job)
-    with pytest.raises(GuaranteeBroken, match="does not belong to the output"):
+    with pytest.raises(GuaranteeBroken, match="no longer match the output"):
         bench.coordinator.run(0, "hash-0", job)
     ruled(bench, OperatorDecision.ACCEPT_REPLAY)
     bench.coordinator.run(0, "hash-0", job)
