@@ -19,7 +19,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,13 @@ from poundlock.core.protocol import LogState
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 
 FORMAT = 1
+
+_RECORD = re.compile(r"(\d{20})\.json")
+
+
+def record_numbers(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the records among the names of files."""
+    return [int(match[1]) for match in map(_RECORD.fullmatch, names) if match]
 
 
 class NumberTaken(Exception):
@@ -326,8 +333,6 @@ class Disk:
 class FileLog(TransactionLog):
     """The log in a directory of a local disk: write aside, fsync, link, fsync the directory."""
 
-    _RECORD = re.compile(r"(\d{20})\.json")
-
     def __init__(
         self,
         directory: str | Path,
@@ -416,8 +421,7 @@ class FileLog(TransactionLog):
             names = self._disk.names(self._directory)
         except FileNotFoundError:
             return []
-        matches = (self._RECORD.fullmatch(name) for name in names)
-        return [int(match[1]) for match in matches if match]
+        return record_numbers(names)
 
     def _delete(self, number: int) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from urllib.parse import urlparse
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog
+from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog, record_numbers
 from poundlock.errors import LogMismatch, Unavailable, UsageError
 from poundlock.spark import internals
 
@@ -164,8 +163,6 @@ class HadoopFiles:
 class HadoopLog(TransactionLog):
     """The log on a Hadoop file system."""
 
-    _RECORD = re.compile(r"(\d{20})\.json")
-
     def __init__(self, files: HadoopFiles):
         super().__init__(files.root)
         self._files = files
@@ -178,8 +175,7 @@ class HadoopLog(TransactionLog):
         return self._files.read(f"{number:020}.json")
 
     def _numbers(self) -> list[int]:
-        matches = (self._RECORD.fullmatch(name) for name in self._files.names())
-        return [int(match[1]) for match in matches if match]
+        return record_numbers(self._files.names())
 
     def _delete(self, number: int) -> None:
         self._files.delete(f"{number:020}.json")
