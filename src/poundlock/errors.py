@@ -90,15 +90,8 @@ class BadRow(Rejected):
     them. The task may send them elsewhere. `rows` is not pickled.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        transaction: str | None = None,
-        sink: str | None = None,
-        rows: Mapping[int, str] | None = None,
-    ):
-        super().__init__(message, transaction=transaction, sink=sink)
+    def __init__(self, message: str, *, rows: Mapping[int, str] | None = None, **where: str | None):
+        super().__init__(message, **where)
         self.rows: Mapping[int, str] = rows or {}
 
 
@@ -141,15 +134,8 @@ class PermanentlyRefused(InDoubt):
     operator decides so. `branches` is not pickled.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        transaction: str | None = None,
-        sink: str | None = None,
-        branches: Collection[str] = (),
-    ):
-        super().__init__(message, transaction=transaction, sink=sink)
+    def __init__(self, message: str, *, branches: Collection[str] = (), **where: str | None):
+        super().__init__(message, **where)
         self.branches = branches
 
 

@@ -173,7 +173,7 @@ class TestForeachBatch:
             writer = frame.writeStream.option("checkpointLocation", str(tmp_path / checkpoint))
             writer.foreachBatch(function).trigger(availableNow=True).start().awaitTermination()
 
-        with pytest.raises(StreamingQueryException, match="not to be had from source once"):
+        with pytest.raises(StreamingQueryException, match="impossible with source once"):
             run(sinks.Files(tmp_path / "out"), "a")
         assert not (tmp_path / "out").exists()
         with caplog.at_level("INFO", "poundlock"):

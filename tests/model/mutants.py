@@ -234,7 +234,7 @@ def no_read_back(patch: Patch) -> None:
 
 @mutant(families.replaced_drivers, "a driver does not look whether its last record is still there")
 def no_look_at_the_predecessor(patch: Patch) -> None:
-    patch.setattr(TransactionLog, "_predecessor_is_ours", lambda self: True)
+    patch.setattr(TransactionLog, "_owns_predecessor", lambda self: True)
 
 
 @mutant(families.races, "an append that finds its number taken takes the next one")
@@ -244,7 +244,7 @@ def next_number(patch: Patch) -> None:
             found = self._publish(self._pending)
             if found.nonce == self._pending.nonce:
                 self._pending = None
-                self._take_in(found)
+                self._apply(found)
             else:
                 self._pending = replace(self._pending, number=self._pending.number + 1)
 

@@ -83,8 +83,11 @@ def test_guarantee_table_as_json() -> None:
 
 
 def test_guarantee_table_says_why() -> None:
-    said = " ".join(call("guarantee", "--table").split())
-    assert "source cannot be replayed (logged): what the source has handed out is gone" in said
+    output = " ".join(call("guarantee", "--table").split())
+    assert (
+        "cannot be replayed (write-ahead log): rows that the source has delivered are gone"
+        in output
+    )
 
 
 def test_list_shows_only_what_is_in_doubt(log: FileLog, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_a_source_that_cannot_be_replayed_loses_rows_whatever_the_sink(kind: str
         ("idempotent", "old values again"),
         ("logged", "may send them again"),
         ("transactional", "prepared branches"),
-        ("staged", "at one instant"),
+        ("staged", "atomically"),
     ],
 )
 def test_every_cell_has_its_reason(kind: str, reason: str) -> None:
@@ -85,7 +85,11 @@ def test_a_pipeline_is_as_good_as_its_weakest_sink() -> None:
     sinks = [sink("a", Commitment.STAGED), sink("b", Commitment.LOGGED)]
     statement = guarantee.state("s", replayable=True, sinks=sinks)
     assert statement.guarantee is Guarantee.AT_LEAST_ONCE
-    for line in ("source s: can be replayed", "sink a (staged): exactly once", "sink b (logged)"):
+    for line in (
+        "source s: can be replayed",
+        "sink a (staged): exactly once",
+        "sink b (write-ahead log)",
+    ):
         assert line in str(statement)
 
 
@@ -105,7 +109,7 @@ def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
 def test_a_sink_that_was_asked_by_name_for_more_than_its_kind_gives_is_refused() -> None:
     logged = sink("out", Commitment.LOGGED)
     logged.asked = Semantic.EXACTLY_ONCE
-    with pytest.raises(UsageError, match=r"gives at least once: rows are kept .* may send them"):
+    with pytest.raises(UsageError, match=r"gives at least once: rows are stored .* may send them"):
         guarantee.require(guarantee.state("s", replayable=True, sinks=[logged]))
     straight = sink("out", Commitment.STAGED, Semantic.AT_LEAST_ONCE)
     straight.asked = Semantic.EXACTLY_ONCE

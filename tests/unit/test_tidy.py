@@ -24,7 +24,6 @@ STILL_LONG = {
     "tests/sinks/test_files.py",
     "tests/sinks/test_opensearch.py",
     "tests/sinks/test_redis.py",
-    "tests/unit/test_coordinator.py",
 }
 # Functions of tests that are still longer, by module.
 STILL_LONG_FUNCTIONS = {

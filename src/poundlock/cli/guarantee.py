@@ -74,8 +74,9 @@ def _print_table(as_json: bool) -> None:
     lost = dict[str, list[str]]()
     for kind, cells in core.table().items():
         words = [cells[key].replace("_", " ") for key in ("not_replayable", "replayable")]
-        table.add_row(kind, *words, core.cell(kind, replayable=True).reason)
-        lost.setdefault(core.cell(kind, replayable=False).reason, []).append(kind)
+        table.add_row(core.kind_name(kind), *words, core.cell(kind, replayable=True).reason)
+        reason = core.cell(kind, replayable=False).reason
+        lost.setdefault(reason, []).append(core.kind_name(kind))
     Console().print(table)
     for reason, kinds in lost.items():
         Console().print(f"source cannot be replayed ({', '.join(kinds)}): {reason}")

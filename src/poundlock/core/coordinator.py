@@ -527,9 +527,9 @@ class Coordinator:
         self._report(Step.DRAINED, batch=batch)
 
     def sweep(self) -> int:
-        """Abort every branch of ours that no decision names, and return how many there were.
+        """Abort every branch of this pipeline that no decision names, and return their number.
 
-        No task of ours may be running.
+        No task of this pipeline may be running.
         """
         self._report(Step.SWEEPING)
         self.log.ensure_owned()
@@ -556,8 +556,8 @@ class Coordinator:
     def _sweep_reachable(self) -> None:
         """Abort strays in the systems that answer: an open one can hide later commits.
 
-        Kafka's readers see nothing past its oldest open transaction. No task of ours is running
-        while a commit waits.
+        Kafka's readers see nothing past its oldest open transaction. No task is running while a
+        commit waits.
         """
         with contextlib.suppress(*_CAN_WAIT):
             self.log.ensure_owned()

@@ -1,6 +1,6 @@
-"""What a pipeline can promise, computed from its source and its sinks.
+"""What a pipeline guarantees, computed from its source and its sinks.
 
-Rules of this file: the table is data; every cell has a reason that a person can check.
+Rules of this file: the table is data, and every cell has a reason.
 """
 
 from __future__ import annotations
@@ -14,61 +14,72 @@ from poundlock.errors import UsageError
 
 
 class Guarantee(Enum):
-    """How often a row of the input changes the output, from weakest to strongest."""
+    """How often a row of the input affects the output, from weakest to strongest."""
 
-    NONE = "none"  # rows may be lost as well as repeated
+    NONE = "none"  # rows may be lost or repeated
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
     EXACTLY_ONCE = "exactly_once"
 
 
-ANY = "any"  # a sink without a commitment of its own, or one that writes straight through
+ANY = "any"  # any sink that writes without a decision
 
-_LOST = "what the source has handed out is gone after a crash"
-_KEPT = f"{_LOST}; rows that were kept beside the log by then may be sent twice"
+# The kinds of sinks by `Commitment`, as printed.
+_KIND_NAMES: Mapping[str, str] = {
+    Commitment.TRANSACTIONAL.value: "two-phase commit",
+    Commitment.LOGGED.value: "write-ahead log",
+}
+
+_LOST = "rows that the source has delivered are gone after a crash"
+_STORED = f"{_LOST}; rows stored beside the log before the crash may be sent twice"
 _REPEATED = "rows written before a crash are written again when the batch is replayed"
-_UNWATCHED = "an error of the system loses rows, and its retries or a replay may repeat them"
+_UNCHECKED = "an error of the system loses rows, and retries or a replay may repeat them"
 
-# Kind of sink to what it gives with a replayable source, and why. Without one, nothing helps.
+# What each kind of sink guarantees with a replayable source, and why.
 _REPLAYABLE: Mapping[str, tuple[Guarantee, str]] = {
     ANY: (Guarantee.AT_LEAST_ONCE, _REPEATED),
     Commitment.IDEMPOTENT.value: (
         Guarantee.EXACTLY_ONCE,
-        "a repeat changes nothing; while recovering, readers may see old values again",
+        "a repeat changes nothing; during recovery, readers may see old values again",
     ),
     Commitment.LOGGED.value: (
         Guarantee.AT_LEAST_ONCE,
-        "rows are kept beside the log and sent after the decision, but a crash may send them again",
+        "rows are stored beside the log and sent after the decision, but a crash may send them again",
     ),
     Commitment.TRANSACTIONAL.value: (
         Guarantee.EXACTLY_ONCE,
-        "the system holds prepared branches, and every one is committed once the batch is decided",
+        "the system holds prepared branches, and all of them are committed after the decision",
     ),
     Commitment.STAGED.value: (
         Guarantee.EXACTLY_ONCE,
-        "rows are written aside and moved by one atomic step: the batch appears at one instant",
+        "rows are staged and then published atomically: readers see the whole batch or nothing",
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One answer of the table."""
+    """One cell of the table."""
 
     guarantee: Guarantee
     reason: str
 
 
 def cell(kind: str, *, replayable: bool) -> Cell:
-    """Return what a kind of sink gives with a source that can, or cannot, be replayed."""
+    """Return what a kind of sink guarantees with a source that can, or cannot, be replayed."""
     if not replayable:
         logged = kind == Commitment.LOGGED.value
-        return Cell(Guarantee.AT_MOST_ONCE, _KEPT if logged else _LOST)
+        return Cell(Guarantee.AT_MOST_ONCE, _STORED if logged else _LOST)
     return Cell(*_REPLAYABLE[kind])
 
 
+def kind_name(kind: str) -> str:
+    """Return a kind of sink as the table in README.md names it."""
+    return _KIND_NAMES.get(kind, kind)
+
+
 def table() -> dict[str, dict[str, str]]:
-    """Return the whole table, kinds of sink by kinds of source."""
+    """Return the whole table: guarantees by kind of sink and kind of source."""
     return {
         kind: {
             "not_replayable": cell(kind, replayable=False).guarantee.value,
@@ -79,16 +90,13 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def at_most_once(sinks: Sequence[Participant], *, replayable: bool) -> bool:
-    """Say whether a batch must not be run again: rows go straight through, and at most once.
-
-    What an attempt has written before it failed would be written again by the next.
-    """
+    """Return whether a failed batch must not be run again, because that would write rows twice."""
     return not replayable and any(s.semantic is not Semantic.EXACTLY_ONCE for s in sinks)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What one sink of a pipeline is given and what its readers must do."""
+    """The guarantee for one sink of a pipeline, and what its readers must set."""
 
     sink: str
     asked: Semantic
@@ -116,7 +124,7 @@ class Statement:
         for route in self.routes:
             words = route.cell.guarantee.value.replace("_", " ")
             lines.append(
-                f"sink {route.sink} ({route.kind}): {words}: {route.cell.reason}. "
+                f"sink {route.sink} ({kind_name(route.kind)}): {words}: {route.cell.reason}. "
                 f"A reader must set: {route.reader}"
             )
         return "\n".join(lines)
@@ -130,34 +138,30 @@ def state(source: str, *, replayable: bool, sinks: Sequence[Participant]) -> Sta
         kind = sink.commitment.value if exact else ANY
         answer = cell(kind, replayable=replayable)
         if sink.semantic is Semantic.NONE:
-            answer = Cell(Guarantee.NONE, _UNWATCHED)
-        routes.append(Route(sink.name, _asked(sink), kind, answer, sink.reader_settings()))
+            answer = Cell(Guarantee.NONE, _UNCHECKED)
+        # Unless the user named a semantic, a sink is asked for no more than its kind can give.
+        logged = exact and sink.commitment is Commitment.LOGGED
+        asked = sink.asked or (Semantic.AT_LEAST_ONCE if logged else sink.semantic)
+        routes.append(Route(sink.name, asked, kind, answer, sink.reader_settings()))
     return Statement(source, replayable, tuple(routes))
 
 
-def _asked(sink: Participant) -> Semantic:
-    """Return what is asked of a sink: by name, or else as much as its kind can give."""
-    logged = sink.commitment is Commitment.LOGGED
-    least = Semantic.AT_LEAST_ONCE if logged and sink.semantic is Semantic.EXACTLY_ONCE else None
-    return sink.asked or least or sink.semantic
-
-
 def require(statement: Statement) -> None:
-    """Refuse a sink that was asked for EXACTLY_ONCE where its parts cannot give it."""
+    """Raise `UsageError` if a sink was asked for EXACTLY_ONCE and cannot guarantee it."""
     for route in statement.routes:
         if route.asked is not Semantic.EXACTLY_ONCE:
             continue
         if not statement.replayable:
             raise UsageError(
-                f"EXACTLY_ONCE is not to be had from source {statement.source}, which cannot be "
-                f"replayed: {route.cell.reason}. Use a source that can, or ask the sink for "
-                "semantic='at_least_once'",
+                f"EXACTLY_ONCE is impossible with source {statement.source}, which cannot be replayed: "
+                f"{route.cell.reason}. Use a replayable source, or set semantic='at_least_once' on the "
+                "sink",
                 sink=route.sink,
             )
         if route.cell.guarantee is not Guarantee.EXACTLY_ONCE:
             given = route.cell.guarantee.value.replace("_", " ")
             raise UsageError(
-                f"EXACTLY_ONCE is not to be had from this sink, which gives {given}: "
-                f"{route.cell.reason}. Leave semantic= out, or use a sink that holds its branches",
+                f"EXACTLY_ONCE is impossible with this sink, which gives {given}: "
+                f"{route.cell.reason}. Remove semantic=, or use a sink with two-phase commit",
                 sink=route.sink,
             )

@@ -1,4 +1,4 @@
-"""What an operator can see of a system: every open branch in it, of any pipeline."""
+"""The operator's view of a system: all its open branches, of any pipeline."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from poundlock.core.participant import Participant
 
 @dataclass(frozen=True, slots=True)
 class OpenBranch:
-    """An open branch and whose it is."""
+    """An open branch and its owner."""
 
     namespace: Namespace
     stray: Stray
 
 
 class Inspector(ABC):
-    """A system, reached by its address alone: no pipeline is running."""
+    """A system that is reached by its address, without a running pipeline."""
 
-    system: str  # for people: "Kafka", "PostgreSQL", ...
+    system: str  # for display: "Kafka", "PostgreSQL", ...
 
     @abstractmethod
     def open(self, namespace: Namespace | None = None) -> list[OpenBranch]:
-        """List every open branch of ours, or those of one namespace. Raises `Unavailable`.
+        """List Poundlock's open branches, of one namespace or of all. Raises `Unavailable`.
 
-        Without a namespace the pipeline's name is given as far as the system knows it.
+        Without a namespace, the pipeline's name may be incomplete if the system truncates it.
         """
 
     def holds(self, receipt: Receipt) -> bool:
-        """Whether a branch of this kind of system was written to this very one. Raises `Unavailable`.
+        """Return whether a branch was written to this system. Raises `Unavailable`.
 
-        Where a receipt does not tell: it was.
+        The receipt names this kind of system. True if it does not tell more.
         """
         return True
 
@@ -42,11 +42,11 @@ class Inspector(ABC):
         """Return a sink that can commit this receipt, or abort this stray."""
 
     def describe(self, id: str) -> dict[str, Json] | None:
-        """Tell all that the system knows of a branch; None if it knows nothing."""
+        """Return what the system knows about a branch, None if it knows nothing."""
         for found in self.open(owner_of(id)):
             if found.stray.id == id:
                 return {"state": found.stray.state, "sink": found.stray.sink}
         return None
 
-    def close(self) -> None:  # noqa: B027 (most ask and hang up)
-        """Let go of connections."""
+    def close(self) -> None:  # noqa: B027 (most keep no connection)
+        """Close connections."""

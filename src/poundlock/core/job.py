@@ -1,4 +1,4 @@
-"""What the coordinator asks of whoever runs the tasks of a batch."""
+"""What the coordinator needs from the part that runs the tasks of a batch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from poundlock.core.model import Fingerprint, Receipt, Transaction
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """What the tasks of one attempt handed back."""
+    """The votes of all tasks of one attempt."""
 
     receipts: tuple[Receipt, ...]
     totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
 
 
 class Job(Protocol):
-    """The work of one batch, as whoever runs the tasks offers it."""
+    """The work of one batch."""
 
     @property
     def stateful(self) -> bool:
-        """Whether a skipped batch must still run to nowhere, for the sake of its state."""
+        """Whether a finished batch must run again without writing, to restore its state."""
         ...
 
     def write(
@@ -33,11 +33,10 @@ class Job(Protocol):
     ) -> Votes:
         """Run the batch once: open, write and prepare a branch of each of `sinks` in each task.
 
-        Totals are computed for all sinks. `held_ids` are the ids that must not be used again. Raises
-        `Rejected`.
+        Totals are computed for all sinks. `held_ids` must not be used again. Raises `Rejected`.
         """
         ...
 
     def drain(self) -> Mapping[str, Fingerprint]:
-        """Run the batch to nowhere and return the totals of all sinks."""
+        """Run the batch without writing and return the totals of all sinks."""
         ...

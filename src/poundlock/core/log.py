@@ -1,12 +1,12 @@
 """The transaction log: numbered records, each created only if absent.
 
-Rules of this file: one rule, create-if-absent, gives order, durability and fencing at once, for a
-driver whose append finds its number taken has been replaced, and stops. Success is never concluded
-from a call that returned, only from reading our own nonce back. An append whose outcome is unknown
-stays pending and blocks everything until its number is settled.
+Rules of this file: create-if-absent gives order, durability and fencing. A driver that finds the number
+of its append taken has been replaced, and stops. Success is concluded only from reading the record's
+nonce back, never from a call that returned. An append with an unknown outcome stays pending and blocks
+all others until it is settled.
 
-`TransactionLog` holds that logic over four primitives; `FileLog` has them for local disks and
-`MemoryLog` for tests. Other file systems bring their own in `poundlock.spark`.
+`TransactionLog` has that logic over a few primitives. `FileLog` implements them for local disks,
+`MemoryLog` for tests, and `poundlock.spark.storage` for other file systems.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,16 @@ from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 
 FORMAT = 1
 
+_RECORD = re.compile(r"(\d{20})\.json")
+
+
+def record_numbers(names: Iterable[str]) -> list[int]:
+    """Return the numbers of the records among the names of files."""
+    return [int(match[1]) for match in map(_RECORD.fullmatch, names) if match]
+
 
 class NumberTaken(Exception):
-    """The record's number exists already: ours from an earlier try, or another driver's."""
+    """The number has a record: of this driver from an earlier try, or of another driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Entry:
 
     number: int
     nonce: str
-    at: float  # seconds since 1970, for people alone: nothing is ever decided by it
+    at: float  # seconds since 1970, only for display
     record: Record
 
     def encode(self) -> bytes:
@@ -64,21 +71,21 @@ class Entry:
 
     @classmethod
     def decode(cls, number: int, data: bytes, where: str) -> Entry:
-        """Read a published record. Any damage stops everything: a log is never guessed at."""
+        """Decode a published record. Any damage raises `LogCorrupt`."""
         try:
             outer = json.loads(data)
             body = outer["body"]
             if outer["checksum"] != _checksum(_canonical(body)):
                 raise ValueError("its checksum is wrong")
             if body["format"] > FORMAT:
-                raise ValueError(f"it has format {body['format']}, this release reads {FORMAT}")
+                raise ValueError(f"its format is {body['format']}, but this release reads {FORMAT}")
             if body["number"] != number:
-                raise ValueError(f"it says that it is number {body['number']}")
+                raise ValueError(f"it has the number {body['number']}")
             return cls(number, body["nonce"], body["at"], record_from_json(body["record"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LogCorrupt(
-                f"record {number} of the log at {where} cannot be trusted: {error}. Restore it from "
-                "a copy; never delete it"
+                f"record {number} of the log at {where} is damaged: {error}. Restore it from a copy, "
+                "and never delete it"
             ) from error
 
 
@@ -91,7 +98,7 @@ def _checksum(text: str) -> str:
 
 
 class TransactionLog(ABC):
-    """The log of one pipeline, as one driver sees it. Not safe for several threads."""
+    """The log of one pipeline, as one driver sees it. Not thread-safe."""
 
     settle_tries = 5
 
@@ -104,12 +111,12 @@ class TransactionLog(ABC):
         self._pending: Entry | None = None
         self._decided_at: dict[int, int] = {}  # batch to the number of its decision
 
-    # What a file system must bring. `_create` may raise anything but NumberTaken for an unknown
-    # outcome; the others raise OSError or Unavailable.
+    # The primitives of a file system. `_create` may raise anything except NumberTaken for an unknown
+    # outcome. The others raise OSError or Unavailable.
 
     @abstractmethod
     def _create(self, number: int, data: bytes) -> None:
-        """Make the record durable under its number, or raise `NumberTaken` if it exists."""
+        """Make the record durable. Raise `NumberTaken` if the number exists."""
 
     @abstractmethod
     def _read(self, number: int) -> bytes | None: ...
@@ -122,81 +129,81 @@ class TransactionLog(ABC):
 
     @abstractmethod
     def _put(self, name: str, data: bytes) -> None:
-        """Keep a file beside the records that is not one of them."""
+        """Store a file beside the records."""
 
     @abstractmethod
     def _extras(self) -> dict[str, bytes]:
-        """Return the files that `_put` kept."""
+        """Return the files that `_put` stored."""
 
     def audit(self, entry: dict[str, Json]) -> None:
-        """Keep a note of what a person did. It is no record: it takes no number and fences nobody."""
+        """Store a note of an operator's action. It is not a record and has no number."""
         name = f"audit-{self._clock():017.6f}-{uuid.uuid4().hex[:8]}.json"
         self._put(name, json.dumps(entry, sort_keys=True).encode())
 
     def audits(self) -> list[dict[str, Any]]:
-        """Return the notes of what people did, oldest first."""
+        """Return the notes of operators' actions, oldest first."""
         return [json.loads(data) for _, data in sorted(self._extras().items())]
 
-    def drop_unpublished(self) -> None:  # noqa: B027 (only some file systems leave anything)
-        """Remove what writers that died left aside. It never counted."""
+    def drop_unpublished(self) -> None:  # noqa: B027 (only local disks have such files)
+        """Remove unpublished files of writers that died."""
 
     def load(self) -> LogState:
-        """Read all records that count, and forget what this object believed before."""
+        """Read all records since the last compaction, and replace the state."""
         entries = self.entries()
         floors = [e.record.batch_floor for e in entries if isinstance(e.record, Compacted)]
         self.state = LogState(batch_floor=max(floors, default=0))
         self._decided_at.clear()
         self._pending = None
         for entry in entries:
-            self._take_in(entry)
+            self._apply(entry)
         if not entries:
             self._last, self._next = None, 0
         return self.state
 
     def entries(self) -> list[Entry]:
-        """Return all records that count, oldest first."""
-        # A compaction under way elsewhere can open a gap between listing and reading: look again.
+        """Return all records since the last compaction, oldest first."""
+        # A compaction by another driver can open a gap between listing and reading: try again.
         for _ in range(self.settle_tries):
             with self._reachable():
                 entries = self._read_back()
             if entries is not None:
                 return entries
         raise LogCorrupt(
-            f"the log at {self.uri} has a gap: a record is missing. Restore it from a copy; without "
-            "it nobody can say what was decided"
+            f"the log at {self.uri} has a gap: a record is missing, and a decision with it. Restore "
+            "the record from a copy"
         )
 
     def append(self, record: Record) -> None:
         """Make `record` the next one of the log, durably.
 
         Raises `Fenced` if another driver wrote in the meantime, and `Unavailable` if the outcome is
-        not known: then the record stays pending, `settle` must be called until it returns, and
-        nothing may be done that is wrong in either case.
+        unknown. The record then stays pending: until `settle` returns, do nothing that would be wrong
+        in either case.
         """
         self.settle()
-        # What could not be read again must not be written: try it on a copy of the state first.
+        # Never write a record that cannot be applied: try it on a copy of the state first.
         replace(self.state, batches=dict(self.state.batches)).apply(record)
         self._pending = Entry(self._next, uuid.uuid4().hex, self._clock(), record)
         self.settle()
 
     def settle(self) -> None:
-        """Find out, or bring about, the outcome of a pending append."""
+        """Complete a pending append, or find out that it has failed."""
         if self._pending is None:
             return
         entry = self._pending
         found = self._publish(entry)
-        if found.nonce != entry.nonce or not self._predecessor_is_ours():
+        if found.nonce != entry.nonce or not self._owns_predecessor():
             self._pending = None
             raise self._fenced()
         self._pending = None
-        self._take_in(entry)
+        self._apply(entry)
 
     def ensure_owned(self) -> None:
-        """Raise `Fenced` if another driver has written since our last record."""
+        """Raise `Fenced` if another driver has written since this driver's last record."""
         self.settle()
         with self._reachable():
             taken = self._read(self._next) is not None
-        if taken or not self._predecessor_is_ours():
+        if taken or not self._owns_predecessor():
             raise self._fenced()
 
     def compact(self, keep: int) -> None:
@@ -209,7 +216,7 @@ class TransactionLog(ABC):
         generation = replace(self.state.generation, query=self.state.query)
         floor = self._decided_at[batch_floor]
         self.append(Compacted(floor, batch_floor, generation))
-        # Oldest first: whoever finds its own predecessor gone knows that it was left behind.
+        # Oldest first: a driver that finds its last record deleted knows that it was replaced.
         with self._reachable():
             for number in sorted(self._numbers()):
                 if number < floor:
@@ -217,7 +224,7 @@ class TransactionLog(ABC):
         self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
 
     def _publish(self, entry: Entry) -> Entry:
-        """Create the record and return whatever stands under its number afterwards."""
+        """Create the record and return the record that then has its number."""
         data, error = entry.encode(), None
         for _ in range(self.settle_tries):
             try:
@@ -237,8 +244,8 @@ class TransactionLog(ABC):
                 return Entry.decode(entry.number, found, self.uri)
         raise Unavailable(
             f"record {entry.number} of the log at {self.uri} could not be written and its fate is "
-            f"unknown ({type(error).__name__}: {error}). Nothing was committed or aborted since; "
-            "make the file system reachable and start the pipeline again"
+            f"unknown ({type(error).__name__}: {error}). Nothing was committed or aborted since. Make "
+            "the file system reachable and start the pipeline again"
         ) from error
 
     @contextlib.contextmanager
@@ -248,13 +255,13 @@ class TransactionLog(ABC):
         except OSError as error:
             raise Unavailable(
                 f"the log at {self.uri} cannot be read or written ({error}). Nothing was committed or "
-                "aborted since; make the file system reachable and start the pipeline again"
+                "aborted since. Make the file system reachable and start the pipeline again"
             ) from error
 
-    def _predecessor_is_ours(self) -> bool:
+    def _owns_predecessor(self) -> bool:
         with self._reachable():
             if self._last is None:
-                # The first record has no predecessor: then nothing else may be there either.
+                # The first record has no predecessor, and no other record may exist.
                 return all(number <= self._next for number in self._numbers())
             data = self._read(self._last.number)
         if data is None:
@@ -263,23 +270,22 @@ class TransactionLog(ABC):
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"another driver wrote record {self._next} of the log at {self.uri}: it owns the "
-            "pipeline now. This driver has stopped and committed nothing more; run one driver for "
-            "each pipeline"
+            f"another driver wrote record {self._next} of the log at {self.uri} and owns the pipeline "
+            "now. This driver stopped and committed nothing more. Run only one driver per pipeline"
         )
 
-    def _take_in(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry) -> None:
         self.state.apply(entry.record)
         if isinstance(entry.record, Decided):
             self._decided_at[entry.record.batch] = entry.number
         self._last, self._next = entry, entry.number + 1
 
     def _read_back(self) -> list[Entry] | None:
-        """Read from the newest record down to the floor; None if a number is missing."""
+        """Read from the newest record down to the floor. Return None if a number is missing."""
         entries, floor = list[Entry](), 0
         for number in sorted(self._numbers(), reverse=True):
             if number < floor:
-                break  # compacted away: ignored even if it reappears
+                break  # compacted: ignored even if it reappears
             data = self._read(number)
             if data is None or (entries and entries[-1].number != number + 1):
                 return None
@@ -293,7 +299,7 @@ class TransactionLog(ABC):
 
 
 class Disk:
-    """The few calls that make a local file durable; a test puts a disk in its place that forgets."""
+    """The calls that make a local file durable. Tests replace it by a disk that loses data."""
 
     def make_directory(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -303,7 +309,7 @@ class Disk:
             file.write(data)
 
     def sync(self, path: str) -> None:
-        """Make a file's content, or a directory's names, survive a crash of the machine."""
+        """Make a file's content, or a directory's entries, survive a crash of the machine."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -327,8 +333,6 @@ class Disk:
 class FileLog(TransactionLog):
     """The log in a directory of a local disk: write aside, fsync, link, fsync the directory."""
 
-    _RECORD = re.compile(r"(\d{20})\.json")
-
     def __init__(
         self,
         directory: str | Path,
@@ -341,18 +345,18 @@ class FileLog(TransactionLog):
         super().__init__(Path(self._directory).as_uri(), clock=clock)
         self._disk = disk or Disk()
         self._broken: OSError | None = None
-        self._names_are_durable = False  # of the records that were found, not made, by this object
+        self._names_are_durable = False  # of records that other drivers created
         if create:
             self._make_directory()
 
     def _make_directory(self) -> None:
-        """Create the directory, its own name and those above it as durable as the records in it."""
+        """Create the directory. Make its name, and those above it, as durable as its records."""
         with self._reachable():
             self._disk.make_directory(self._directory)
         path = self._directory
         while not os.path.ismount(path):
             path = os.path.dirname(path)
-            with contextlib.suppress(PermissionError):  # then it is not ours, and was there before
+            with contextlib.suppress(PermissionError):  # then another user made it earlier
                 self._sync(path)
 
     def load(self) -> LogState:
@@ -364,10 +368,10 @@ class FileLog(TransactionLog):
 
     def _create(self, number: int, data: bytes) -> None:
         if self._broken is not None:
-            raise self._dead() from self._broken
+            raise self._disk_failure() from self._broken
         aside = os.path.join(self._directory, f".{uuid.uuid4().hex}.tmp")
         if not self._names_are_durable:
-            # Another driver may have died between its link and its sync: no record before the last.
+            # Another driver may have died between link and sync: sync its record before adding one.
             self._sync(self._directory)
             self._names_are_durable = True
         try:
@@ -376,12 +380,14 @@ class FileLog(TransactionLog):
             try:
                 self._disk.link(aside, self._path(number))
             except FileExistsError:
-                self._sync(self._directory)  # perhaps ours, from a try that was interrupted here
+                self._sync(
+                    self._directory
+                )  # it may be from an earlier try that was interrupted here
                 raise NumberTaken from None
             except PermissionError as error:
                 raise UsageError(
                     f"{self._directory} does not allow hard links, which the log needs. Put the "
-                    "checkpoint on a local file system that has them"
+                    "checkpoint on a local file system that supports them"
                 ) from error
             self._sync(self._directory)
         finally:
@@ -392,16 +398,16 @@ class FileLog(TransactionLog):
         try:
             self._disk.sync(path)
         except (FileNotFoundError, PermissionError):
-            raise  # nothing was synced: another driver dropped our file, or the directory is not ours
+            raise  # not synced: another driver deleted the file, or another user has the directory
         except OSError as error:
-            # After a failed fsync the kernel may call the pages clean: a second try proves nothing.
+            # After a failed fsync the kernel may mark the pages clean: a second try proves nothing.
             self._broken = error
-            raise self._dead() from error
+            raise self._disk_failure() from error
 
-    def _dead(self) -> LogCorrupt:
+    def _disk_failure(self) -> LogCorrupt:
         return LogCorrupt(
-            f"the disk under {self._directory} failed to make the log durable ({self._broken}). "
-            "Nothing more is written by this driver; mend the disk and start the pipeline again"
+            f"the disk under {self._directory} failed to make the log durable ({self._broken}). This "
+            "driver writes nothing more. Repair the disk and start the pipeline again"
         )
 
     def _read(self, number: int) -> bytes | None:
@@ -415,8 +421,7 @@ class FileLog(TransactionLog):
             names = self._disk.names(self._directory)
         except FileNotFoundError:
             return []
-        matches = (self._RECORD.fullmatch(name) for name in names)
-        return [int(match[1]) for match in matches if match]
+        return record_numbers(names)
 
     def _delete(self, number: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -433,7 +438,7 @@ class FileLog(TransactionLog):
         return {name: self._disk.read(os.path.join(self._directory, name)) for name in names}
 
     def drop_unpublished(self) -> None:
-        # A live writer whose file goes this way finds its link refused, and writes it again.
+        # A live writer whose file is removed fails to link it, and writes it again.
         with self._reachable():
             for name in self._disk.names(self._directory):
                 if name.endswith(".tmp"):

@@ -1,4 +1,4 @@
-"""Checks that log, checkpoint and systems belong together: no part was copied, restored or deleted."""
+"""Checks that log, checkpoint and systems match: none was copied, restored or deleted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poundlock.errors import LogMismatch
 
 
 def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> None:
-    """Check that a log just loaded belongs to this pipeline, this place and this checkpoint.
+    """Check that a log just loaded belongs to this pipeline, location and checkpoint.
 
     `query` is Spark's query id in the checkpoint, None if there is no checkpoint.
     """
@@ -21,19 +21,19 @@ def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> 
     if before.namespace.pipeline != pipeline:
         raise LogMismatch(
             f"the log at {log.uri} belongs to pipeline {before.namespace.pipeline!r}, not "
-            f"to {pipeline!r}. Give each pipeline a checkpoint location of its own"
+            f"to {pipeline!r}. Give each pipeline its own checkpoint location"
         )
     if before.uri != log.uri:
         raise LogMismatch(
             f"the log was written at {before.uri} but is now at {log.uri}: it was "
             "moved or copied, and two drivers with one identity would undo each other's work. "
-            "If it was moved for good, run 'poundlock txn adopt' on it; for a copy, start with "
-            "a new checkpoint location"
+            "If it was moved, run 'poundlock txn adopt' on it. If it is a copy, start with a new "
+            "checkpoint location"
         )
     if state.query is not None and query is None and state.batches:
         raise LogMismatch(
-            f"the log knows {len(state.batches)} batches of Spark's query {state.query}, but "
-            "there is no checkpoint beside it: the checkpoint was deleted. Restore it, or start "
+            f"the log has {len(state.batches)} batches of Spark's query {state.query}, but there "
+            "is no checkpoint beside it: the checkpoint was deleted. Restore it, or start "
             "with a new pipeline name and checkpoint location"
         )
     if state.query is not None and query is not None and state.query != query:
@@ -43,8 +43,8 @@ def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> 
 def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
     """Return whether the log still has the newest generation. Raises `LogMismatch`.
 
-    False means that another driver has taken over since the log was read. A system that knows a
-    newer generation than the log shows that the log was restored to an older state.
+    False means that another driver has taken over since the log was read. If a system knows a newer
+    generation than the log, the log was restored to an older state.
     """
     known = log.state.generation
     assert known is not None
@@ -57,9 +57,9 @@ def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
         return False
     raise LogMismatch(
         f"the system has seen generation {seen[sink]} of this pipeline, but the log at "
-        f"{log.uri} knows only {known.number}: it was restored to an older state, and what "
-        "was committed since would be written again. Restore the newest log and checkpoint, or "
-        "start with a new pipeline name and checkpoint location",
+        f"{log.uri} knows only {known.number}: it was restored to an older state, and later "
+        "batches would be written again. Restore the newest log and checkpoint, or start with a new "
+        "pipeline name and checkpoint location",
         sink=sink,
     )
 

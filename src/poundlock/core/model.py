@@ -1,14 +1,14 @@
 """The nouns of the protocol: frozen values, and their form in the log.
 
-Rules of this file: values only, no behaviour beyond arithmetic and spelling; every value that goes
-into the log turns into plain JSON and back without loss; nothing here ever holds a secret or a row.
+Rules of this file: values only, with no behaviour beyond arithmetic and conversion to text. Every value
+in the log converts to plain JSON and back without loss. No value holds a secret or a row.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -22,31 +22,31 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
 def checked_name(kind: str, name: str) -> str:
-    """Return `name` if it can be part of an identifier in every system we write to."""
+    """Return `name` if every system accepts it as part of an identifier."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{kind} {name!r} cannot be used: take 1 to 63 letters, digits, '_' and '-', "
-            "beginning with a letter or a digit"
+            f"{kind} {name!r} cannot be used: choose 1 to 63 letters, digits, '_' and '-', starting "
+            "with a letter or a digit"
         )
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Pipeline name and the log's own identity: all that is ours in another system carries it."""
+    """Pipeline name and log identity. Everything that a pipeline creates in a system carries both."""
 
     pipeline: str
-    identity: str  # milliseconds since 1970 when the log began, and chance; in hexadecimal
+    identity: str  # in hexadecimal: milliseconds since 1970 when the log began, and random bits
 
     @classmethod
     def new(cls, pipeline: str, now: float, chance: int) -> Namespace:
         return cls(pipeline, f"{int(now * 1000):012x}{chance % (1 << 32):08x}")
 
     def version(self, batch: int) -> int:
-        """Return a number that grows with every batch, and with every log begun after this one.
+        """Return a version number that grows with every batch, and with every later log.
 
-        It is far from the next and has the log's own chance in it: nobody comes to it by counting up,
-        so whoever finds it in a system has found what this batch wrote.
+        Versions are far apart and contain the log's random bits. A system that counts up does not
+        reach one by accident, so this version proves that this batch wrote.
         """
         began, chance = int(self.identity[:12], 16), int(self.identity[12:], 16)
         return (began + batch) * _VERSION_STEP + chance % _VERSION_STEP
@@ -54,10 +54,10 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Row count and additive, order-free hash of what a branch wrote."""
+    """Row count and hash of what a branch wrote. The hash is a sum, so order does not matter."""
 
     rows: int = 0
-    digest: int = 0  # modulo 2**64, so that sums may be taken in any order and grouping
+    digest: int = 0  # modulo 2**64
 
     def __add__(self, other: Fingerprint) -> Fingerprint:
         return Fingerprint(self.rows + other.rows, (self.digest + other.digest) % _DIGEST_SPAN)
@@ -65,15 +65,22 @@ class Fingerprint:
     def __str__(self) -> str:
         return f"{self.rows} rows, hash {self.digest:016x}"
 
+    def to_json(self) -> dict[str, Json]:
+        return {"rows": self.rows, "digest": f"{self.digest:016x}"}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fingerprint:
+        return cls(data["rows"], int(data["digest"], 16))
+
 
 def total(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
-    """Return the fingerprint of all that these branches wrote together."""
+    """Return the fingerprint of everything that these branches wrote."""
     return sum(fingerprints, Fingerprint())
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """All output of one batch, in one attempt."""
+    """All output of one attempt at a batch."""
 
     namespace: Namespace
     generation: int
@@ -96,30 +103,29 @@ class Branch:
     task: int  # Spark's partition number: not stable across replays, so never a key
     task_attempt: int  # unique within one driver
     retry: int = 0  # how many attempts of this task came before
-    held_ids: frozenset[str] = frozenset()  # ids that decided but unfinished branches still hold
-    tolerant: bool = False  # bad rows are to be left out, not to end the batch
+    held_ids: frozenset[str] = frozenset()  # ids that decided but unfinished branches still use
+    tolerant: bool = False  # leave bad rows out instead of failing the batch
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A branch's yes vote: the least that another process needs to commit it."""
+    """A branch's yes vote: what another process needs to commit it."""
 
     sink: str
     id: str  # the branch's name in its system; unique among the receipts of a batch and sink
     task: int
     fingerprint: Fingerprint
-    handle: Mapping[str, Json] = field(default_factory=dict[str, Json])  # for the sink alone
+    handle: Mapping[str, Json] = field(default_factory=dict[str, Json])  # only the sink reads it
     began_at: float = 0.0  # seconds since 1970
-    expires_at: float | None = None  # when the system will abort it by itself; None: never
-    system: str = ""  # the kind of system that holds it: `Participant.system`
+    expires_at: float | None = None  # when the system aborts it on its own; None: never
+    system: str = ""  # `Participant.system` of its sink
 
     def to_json(self) -> dict[str, Json]:
         return {
             "sink": self.sink,
             "id": self.id,
             "task": self.task,
-            "rows": self.fingerprint.rows,
-            "digest": f"{self.fingerprint.digest:016x}",
+            **self.fingerprint.to_json(),
             "handle": dict(self.handle),
             "began_at": self.began_at,
             "expires_at": self.expires_at,
@@ -132,7 +138,7 @@ class Receipt:
             sink=data["sink"],
             id=data["id"],
             task=data["task"],
-            fingerprint=Fingerprint(data["rows"], int(data["digest"], 16)),
+            fingerprint=Fingerprint.from_json(data),
             handle=data["handle"],
             began_at=data["began_at"],
             expires_at=data["expires_at"],
@@ -154,48 +160,48 @@ class Stray:
 
 
 class OperatorDecision(Enum):
-    """What a person ordered for a batch that cannot be repaired by itself."""
+    """What an operator decided for a batch that cannot be repaired automatically."""
 
-    ACCEPT_LOSS = "accept_loss"  # go on without the rows that are lost, or refused for good
-    ACCEPT_REPLAY = "accept_replay"  # take the replay's rows, though they are not the same
+    ACCEPT_LOSS = "accept_loss"  # continue without rows that are lost or permanently refused
+    ACCEPT_REPLAY = "accept_replay"  # accept the replay's rows, although they differ
 
 
-# The records of the log. A batch's story is Decided, then Repaired as often as needed, then Finished.
+# The records of the log. A batch is Decided, then Repaired any number of times, then Finished.
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A driver took over. Every record after it is that driver's, up to the next Generation."""
+    """A driver took over. All records up to the next Generation are that driver's."""
 
     number: int
     namespace: Namespace
-    uri: str  # where the log stands: a copy of it is found out
-    query: str | None  # Spark's query id, once known: a new checkpoint is found out
-    owner: str  # host and process, for people
+    uri: str  # location of the log, which shows that a log is a copy
+    query: str | None  # Spark's query id once known, which shows that a checkpoint is new
+    owner: str  # host and process, only for display
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The log belongs to this Spark query: its id is known only once the query has started."""
+    """The log belongs to this Spark query. Its id is known only after the query has started."""
 
     query: str
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """COMMIT, final: from here the batch is a fact. ABORT is never logged, it is presumed."""
+    """The final decision to commit. ABORT is never logged, it is presumed."""
 
     batch: int
     attempt: int
     generation: int
-    offsets: str  # hash of Spark's offsets/N, so that no batch is skipped by its number alone
+    offsets: str  # hash of Spark's offsets/N: a number alone does not identify a batch
     receipts: tuple[Receipt, ...]
     totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Branches that a system lost after the decision, and the new ones in their place."""
+    """Branches that a system lost after the decision, and the branches that replace them."""
 
     batch: int
     generation: int
@@ -205,7 +211,7 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDecided:
-    """A person's order for a batch that cannot be repaired."""
+    """An operator's decision for a batch that cannot be repaired."""
 
     batch: int
     operator_decision: OperatorDecision
@@ -214,7 +220,7 @@ class OperatorDecided:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Every branch of the batch was seen committed."""
+    """Every branch of the batch is known to be committed."""
 
     batch: int
 
@@ -232,50 +238,25 @@ Record: TypeAlias = Generation | Bound | Decided | Repaired | OperatorDecided | 
 
 
 def record_to_json(record: Record) -> dict[str, Json]:
-    """Spell a record as JSON; `record_from_json` is its inverse."""
-    kind = type(record).__name__
+    """Convert a record to JSON: its fields by name, and the kind. `record_from_json` is the inverse."""
+    body: dict[str, Any] = {it.name: getattr(record, it.name) for it in fields(record)}
     match record:
-        case Generation(number, namespace, uri, query, owner):
-            body: dict[str, Json] = {
-                "number": number,
-                "pipeline": namespace.pipeline,
-                "identity": namespace.identity,
-                "uri": uri,
-                "query": query,
-                "owner": owner,
-            }
-        case Bound(query):
-            body = {"query": query}
-        case Decided(batch, attempt, generation, offsets, receipts, totals):
-            body = {
-                "batch": batch,
-                "attempt": attempt,
-                "generation": generation,
-                "offsets": offsets,
-                "receipts": [receipt.to_json() for receipt in receipts],
-                "totals": {
-                    sink: {"rows": value.rows, "digest": f"{value.digest:016x}"}
-                    for sink, value in totals.items()
-                },
-            }
-        case Repaired(batch, generation, lost, receipts):
-            body = {
-                "batch": batch,
-                "generation": generation,
-                "lost": [list(key) for key in lost],
-                "receipts": [receipt.to_json() for receipt in receipts],
-            }
-        case OperatorDecided(batch, operator_decision, by):
-            body = {"batch": batch, "operator_decision": operator_decision.value, "by": by}
-        case Finished(batch):
-            body = {"batch": batch}
-        case Compacted(floor, batch_floor, generation):
-            body = {
-                "floor": floor,
-                "batch_floor": batch_floor,
-                "generation": record_to_json(generation),
-            }
-    return {"kind": kind, **body}
+        case Generation():
+            namespace: Namespace = body.pop("namespace")
+            body |= {"pipeline": namespace.pipeline, "identity": namespace.identity}
+        case Decided():
+            body["receipts"] = [receipt.to_json() for receipt in record.receipts]
+            body["totals"] = {sink: value.to_json() for sink, value in record.totals.items()}
+        case Repaired():
+            body["receipts"] = [receipt.to_json() for receipt in record.receipts]
+            body["lost"] = [list(key) for key in record.lost]
+        case OperatorDecided():
+            body["operator_decision"] = record.operator_decision.value
+        case Compacted():
+            body["generation"] = record_to_json(record.generation)
+        case Bound() | Finished():
+            pass
+    return {"kind": type(record).__name__, **body}
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:
@@ -294,8 +275,7 @@ def record_from_json(data: Mapping[str, Any]) -> Record:
                 offsets=data["offsets"],
                 receipts=tuple(Receipt.from_json(item) for item in data["receipts"]),
                 totals={
-                    sink: Fingerprint(value["rows"], int(value["digest"], 16))
-                    for sink, value in data["totals"].items()
+                    sink: Fingerprint.from_json(value) for sink, value in data["totals"].items()
                 },
             )
         case "Repaired":

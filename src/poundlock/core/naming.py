@@ -1,9 +1,9 @@
-"""How branches are called in systems that take any name: spelled and read in one place.
+"""The names of branches in systems that accept any name.
 
     poundlock.PIPELINE.IDENTITY.GENERATION.SINK.BATCH.ATTEMPT.TASK
 
-The name alone says whose the branch is, so that a system which lists its open branches can be swept
-without a register of ours. No part contains a dot. At most 196 bytes, which PostgreSQL allows.
+The name alone identifies the owner, so a sweep needs only the system's list of open branches. No part
+contains a dot. A name has at most 196 bytes, which PostgreSQL allows.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from poundlock.core.model import Branch, Namespace
 
 PREFIX = "poundlock"
-_SPELLED = re.compile(
+_FULL_NAME = re.compile(
     rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)\.(\d+)\.(\d+)", re.ASCII
 )
 
-_OWNED = re.compile(rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.", re.ASCII)
+_OWNER = re.compile(rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class BranchName:
-    """What a branch's name says."""
+    """The parts of a branch's name."""
 
     namespace: Namespace
     generation: int
@@ -42,7 +42,7 @@ class BranchName:
 
 
 def name_of(branch: Branch) -> BranchName:
-    """Name a branch. No two branches of one namespace and sink ever get the same name."""
+    """Return the name of a branch. It is unique within the namespace and sink."""
     transaction = branch.transaction
     return BranchName(
         transaction.namespace,
@@ -55,31 +55,24 @@ def name_of(branch: Branch) -> BranchName:
 
 
 def parse_name(text: str) -> BranchName | None:
-    """Read a branch's name; None if it is not one of ours."""
-    match = _SPELLED.fullmatch(text)
+    """Parse a branch's name. Return None for any other text."""
+    match = _FULL_NAME.fullmatch(text)
     if match is None:
         return None
-    pipeline, identity, generation, sink, batch, attempt, task_attempt = match.groups()
-    return BranchName(
-        Namespace(pipeline, identity),
-        int(generation),
-        sink,
-        int(batch),
-        int(attempt),
-        int(task_attempt),
-    )
+    pipeline, identity, generation, sink, *numbers = match.groups()
+    return BranchName(Namespace(pipeline, identity), int(generation), sink, *map(int, numbers))
 
 
 def to_forget(names: Iterable[BranchName], floor: int) -> list[BranchName]:
-    """Choose the names of batches below a floor, but not the last of all.
+    """Choose the names of batches below a floor, except the newest name.
 
-    It tells which generation was the newest, also where a sink had no rows for long.
+    The newest name is the record of the newest generation, even if a sink had no rows for a long time.
     """
     ordered = sorted(names, key=lambda it: (it.generation, it.batch, it.attempt, it.task_attempt))
     return [name for name in ordered[:-1] if name.batch < floor]
 
 
 def owner_of(text: str) -> Namespace | None:
-    """Read the namespace off any name of ours, Kafka's transactional ids included."""
-    match = _OWNED.match(text)
+    """Return the namespace in a branch's name or in a Kafka transactional id, None for other text."""
+    match = _OWNER.match(text)
     return Namespace(match[1], match[2]) if match else None

@@ -1,4 +1,4 @@
-"""Errors that need an operator's decision: what is known, and how to decide."""
+"""Errors that need an operator's decision. Each says what is known and how to decide."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from poundlock.core.protocol import BatchHistory, Mismatch
 from poundlock.errors import GuaranteeBroken, InDoubt
 
 
-def _rule(log: str, batch: int) -> str:
+def _command(log: str, batch: int) -> str:
     return f"poundlock txn commit --log {log} --batch {batch}"
 
 
 def unknown_outcome(log: str, batch: int, receipt: Receipt) -> InDoubt:
-    """Ask about a decided branch of which nobody can tell whether it was committed."""
+    """Return the error for a decided branch that may or may not have been committed."""
     return InDoubt(
-        f"batch {batch} is decided, but whether branch {receipt.id} was committed cannot be "
-        "proven: its system has forgotten it and the witness is gone. Nothing was guessed. Look "
-        f"whether its {receipt.fingerprint.rows} rows are there, write them by hand if they are not, "
-        f"end the doubt with '{_rule(log, batch)} --accept-loss', and start the pipeline again",
+        f"batch {batch} is decided, but it cannot be proven whether branch {receipt.id} was "
+        "committed: its system has neither the branch nor its witness. Check whether its "
+        f"{receipt.fingerprint.rows} rows are in the system, and write them by hand if they are not. "
+        f"Then run '{_command(log, batch)} --accept-loss' and start the pipeline again",
         sink=receipt.sink,
     )
 
@@ -27,25 +27,25 @@ def unknown_outcome(log: str, batch: int, receipt: Receipt) -> InDoubt:
 def unrepairable_loss(
     log: str, history: BatchHistory, lost: Collection[tuple[str, str]], problems: Sequence[Mismatch]
 ) -> GuaranteeBroken:
-    """Ask about decided branches that were lost, where the replay gave other rows."""
+    """Return the error for lost branches that the replay cannot replace, because its rows differ."""
     batch = history.decided.batch
     ids = ", ".join(id_ for _, id_ in sorted(lost)[:3])
     return GuaranteeBroken(
         f"batch {batch} was decided, then its system aborted {len(lost)} of {len(history.receipts)} "
-        f"branches ({ids}), and the replay may not take their place: "
+        f"branches ({ids}), and the replay cannot replace them: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Nothing was written. Decide with '{_rule(log, batch)} --accept-replay' (take the "
-        "replay's rows, if a sink lost all its branches) or '--accept-loss' (go on without the "
-        "lost rows), then start the pipeline again"
+        + f". Nothing was written. Run '{_command(log, batch)} --accept-replay' (accept the replay's "
+        "rows, if a sink lost all its branches) or '--accept-loss' (continue without the lost rows), "
+        "then start the pipeline again"
     )
 
 
 def changed_replay(log: str, batch: int, problems: Sequence[Mismatch]) -> GuaranteeBroken:
-    """Ask about a finished batch whose replay gave other rows, and so another state."""
+    """Return the error for a finished batch whose replay gave other rows, and so another state."""
     return GuaranteeBroken(
-        f"batch {batch} is committed, but its replay computed other rows, so the state that "
-        "Spark is about to keep does not belong to the output: "
+        f"batch {batch} is committed, but its replay computed other rows. Spark's state would no "
+        "longer match the output: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Make the query deterministic, or decide with '{_rule(log, batch)} --accept-replay', "
-        "then start the pipeline again"
+        + f". Make the query deterministic, or run '{_command(log, batch)} --accept-replay', then "
+        "start the pipeline again"
     )

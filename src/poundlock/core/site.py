@@ -1,7 +1,7 @@
-"""What surrounds a sink on the driver: where rows may be kept, and hands to send them.
+"""What a sink on the driver may use: a directory for rows, and tasks to send them.
 
-Some systems cannot hold a branch themselves. Their rows are kept beside the log between prepare and
-commit, and sent after the decision by tasks, not by the driver.
+Some systems cannot hold a branch. Their rows are stored beside the log between prepare and commit, and
+tasks send them after the decision.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ R = TypeVar("R")
 
 
 class Site(Protocol):
-    """Offered to every sink of a pipeline, on the driver, before its first batch."""
+    """Given to every sink of a pipeline, on the driver, before the first batch."""
 
     @property
     def rows_uri(self) -> str:
-        """A directory of the pipeline's own, beside its log, that every task can write to."""
+        """The pipeline's own directory for rows, beside its log. Every task can write to it."""
         ...
 
     @property
     def spark(self) -> Any:
-        """The Spark session; None where there is none."""
+        """The Spark session, or None."""
         ...
 
     @property
     def tasks_at_once(self) -> int | None:
-        """How many tasks Spark runs at a time; None where there is no Spark."""
+        """How many tasks Spark runs at a time, None without Spark."""
         ...
 
     @property
     def speculation(self) -> bool:
-        """Whether Spark may run one task twice at a time (`spark.speculation`)."""
+        """Whether Spark may run a task twice at the same time (`spark.speculation`)."""
         ...
 
     def spread(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `function(item)` for each, in order, computed by tasks. Everything is pickled.
+        """Return `function(item)` for each item, in order, computed by tasks. Everything is pickled.
 
-        What the function raises is raised here.
+        An error of the function is raised here.
         """
         ...
 
     def create(self, uri: str, data: bytes) -> bool:
-        """Publish a whole, durable file if there is none; False if there is. Raises `Unavailable`."""
+        """Publish a whole, durable file. Return False if it exists already. Raises `Unavailable`."""
         ...
 
 
@@ -77,12 +77,14 @@ def local(uri: str) -> Path:
     """Return the path of a local URI."""
     parsed = urlparse(uri)
     if parsed.scheme not in ("", "file"):
-        raise UsageError(f"{uri} is not on a local disk, and there is no Spark session to reach it")
+        raise UsageError(
+            f"{uri} is not on a local disk, and other file systems need a Spark session"
+        )
     return Path(parsed.path if parsed.scheme else uri)
 
 
 def create_local(path: Path, data: bytes) -> bool:
-    """Write, fsync, link, fsync the directory: all of the file or none, and never over another."""
+    """Write, fsync, link, fsync the directory. Publishes the whole file, or nothing if it exists."""
     with reachable(str(path)):
         return _create(path, data)
 
@@ -111,19 +113,19 @@ def _create(path: Path, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def reachable(uri: str) -> Generator[None]:
-    """Say in our words what a file system refused. That a file is missing is the caller's to judge."""
+    """Translate the errors of a file system, except that a file is missing."""
     try:
         yield
     except FileNotFoundError:
         raise
     except PermissionError as error:
         raise NotAuthorised(
-            f"{uri}: {error}. Let the user of the driver and of the tasks read and write there"
+            f"{uri}: {error}. Allow the user of the driver and the tasks to read and write there"
         ) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Unavailable(
-                f"{uri}: the disk is full ({error}). Nothing is lost: make room there, and the same "
-                "can be done again"
+                f"{uri}: the disk is full ({error}). Nothing is lost: make room there, then try "
+                "again"
             ) from error
         raise Unavailable(f"{uri}: {error}") from error

@@ -1,4 +1,4 @@
-"""Spark SQL that several parts spell alike."""
+"""Spark SQL expressions that several parts share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from poundlock.core.participant import Column
 
-# Options for text. Spark writes timestamps in milliseconds, unless told, and has microseconds.
+# Options for text. By default, Spark writes timestamps in milliseconds and loses the microseconds.
 TIMES = (
     r"'timestampFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSSXXX', "
     r"'timestampNTZFormat', 'yyyy-MM-dd\'T\'HH:mm:ss.SSSSSS'"
@@ -15,17 +15,16 @@ TIMES = (
 
 
 def to_json(sql: str, *, nulls: bool = True) -> str:
-    """Return the expression of a value as JSON text, with times whole.
+    """Return the expression of a value as JSON text, with microseconds.
 
-    Spark leaves out fields that are null, unless told, and a reader cannot tell them from fields that
-    never were. `nulls=False` has them left out all the same, as Spark's users know it.
+    Fields that are null are written as null. `nulls=False` leaves them out, as Spark does by default.
     """
     options = TIMES + (", 'ignoreNullFields', 'false'" if nulls else "")
     return f"to_json({sql}, map({options}))"
 
 
 def literal(text: str) -> str:
-    """Return a text as a literal of SQL, whatever is in it."""
+    """Return a text as a SQL literal, with any special characters escaped."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -42,14 +41,15 @@ def row_json(columns: Mapping[str, Column]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as SQL takes it, whatever is in it."""
+    """Return a column's name in backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def holds(type: str, kinds: str) -> bool:
-    """Say whether a type is, or has inside, one of `kinds`, a regular expression of how they begin.
+    """Return whether a type is, or contains, a type whose name begins with `kinds`.
 
-    `type` is a `Column`'s. What stands before a colon is the name of a field, and may be anything.
+    `type` is a `Column`'s, and `kinds` a regular expression. The names of fields, each before a colon,
+    are not matched.
     """
     unquoted = re.sub(r"`(?:[^`]|``)*`", "x", type)
     return re.search(rf"(^|[<,:])(?![^<>,:]*:)({kinds})", unquoted) is not None

@@ -1,4 +1,4 @@
-"""The sweep of one sink: branches that no decision names are aborted."""
+"""The sweep of one sink: aborts the branches that no decision names."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from poundlock.errors import LogMismatch, Unavailable, error_context
 
 
 def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
-    """Abort the strays of a sink. Return how many there were, and why some are left, if any are.
+    """Abort the strays of a sink. Return their number, and why some are left, if any are.
 
-    `state` must be that of a log that has just been read to its end. No task of ours may be running.
+    `state` must be that of a log just read to its end. No task of this pipeline may be running.
     """
     assert state.generation is not None
     try:
@@ -26,7 +26,7 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
     if impossible:
         raise LogMismatch(
             f"{', '.join(impossible)} was committed, but no decision names it: another program "
-            "finished it. Compare the output with the input before you go on",
+            "committed it. Compare the output with the input before you continue",
             sink=sink.name,
         )
     left = [s.id for s, action in zip(strays, actions, strict=True) if action is not Action.NOTHING]

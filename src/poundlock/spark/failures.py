@@ -1,4 +1,4 @@
-"""Errors of operators, found again in the text that Spark makes of what happens in a worker."""
+"""Recovers errors of operators from the text of Spark's errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _RAISED = re.compile(rf"(?:^|\] )poundlock\.errors\.({'|'.join(_KINDS)}): (.*)$"
 
 
 def operator_error(error: BaseException) -> PoundlockError | None:
-    """Return the error that an operator of a flow raised, if it was one. The last one is the whole."""
+    """Return the error that an operator raised, None if there is none. The last match is complete."""
     found = _RAISED.findall(str(error))
     return _KINDS[found[-1][0]](found[-1][1]) if found else None

@@ -1,4 +1,4 @@
-"""Hashes of whole rows that differ where the rows do, and are the same in every run."""
+"""Hashes of whole rows, which are the same in every run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantT
 
 
 def parts(column: Column, kind: DataType, *, nullable: bool = True) -> list[Column]:
-    """Return what to give to `xxhash64` for a column.
+    """Return the arguments of `xxhash64` for a column.
 
-    Spark's hash passes over nulls, on every level: without marks for them (null, x) and (x, null) would
-    be equal. And it hashes no maps, for equal ones may differ in their order; a replay's does not.
+    Spark's hash skips nulls on every level: without marks for nulls, (null, x) and (x, null) would be
+    equal. It does not hash maps, because their order may differ. In a replay it is the same.
     """
     marks = [column.isNull()] if nullable else []
     return [_plain(column, kind), *marks]

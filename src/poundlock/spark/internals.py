@@ -1,6 +1,6 @@
-"""Spark's private parts, all that we touch of them: a new release of Spark is checked here.
+"""All uses of Spark's internals: check this file for each new release of Spark.
 
-Everything returned from the JVM is `Any`: py4j has no types to offer.
+Values from the JVM are `Any`, because py4j has no types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-# All that starts a query of Spark's, as class and method.
+# All methods that start a Spark query, with their classes.
 STARTS: tuple[tuple[type, str], ...] = ((DataStreamWriter, "start"), (DataStreamWriter, "toTable"))
 
 
@@ -28,13 +28,13 @@ def analyzed_plan(frame: DataFrame) -> Any:
 
 
 def parsed_sql(spark: SparkSession, text: str) -> Any:
-    """Return the plan that Spark's parser makes of a statement, before anything is looked up."""
+    """Return the parser's plan of a statement, with nothing resolved."""
     java: Any = spark._jsparkSession
     return java.sessionState().sqlParser().parsePlan(text)
 
 
 def only_reads(spark: SparkSession, plan: Any) -> bool:
-    """Say whether a plan from the parser is a query: Spark runs whatever else as soon as it sees it."""
+    """Return whether a parsed plan is a query. Spark runs any other statement at once."""
     logical = "org.apache.spark.sql.catalyst.plans.logical."
     gateway: Any = spark.sparkContext._gateway
     if any(
@@ -46,7 +46,7 @@ def only_reads(spark: SparkSession, plan: Any) -> bool:
 
 
 def plan_frame(spark: SparkSession, plan: Any) -> DataFrame:
-    """Return the frame of a plan that came from the parser. Looks up its tables and columns."""
+    """Return the frame of a parsed plan. Resolves its tables and columns."""
     datasets = jvm(spark).org.apache.spark.sql.classic.Dataset
     return DataFrame(datasets.ofRows(spark._jsparkSession, plan), spark)
 
@@ -54,19 +54,19 @@ def plan_frame(spark: SparkSession, plan: Any) -> DataFrame:
 def expression_column(
     spark: SparkSession, expression: Any, only_where: Column | None = None
 ) -> Column:
-    """Return a column of an expression that came from the parser, null where a condition fails."""
+    """Return the column of a parsed expression, null where a condition is false."""
     java: Any = jvm(spark).org.apache.spark.sql.classic.ExpressionUtils.column(expression)
     column = Column(java)
     return column if only_where is None else F.when(only_where, column)
 
 
 def send_whole(module: ModuleType) -> None:
-    """Have what a module defines travel to the tasks itself, and not by its name."""
+    """Pickle the definitions of a module by value, so that tasks need not import it."""
     cloudpickle.register_pickle_by_value(module)
 
 
 def is_column(column: Column, name: str) -> bool:
-    """Say whether an expression is nothing but a column of this name."""
+    """Return whether an expression is just the column of this name."""
     return str(column) in (f"Column<'{name}'>", f"Column<'`{name}`'>")
 
 
@@ -80,17 +80,17 @@ def watermark_delay(node: Any) -> int:
 
 
 def jvm(spark: SparkSession) -> Any:
-    """Return the door to the JVM's classes."""
+    """Return the JVM's classes."""
     return spark._jvm
 
 
 def hadoop_conf(spark: SparkSession) -> Any:
-    """Return Hadoop's configuration as this session sees it."""
+    """Return the session's Hadoop configuration."""
     java: Any = spark._jsparkSession
     return java.sessionState().newHadoopConf()
 
 
-# What Spark makes for a query that names no checkpoint, and deletes with it.
+# The temporary checkpoint of a query without a checkpoint location.
 TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
 
 
@@ -104,11 +104,11 @@ class RunningQuery:
         self.output_mode: str = java.outputMode().toString()
 
     def is_active(self) -> bool:
-        """Return whether the query goes on. False from the moment when its `stop()` is called."""
+        """Return whether the query is active. False as soon as `stop()` is called."""
         try:
             return self._java.isActive()
         except (Py4JError, OSError):
-            return False  # the JVM is gone, and the query with it
+            return False  # the JVM has ended, and the query with it
 
     def wait(self, milliseconds: int) -> bool:
         """Wait until the query's thread has ended. Return whether it has, with or without an error."""
@@ -131,8 +131,8 @@ def running_query(spark: SparkSession, query_id: str) -> RunningQuery:
 class StoppedBySpark(Exception):
     """Tells Spark that a batch ended because `stop()` interrupted it.
 
-    Spark knows that by these words in the error's text, and looks for them with a regular expression
-    that overflows the stack on a long text: so this error has nothing else in it.
+    Spark recognises this text by a regular expression that overflows the stack on long texts, so the
+    error contains nothing else.
     """
 
     def __init__(self) -> None:
@@ -143,14 +143,14 @@ class StoppedBySpark(Exception):
 
 
 def sleep_in_stream_thread(spark: SparkSession, milliseconds: int) -> NoReturn:
-    """Sleep in the JVM's thread that runs the calling batch, until Spark's stop() interrupts it."""
+    """Sleep in the JVM thread of the calling batch until Spark's stop() interrupts it."""
     with contextlib.suppress(Py4JJavaError):
         jvm(spark).java.lang.Thread.sleep(milliseconds)
     raise StoppedBySpark from None
 
 
 def batch_identity(spark: SparkSession) -> tuple[str, str]:
-    """Return Spark's ids of the query, and of its run, that the calling batch belongs to."""
+    """Return Spark's ids of the calling batch's query and of its run."""
     context = spark.sparkContext
     query = context.getLocalProperty("sql.streaming.queryId")
     run = context.getLocalProperty("spark.jobGroup.id")

@@ -1,7 +1,6 @@
-"""What a streaming frame's plan says: its sources, and whether it keeps state.
+"""Reads a streaming DataFrame's plan: its sources, and whether it keeps state.
 
-The plan is read through Spark's own objects, so a frame stays an ordinary DataFrame and any source is
-recognised, not only those opened through Poundlock.
+The plan is read from Spark's objects, so any source is recognised, not only sources of Poundlock.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from poundlock.sources.custom import DECLARED, read_declaration
 from poundlock.sources.kafka import SOURCE_OPTION
 from poundlock.spark.internals import analyzed_plan
 
-# Nodes known to keep nothing from one batch to the next. Whatever is not here counts as stateful,
-# for a needless drain costs time, and a missing one costs the checkpoint.
+# Nodes that keep no state between batches. All others count as stateful: a drain that is not needed
+# costs time, but a missing drain damages the checkpoint.
 STATELESS = frozenset(
     {
         "Project",
@@ -48,18 +47,18 @@ STATELESS = frozenset(
     }
 )
 
-# Of those, the ones that leave rows in the order in which a task read them.
+# Of these, the nodes that keep rows in the order in which a task read them.
 ORDERED = STATELESS - {"Repartition", "RepartitionByExpression", "Union"}
 
-# Sources whose batches can be read again from their offsets. Files by Spark's own log of them.
+# Sources whose batches can be read again from their offsets. Spark has a log of the files it read.
 REPLAYABLE = frozenset(
     {"kafka", "rate", "rate-micro-batch", "text", "json", "csv", "parquet", "orc", "avro", "delta"}
 )
 NOT_REPLAYABLE = frozenset({"socket", "textsocket"})
 
-REPLAY_OPTION = "poundlock.replayable"  # what a custom source says of itself
+REPLAY_OPTION = "poundlock.replayable"  # set by a custom source
 
-# Options by which a source passes over rows in silence, the value that has it do so, and which rows.
+# Options that make a source skip rows without an error: the value that does so, and which rows.
 SILENT: Mapping[str, tuple[str, str]] = {
     "failOnDataLoss": ("false", "rows that Kafka has dropped"),
     "ignoreMissingFiles": ("true", "files that were deleted before they were read"),
@@ -67,7 +66,7 @@ SILENT: Mapping[str, tuple[str, str]] = {
     "mode": ("dropmalformed", "rows that cannot be parsed"),
 }
 
-# The options that are looked at. The others stay where they are: passwords are among them.
+# The only options that are read. Others may be passwords.
 _OPTIONS = (SOURCE_OPTION, REPLAY_OPTION, *SILENT)
 
 
@@ -77,26 +76,26 @@ class Source:
 
     name: str
     options: Mapping[str, str]
-    declared: bool | None = None  # what `poundlock.custom` was told
+    declared: bool | None = None  # the argument of `poundlock.custom`
 
     @property
     def replayable(self) -> bool:
         if self.declared is not None:
             return self.declared
-        said = self.options.get(REPLAY_OPTION)
-        if said is not None:
-            return said.lower() == "true"
+        option = self.options.get(REPLAY_OPTION)
+        if option is not None:
+            return option.lower() == "true"
         return self.name in REPLAYABLE
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What we need to know of a streaming plan."""
+    """The properties of a streaming plan that Poundlock needs."""
 
     sources: tuple[Source, ...]
     stateful: bool
-    volatile: tuple[str, ...]  # expressions that a replay computes differently
-    polls: bool = False  # has timers of processing time, for which Spark runs batches without rows
+    volatile: tuple[str, ...]  # functions that give different values in a replay
+    polls: bool = False  # has processing-time timers, for which Spark runs empty batches
 
     @property
     def replayable(self) -> bool:
@@ -114,7 +113,7 @@ def read_plan(frame: DataFrame) -> Plan:
     """Read the plan of a streaming frame. Raises `UsageError` for one that does not stream."""
     if not frame.isStreaming:
         raise UsageError(
-            "the frame is not a streaming one: open its source with spark.readStream or with "
+            "the DataFrame is not streaming: open its source with spark.readStream or with "
             "poundlock.read_kafka"
         )
     return read_analyzed(analyzed_plan(frame))
@@ -139,40 +138,45 @@ def _time_mode(node: Any) -> str | None:
 
 
 def keeps_order(frame: DataFrame) -> bool:
-    """Say whether a frame's rows come in the order of their source: nothing has shuffled them."""
+    """Return whether a frame's rows are in the order of their source, without a shuffle."""
     return all(node.nodeName() in ORDERED for node in walk(analyzed_plan(frame)))
 
 
 def walk(node: Any) -> Iterator[Any]:
     """Yield a plan's nodes, each before those below it."""
     yield node
-    children = node.children()
-    for index in range(children.size()):
-        yield from walk(children.apply(index))
+    for child in _elements(node.children()):
+        yield from walk(child)
 
 
-def _sources(node: Any, told: tuple[str, bool] | None = None) -> Iterator[Source]:
-    """Yield the sources in the plan's order, each as the nearest `poundlock.custom` above it tells."""
+def _elements(sequence: Any) -> Iterator[Any]:
+    """Yield the elements of a Scala sequence."""
+    for index in range(sequence.size()):
+        yield sequence.apply(index)
+
+
+def _sources(node: Any, declaration: tuple[str, bool] | None = None) -> Iterator[Source]:
+    """Yield the sources in the plan's order, each with the nearest `poundlock.custom` above it."""
     if "StreamingRelation" in node.nodeName():
         source = _source(node)
-        yield source if told is None else Source(told[0], source.options, told[1])
+        if declaration is not None:
+            name, replayable = declaration
+            source = Source(name, source.options, replayable)
+        yield source
         return
-    told = _told(node) or told
-    children = node.children()
-    for index in range(children.size()):
-        yield from _sources(children.apply(index), told)
+    declaration = _find_declaration(node) or declaration
+    for child in _elements(node.children()):
+        yield from _sources(child, declaration)
 
 
-def _told(node: Any) -> tuple[str, bool] | None:
-    """Return what a projection that `poundlock.custom` made says of the sources below it.
+def _find_declaration(node: Any) -> tuple[str, bool] | None:
+    """Return the declaration that `poundlock.custom` put into a projection above its source.
 
-    Only where a name is given anew, for what it is given goes on with the column to all nodes above.
+    Only aliases count, because a column's metadata is inherited by all nodes above.
     """
     if node.nodeName() != "Project":
         return None
-    columns = node.projectList()
-    for index in range(columns.size()):
-        column = columns.apply(index)
+    for column in _elements(node.projectList()):
         if column.nodeName() == "Alias" and column.explicitMetadata().isDefined():
             given = column.explicitMetadata().get()
             if given.contains(DECLARED):
@@ -195,5 +199,5 @@ def _source(node: Any) -> Source:
 
 
 def _or_none(option: Any) -> Any:
-    """Return what is in an `Option` of Scala's."""
+    """Return the value of a Scala `Option`, None if it is empty."""
     return option.get() if option.isDefined() else None

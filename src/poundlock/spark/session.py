@@ -14,8 +14,8 @@ from poundlock.jvm import jars
 _ROCKSDB = "RocksDBStateStoreProvider"
 _STATE = "spark.sql.streaming.stateStore"
 
-# Where queries keep their state, by Flink's names. Spark has one provider for two of them: state in the
-# executors' memory, and what changes of it in files of the checkpoint.
+# State backends by Flink's names. Spark has one provider for "files" and "memory": it keeps state in
+# the executors' memory and its changes in files of the checkpoint.
 BACKENDS = {
     "rocksdb": _ROCKSDB,
     "files": "HDFSBackedStateStoreProvider",
@@ -30,9 +30,9 @@ def configure(
     delta: bool = False,
     state_backend: str = "rocksdb",
 ) -> SparkSession.Builder:
-    """Add to a session's builder what pipelines need. Fetches the connectors' jars if they are missing.
+    """Configure a session's builder for pipelines. Fetches the connectors' jars if they are missing.
 
-    Workers must run the interpreter that runs us, or they start with another Python and fail.
+    Workers must run the driver's Python interpreter.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -47,19 +47,21 @@ def configure(
             "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
         )
     if state_backend not in BACKENDS:
-        raise UsageError(f"state_backend={state_backend!r} is not one of {', '.join(BACKENDS)}")
+        raise UsageError(
+            f"state_backend={state_backend!r} is unknown: use one of {', '.join(BACKENDS)}"
+        )
     provider = f"org.apache.spark.sql.execution.streaming.state.{BACKENDS[state_backend]}"
     return (
         builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")
         .config(f"{_STATE}.providerClass", provider)
         .config(f"{_STATE}.rocksdb.changelogCheckpointing.enabled", "true")
-        # Spark gives a Python worker 15 s to call back, and fails the query: too few on a busy machine.
+        # By default Spark fails the query after 15 s, which is too short on a busy machine.
         .config("spark.python.authenticate.socketTimeout", "120s")
     )
 
 
 def keeps_keyed_state(spark: SparkSession) -> bool:
-    """Say whether the session's state backend can hold keyed operators of ours."""
+    """Return whether the session's state backend supports keyed operators."""
     return _ROCKSDB in (spark.conf.get(f"{_STATE}.providerClass", "") or "")
 
 
@@ -73,13 +75,13 @@ def session(
     state_backend: str = "rocksdb",
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Open a Spark session for pipelines, or return the one that is open already.
+    """Open a Spark session for pipelines, or return the open one.
 
-    `master` defaults to what spark-submit gave, else `local[*]`; `parallelism` is the number of tasks
-    after a shuffle: Spark's own default (200), but on one machine its number of cores, for every task
-    of a query with state opens a store of its own. `delta` adds Delta Lake. `state_backend` is
-    "rocksdb", whose checkpoints hold what has changed; "files" or "memory" keep state in the executors'
-    memory and its changes in files, for Spark's own operators only. `conf` comes last and wins.
+    `master` defaults to the one of spark-submit, or else `local[*]`. `parallelism` is the number of
+    tasks after a shuffle. It defaults to Spark's 200, but locally to the number of cores, because every
+    task of a stateful query opens its own store. `delta` adds Delta Lake. The `state_backend` "rocksdb"
+    writes only changes to checkpoints. "files" and "memory" keep state in the executors' memory and its
+    changes in files, and support only Spark's own operators. `conf` overrides everything else.
     """
     builder = configure(
         SparkSession.Builder().appName(app_name),
@@ -104,5 +106,5 @@ def session(
 
 
 def _submitted() -> str:
-    """Return what spark-submit put in this process's environment, if it started us."""
+    """Return the settings of spark-submit in the environment, empty without it."""
     return os.environ.get("PYSPARK_SUBMIT_ARGS", "") + os.environ.get("SPARK_CONF_DIR", "")

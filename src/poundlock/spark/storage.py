@@ -1,15 +1,13 @@
-"""Spark's checkpoint, and our log beside it, on local disks and on Hadoop file systems.
+"""Spark's checkpoint and the transaction log, on local disks and on Hadoop file systems.
 
-On a Hadoop file system a record is published by whichever call is atomic there: a rename that refuses
-to replace on HDFS, a conditional create on S3A. Any other file system must first pass a probe in which
-two writers race for one name.
+On a Hadoop file system, an atomic call publishes a record: on HDFS a rename that does not replace, on
+S3A a conditional create. Any other file system must first pass a probe: two writers race for one name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 import uuid
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from urllib.parse import urlparse
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog
+from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog, record_numbers
 from poundlock.errors import LogMismatch, Unavailable, UsageError
 from poundlock.spark import internals
 
@@ -39,7 +37,7 @@ def local_path(location: str) -> str | None:
 
 
 class HadoopFiles:
-    """A few calls on Hadoop's file systems, made in a thread that `query.stop()` cannot interrupt."""
+    """Calls on a Hadoop file system, in a thread that `query.stop()` cannot interrupt."""
 
     def __init__(self, spark: SparkSession, location: str):
         self._jvm = internals.jvm(spark)
@@ -51,7 +49,7 @@ class HadoopFiles:
         self.scheme = urlparse(self.root).scheme
 
     def call(self, action: Callable[[], T]) -> T:
-        """Run in our own thread; a Java I/O error becomes `Unavailable`, its outcome unknown."""
+        """Run in this object's thread. A Java I/O error, of unknown outcome, becomes `Unavailable`."""
         try:
             return self._thread.submit(action).result()
         except Py4JJavaError as error:
@@ -91,14 +89,14 @@ class HadoopFiles:
         self.call(lambda: self.system.delete(self.at(name), False))
 
     def create(self, name: str, data: bytes) -> None:
-        """Publish a whole file under `name` if there is none; `NumberTaken` if there is."""
+        """Publish a whole file. Raise `NumberTaken` if the name exists."""
         if self.scheme in CONDITIONAL_CREATE:
             self.call(lambda: self._create_if_absent(name, data))
         else:
             self.call(lambda: self._write_and_rename(name, data))
 
     def _create_if_absent(self, name: str, data: bytes) -> None:
-        # `must`, not `opt`: a store that cannot promise this has to refuse, not to overwrite.
+        # `must`, not `opt`: a store without conditional create must refuse instead of overwriting.
         builder = self.system.createFile(self.at(name)).overwrite(True)
         builder = builder.must("fs.option.create.conditional.overwrite", "true")
         stream = builder.build()
@@ -125,8 +123,14 @@ class HadoopFiles:
             self.system.delete(aside, False)
             raise
 
+    def check_safe(self) -> None:
+        """Check that two writers cannot create the same file. Raises `UsageError`."""
+        if self.scheme not in ATOMIC_RENAME | CONDITIONAL_CREATE:
+            self.make_root()
+            self.probe()
+
     def probe(self, rounds: int = 20) -> None:
-        """Let two writers race for one name, again and again. Raises `UsageError` if both win."""
+        """Let two writers race for one name, several times. Raises `UsageError` if both succeed."""
         for number in range(rounds):
             name = f".probe-{uuid.uuid4().hex}"
             barrier, winners = threading.Barrier(2), list[bytes]()
@@ -137,7 +141,7 @@ class HadoopFiles:
                     self._write_and_rename(name, mine)
                     winners.append(mine)
                 except Py4JJavaError:
-                    pass  # lost, or failed: either way this one did not win
+                    pass  # this writer did not win
 
             racers = [
                 threading.Thread(target=race, args=(f"{number}-{side}".encode(),)) for side in "ab"
@@ -150,23 +154,19 @@ class HadoopFiles:
             self.delete(name)
             if len(winners) != 1 or found != winners[0]:
                 raise UsageError(
-                    f"the file system of {self.root} does not let exactly one of two writers "
-                    f"create a file (in a test, {len(winners)} reported success), so the log would "
-                    "not be safe there. Put it on HDFS, S3A or a local disk (log_location=)"
+                    f"the file system of {self.root} let {len(winners)} of two writers create one "
+                    "file, so the log is not safe there. Put the log on HDFS, S3A or a local disk "
+                    "(log_location=)"
                 )
 
 
 class HadoopLog(TransactionLog):
     """The log on a Hadoop file system."""
 
-    _RECORD = re.compile(r"(\d{20})\.json")
-
     def __init__(self, files: HadoopFiles):
         super().__init__(files.root)
         self._files = files
-        if files.scheme not in ATOMIC_RENAME | CONDITIONAL_CREATE:
-            files.make_root()
-            files.probe()
+        files.check_safe()
 
     def _create(self, number: int, data: bytes) -> None:
         self._files.create(f"{number:020}.json", data)
@@ -175,8 +175,7 @@ class HadoopLog(TransactionLog):
         return self._files.read(f"{number:020}.json")
 
     def _numbers(self) -> list[int]:
-        matches = (self._RECORD.fullmatch(name) for name in self._files.names())
-        return [int(match[1]) for match in matches if match]
+        return record_numbers(self._files.names())
 
     def _delete(self, number: int) -> None:
         self._files.delete(f"{number:020}.json")
@@ -190,7 +189,7 @@ class HadoopLog(TransactionLog):
 
 
 def open_log(spark: SparkSession, location: str) -> TransactionLog:
-    """Open the log at a location of any file system that is safe for it."""
+    """Open the log at a location. Raises `UsageError` if its file system is not safe."""
     path = local_path(location)
     if path is not None:
         return FileLog(path)
@@ -198,7 +197,7 @@ def open_log(spark: SparkSession, location: str) -> TransactionLog:
 
 
 class Checkpoint:
-    """What we read, and never write, of Spark's own checkpoint."""
+    """The parts of Spark's checkpoint that Poundlock reads. It writes none."""
 
     def __init__(self, spark: SparkSession, location: str):
         path = local_path(location)
@@ -206,22 +205,23 @@ class Checkpoint:
         self._files = HadoopFiles(spark, location) if path is None else None
 
     def query(self) -> str | None:
-        """Return Spark's query id; None if there is no checkpoint yet."""
+        """Return Spark's query id, None if there is no checkpoint yet."""
         data = self._read("metadata")
         return None if data is None else json.loads(data)["id"]
 
     def offsets(self, batch: int) -> bytes:
-        """Return Spark's plan for a batch, which it wrote before it called us."""
+        """Return Spark's plan for a batch. Spark writes it before the batch runs."""
         data = self.planned(batch)
         if data is None:
             raise LogMismatch(
                 f"Spark runs batch {batch}, but offsets/{batch} is not in its checkpoint at "
-                f"{self._path or (self._files and self._files.root)}. Do two queries write to it?"
+                f"{self._path or (self._files and self._files.root)}. Check that "
+                "only one query uses the checkpoint"
             )
         return data
 
     def planned(self, batch: int) -> bytes | None:
-        """Return Spark's plan for an earlier batch, None if it is gone."""
+        """Return Spark's plan for an earlier batch, None if Spark has deleted it."""
         return self._read(f"offsets/{batch}")
 
     def _read(self, name: str) -> bytes | None:
@@ -239,7 +239,7 @@ def fingerprint_of_plan(offsets: bytes) -> str:
 
 
 def source_offsets(offsets: bytes) -> list[Any]:
-    """Return the end offsets in Spark's plan, one entry a source, None where a source has none."""
+    """Return the end offsets in Spark's plan, one entry per source, None if a source has none."""
     version, _, *lines = offsets.decode().splitlines()
     if version == "v1":
         return [None if line == "-" else json.loads(line) for line in lines]

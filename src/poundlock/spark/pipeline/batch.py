@@ -1,4 +1,4 @@
-"""What Spark calls for every batch: looks the batch up, runs it, hands the offsets back."""
+"""The function that Spark calls for each batch: it runs the batch and commits the offsets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Gate(Protocol):
     """Stops the batches when the query has been asked to stop."""
 
     def enter(self, frame: DataFrame, batch: int) -> None:
-        """Begin a batch, or raise an error that Spark knows for a stop."""
+        """Begin a batch, or raise an error that Spark recognises as a stop."""
         ...
 
     def leave(self, batch: int, error: BaseException | None) -> None:
@@ -34,7 +34,7 @@ class Gate(Protocol):
         ...
 
     def must_stop(self) -> bool:
-        """Return whether the batch should give up instead of waiting for a system."""
+        """Return whether the batch should fail instead of waiting for a system."""
         ...
 
 
@@ -57,9 +57,9 @@ class Batches:
     _closed: bool = field(default=False, init=False)
 
     def take_over(self, *, adopt: bool = False) -> None:
-        """Become the pipeline's owner and finish what is decided.
+        """Become the pipeline's owner and finish decided batches.
 
-        `adopt` says that the query of the checkpoint has run without Poundlock until now. Otherwise a
+        `adopt` means that the checkpoint's query has run without Poundlock until now. Otherwise, a
         checkpoint without a log means that the log was deleted.
         """
         known = self.coordinator.log.load().generation is not None
@@ -67,16 +67,16 @@ class Batches:
             raise LogMismatch(
                 f"there is a checkpoint, but no log at {self.coordinator.log.uri}: the log was "
                 "deleted, and it is unknown which batch was committed. Restore it, or start with a "
-                "new checkpoint location. If the query of the checkpoint never ran with Poundlock, "
-                "give adopt_checkpoint=True: its last batch may be written again"
+                "new checkpoint location. If the checkpoint's query never ran with Poundlock, set "
+                "adopt_checkpoint=True: its last batch may be written again"
             )
         owner = f"{socket.gethostname()}:{os.getpid()}"
         self.coordinator.take_over(self.name, query=self.checkpoint.query, owner=owner)
 
     def close(self, *, sweep: bool) -> None:
-        """Abort what losing attempts have left, and close the driver's connections.
+        """Abort the branches of failed attempts, and close the driver's connections.
 
-        Kafka's readers see nothing after an open branch, and the next start may be far away.
+        Kafka's readers see nothing after an open branch, and the next start may be a long time away.
         """
         if self._closed:
             return
@@ -85,7 +85,9 @@ class Batches:
             if sweep:
                 self.coordinator.sweep()
         except PoundlockError as error:
-            logger.warning("%s: not swept at the end: %s", self.name, error)
+            logger.warning(
+                "%s: the last sweep failed, the next start repeats it: %s", self.name, error
+            )
         for sink in self.coordinator.sinks.values():
             sink.close()
         for source in self.sources:
@@ -117,7 +119,9 @@ class Batches:
             dead_letters=self.dead_letters,
             stateful=self.stateful,
             prepare_timeout_s=self.prepare_timeout_s,
-            own=[source.branch(offsets) for source, offsets in ends if source.transactional],
+            driver_branches=[
+                source.branch(offsets) for source, offsets in ends if source.transactional
+            ],
             at_most_once=self.at_most_once,
         )
         before = self.checkpoint.planned(batch - 1)
@@ -127,7 +131,7 @@ class Batches:
             job,
             before=None if before is None else fingerprint_of_plan(before),
         )
-        self._hand_back(batch, ends)
+        self._return_offsets(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
 
     def _ends(self, plan: bytes) -> Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]:
@@ -142,7 +146,7 @@ class Batches:
                     joined[at] = min(offset, joined.get(at, offset))  # the lower one if read twice
         return list(ends.values())
 
-    def _hand_back(
+    def _return_offsets(
         self, batch: int, ends: Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]
     ) -> None:
         """Commit the offsets of a finished batch to the consumer groups."""

@@ -1,13 +1,11 @@
 """Batches of a query that Spark's own code started: the function behind `poundlock.foreach_batch`.
 
-The function sees nothing of its query but the batches, so two things are asked of Spark's query object.
+The function sees only batches, so it reads two things from Spark's query object.
 
-- `isActive` says whether a stop was asked for. It is false as soon as `query.stop()` is called, while a
-  batch may still run. The batch then stops waiting: an undecided batch is aborted, and a decided one is
-  left in the log for the next start.
-- `awaitTermination` returns when the query's thread is over. A daemon thread waits for that, sweeps and
-  closes the connections. A `StreamingQueryListener` would not do: Spark may drop its events when many
-  are queued, it belongs to one session, and it does not tell of a stop while a batch runs.
+- `isActive` is false as soon as `query.stop()` is called. A batch that still runs then stops waiting:
+  an undecided batch is aborted, and the next start finishes a decided one.
+- `awaitTermination` returns when the query's thread has ended. A daemon thread then sweeps and closes
+  the connections. A `StreamingQueryListener` may lose events, and reports no stop during a batch.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ import atexit
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
 from poundlock.core.coordinator import Settings
-from poundlock.core.participant import Participant
 from poundlock.errors import InDoubt, Rejected, Unavailable, UsageError
 from poundlock.spark import internals
 from poundlock.spark.internals import RunningQuery, StoppedBySpark
@@ -31,7 +29,7 @@ from poundlock.spark.plan import read_analyzed
 
 logger = logging.getLogger("poundlock")
 
-_POLL_MS = 1000  # a query that ends is noticed at once: this only bounds one call
+_POLL_MS = 1000  # the longest time of one call; it returns as soon as the query ends
 
 
 class QueryRun:
@@ -50,7 +48,7 @@ class QueryRun:
         return self._batches
 
     def begin(self, batches: Batches, *, adopt: bool) -> None:
-        """Take over, and have the batches closed when the query ends."""
+        """Take over, and close the batches when the query ends."""
         self._batches = batches
         try:
             batches.take_over(adopt=adopt)
@@ -59,7 +57,7 @@ class QueryRun:
             raise
         name = f"poundlock-{batches.name}-end"
         threading.Thread(target=self._close_at_end, name=name, daemon=True).start()
-        # A program may end as soon as its query has, while the thread is still closing.
+        # The program may end while the thread is still closing.
         atexit.register(self._close_at_exit)
 
     def enter(self, frame: DataFrame, batch: int) -> None:
@@ -82,7 +80,7 @@ class QueryRun:
             try:
                 self.batches.close(sweep=sweep and self._error is None)
             except Exception:  # the query is over, and its result must not change
-                logger.exception("%s: not closed", self.batches.name)
+                logger.exception("%s: connections could not be closed", self.batches.name)
         atexit.unregister(self._close_at_exit)
 
     def _close_at_end(self) -> None:
@@ -95,35 +93,27 @@ class QueryRun:
             self.close(sweep=True)
 
 
+@dataclass
 class ForeachBatch:
-    """The function that is given to `writeStream.foreachBatch`."""
+    """The function that the user passes to `writeStream.foreachBatch`."""
 
-    def __init__(
-        self,
-        sinks: Sequence[Participant],
-        *,
-        name: str,
-        log_location: str | None,
-        adopt_checkpoint: bool,
-        settings: Settings,
-    ):
-        self._routes = [Route(sink) for sink in sinks]
-        self._name = name
-        self._log_location = log_location
-        self._adopt_checkpoint = adopt_checkpoint
-        self._settings = settings
-        self._query_id: str | None = None
-        self._run: QueryRun | None = None
+    routes: Sequence[Route]
+    name: str
+    log_location: str | None
+    adopt_checkpoint: bool
+    settings: Settings
+    _query_id: str | None = field(default=None, init=False)
+    _run: QueryRun | None = field(default=None, init=False)
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         query_id, run_id = internals.batch_identity(frame.sparkSession)
         if self._query_id not in (None, query_id):
-            # Its batches have the same numbers as the other's, which the log calls finished.
+            # The log would take its batches for those of the other query with the same numbers.
             raise UsageError(
-                f"one function of foreach_batch serves one query, and this one serves "
-                f"{self._query_id}: call poundlock.foreach_batch again for the other query"
+                f"this foreach_batch function already belongs to query {self._query_id}: call "
+                "poundlock.foreach_batch again for the other query"
             )
-        routed_frame = routed(frame, self._routes)  # sinks learn of its columns
+        routed_frame = routed(frame, self.routes)  # checks the columns before anything else
         if self._run is None or self._run.run_id != run_id:
             if self._run is not None:
                 self._run.close(sweep=False)  # the take-over sweeps
@@ -131,7 +121,7 @@ class ForeachBatch:
             run = QueryRun(run_id, query)
             run.begin(
                 self._build(frame.sparkSession, query, run),
-                adopt=self._adopt_checkpoint or batch == 0,
+                adopt=self.adopt_checkpoint or batch == 0,
             )
             self._query_id, self._run = query_id, run
         self._run.batches(routed_frame, batch)
@@ -141,16 +131,16 @@ class ForeachBatch:
         if internals.TEMPORARY.search(root):
             raise UsageError(
                 "the query has no permanent checkpoint: every start would write all rows again. "
-                "Give it one with .option('checkpointLocation', ...)"
+                "Set one with .option('checkpointLocation', ...)"
             )
         return build_batches(
             spark,
             read_analyzed(query.analyzed_plan),
-            self._routes,
-            name=self._name,
+            self.routes,
+            name=self.name,
             mode=query.output_mode,
             checkpoint_location=root,
-            log_location=self._log_location or f"{root}/{LOG_DIRECTORY}",
-            settings=self._settings,
+            log_location=self.log_location or f"{root}/{LOG_DIRECTORY}",
+            settings=self.settings,
             gate=run,
         )

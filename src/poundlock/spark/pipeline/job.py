@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from py4j.protocol import Py4JError
@@ -24,12 +25,12 @@ logger = logging.getLogger("poundlock")
 
 
 class DriverBranch(Protocol):
-    """A participant whose one branch the driver itself writes, such as the source's offsets."""
+    """A participant with one branch, which the driver writes, such as the source's offsets."""
 
     name: str
 
     def fingerprint(self) -> Fingerprint:
-        """Return the fingerprint of what this batch writes there."""
+        """Return the fingerprint of what this batch writes."""
         ...
 
     def prepare(self, branch: Branch) -> Receipt:
@@ -37,31 +38,17 @@ class DriverBranch(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class SparkJob:
-    """A batch's frame, routed, with its sinks."""
+    """A batch's routed frame with its sinks."""
 
-    def __init__(
-        self,
-        frame: DataFrame,
-        sinks: Sequence[Participant],
-        *,
-        dead_letters: Mapping[str, Participant | None] | None = None,
-        stateful: bool,
-        prepare_timeout_s: float | None = None,
-        own: Sequence[DriverBranch] = (),
-        at_most_once: bool = False,
-    ):
-        self._frame = frame
-        self._sinks = sinks
-        self._dead_letters = dict(dead_letters or {})
-        self._stateful = stateful
-        self._prepare_timeout_s = prepare_timeout_s
-        self._own = own
-        self._at_most_once = at_most_once
-
-    @property
-    def stateful(self) -> bool:
-        return self._stateful
+    frame: DataFrame
+    sinks: Sequence[Participant]
+    stateful: bool
+    dead_letters: Mapping[str, Participant | None] = field(default_factory=dict)
+    prepare_timeout_s: float | None = None
+    driver_branches: Sequence[DriverBranch] = ()
+    at_most_once: bool = False
 
     def write(
         self,
@@ -69,20 +56,20 @@ class SparkJob:
         sinks: frozenset[str],
         held_ids: Mapping[str, frozenset[str]],
     ) -> Votes:
-        # Dead letters are known only by writing: whoever may send some writes too.
+        # Bad rows are found only by writing: a sink that sends dead letters to one of `sinks` writes.
         senders = [
-            name for name, taker in self._dead_letters.items() if taker and taker.name in sinks
+            name for name, target in self.dead_letters.items() if target and target.name in sinks
         ]
         task = WriteTask(
-            self._sinks,
-            self._dead_letters,
+            self.sinks,
+            self.dead_letters,
             transaction,
             sinks.union(senders),
             held_ids,
-            self._at_most_once,
+            self.at_most_once,
         )
         receipts, totals = self._run(task)
-        for branch in self._own:
+        for branch in self.driver_branches:
             totals[branch.name] = branch.fingerprint()
             if branch.name in sinks and totals[branch.name].rows:
                 ids = held_ids.get(branch.name, frozenset())
@@ -94,17 +81,17 @@ class SparkJob:
         return Votes(tuple(receipts), totals)
 
     def drain(self) -> Mapping[str, Fingerprint]:
-        _, totals = self._run(WriteTask(self._sinks, self._dead_letters))
-        return totals | {branch.name: branch.fingerprint() for branch in self._own}
+        _, totals = self._run(WriteTask(self.sinks, self.dead_letters))
+        return totals | {branch.name: branch.fingerprint() for branch in self.driver_branches}
 
     def _run(self, task: WriteTask) -> tuple[list[Receipt], dict[str, Fingerprint]]:
         try:
             with self._time_limit() as overran:
-                rows = self._frame.mapInArrow(task, VOTE_SCHEMA).collect()
+                rows = self.frame.mapInArrow(task, VOTE_SCHEMA).collect()
         except (PySparkException, Py4JError) as error:
             if overran.is_set():
                 raise Rejected(
-                    f"not every task had voted after {self._prepare_timeout_s:g} s "
+                    f"not every task had voted after {self.prepare_timeout_s:g} s "
                     "(prepare_timeout): tasks that have not voted count as rejected. Make batches "
                     "smaller or the limit longer"
                 ) from error
@@ -113,25 +100,25 @@ class SparkJob:
             raise Rejected(f"the tasks failed: {_first_line(error)}") from error
         receipts, totals, bad = read_votes([row.vote for row in rows])
         for name, count in bad.items():
-            taker = self._dead_letters[name]
-            where = f"sent to sink {taker.name}" if taker else "left out (on_bad_row='skip')"
+            target = self.dead_letters[name]
+            where = f"sent to sink {target.name}" if target else "left out (on_bad_row='skip')"
             logger.warning("sink %s could not take %d rows: they are %s", name, count, where)
-        return receipts, {sink.name: Fingerprint() for sink in self._sinks} | totals
+        return receipts, {sink.name: Fingerprint() for sink in self.sinks} | totals
 
     @contextmanager
     def _time_limit(self) -> Iterator[threading.Event]:
-        """Cancel this thread's jobs when the time is over, and say so in the event."""
+        """Cancel this thread's jobs after the time limit, and set the event."""
         overran = threading.Event()
-        if self._prepare_timeout_s is None:
+        if self.prepare_timeout_s is None:
             yield overran
             return
-        context, tag = self._frame.sparkSession.sparkContext, f"poundlock-{uuid.uuid4().hex}"
+        context, tag = self.frame.sparkSession.sparkContext, f"poundlock-{uuid.uuid4().hex}"
 
         def cancel() -> None:
             overran.set()
             context.cancelJobsWithTag(tag)
 
-        timer = threading.Timer(self._prepare_timeout_s, cancel)
+        timer = threading.Timer(self.prepare_timeout_s, cancel)
         timer.daemon = True
         context.addJobTag(tag)
         timer.start()
@@ -143,7 +130,7 @@ class SparkJob:
 
 
 def _first_line(error: Exception) -> str:
-    """Say in one line what went wrong in the tasks: of Python's words, or else of Java's."""
+    """Return one line that says why the tasks failed: Python's if there is one, or else Java's."""
     lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("at ", "File "))]
     python = [line for line in lines if "Error" in line]

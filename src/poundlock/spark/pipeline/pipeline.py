@@ -1,4 +1,4 @@
-"""The front door: a streaming frame, its sinks, and one decision over all of them per batch."""
+"""The public API of pipelines: a streaming DataFrame, its sinks, and one decision per batch."""
 
 from __future__ import annotations
 
@@ -62,13 +62,12 @@ class Pipeline:
         select: str | Column | Sequence[str | Column] | None = None,
         on_bad_row: str | Participant = "fail",
     ) -> Pipeline:
-        """Send rows to a sink: all, or those that `where` keeps, as `select` shapes them.
+        """Send rows to a sink: all rows, or those that match `where`, with the columns of `select`.
 
         `output` names an output of a flow, such as its late rows; the main one by default.
 
-        `on_bad_row` says what becomes of rows that the sink cannot take: "fail" (the batch is
-        aborted), "skip" (they are left out and counted), or a sink that takes them, with the error,
-        in the same decision.
+        `on_bad_row` decides about rows that the sink cannot take: "fail" aborts the batch, "skip"
+        leaves them out and counts them, and a sink gets them with the error, in the same decision.
         """
         if not isinstance(sink, Participant):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(
@@ -110,7 +109,7 @@ class Pipeline:
         return replace(self, observers=(*self.observers, observer))
 
     def guarantee(self) -> guarantee.Statement:
-        """Say what this pipeline promises, sink by sink, and why."""
+        """Return what this pipeline guarantees for each sink, and why."""
         plan = read_plan(self.frame)
         return guarantee.state(
             plan.source_names,
@@ -119,7 +118,7 @@ class Pipeline:
         )
 
     def explain(self) -> str:
-        """Return the routes and Spark's plan, without any option that could be a secret."""
+        """Return the routes and Spark's plan, without options that could be secret."""
         plan = read_plan(self.frame)
         kind = "keeps state" if plan.stateful else "keeps no state"
         lines = [f"pipeline {self.name}: sources {plan.source_names}; the query {kind}"]
@@ -130,7 +129,7 @@ class Pipeline:
         return "\n".join([*lines, tree])
 
     def start(self, **trigger: Any) -> Query:
-        """Check everything, take over, finish what is decided, and start Spark's query.
+        """Check all parts, take over, finish decided batches, and start Spark's query.
 
         Takes Spark's own trigger arguments, such as `processingTime="2 seconds"` or
         `availableNow=True`.
@@ -150,7 +149,7 @@ class Pipeline:
             .option("checkpointLocation", self.checkpoint_location)
         )
         if trigger:
-            writer = writer.trigger(**trigger)  # Spark may refuse it: nothing is touched yet
+            writer = writer.trigger(**trigger)  # Spark may reject it: nothing has changed yet
         query = Query(self.name)
         batches = build_batches(
             spark,
@@ -189,19 +188,21 @@ def pipeline(
     adopt_checkpoint: bool = False,
     settings: Settings | None = None,
 ) -> Pipeline:
-    """Begin a pipeline over a streaming frame, or over a flow with all its outputs.
+    """Define a pipeline over a streaming DataFrame, or over a flow with all its outputs.
 
     Args:
-        name: Names the pipeline in every system it writes to, for ever.
-        checkpoint_location: Spark's checkpoint; our log stands beside it.
-        log_location: Another place for the log, where the checkpoint's file system is not safe for it.
+        name: The permanent name of the pipeline in every system that it writes to.
+        checkpoint_location: Spark's checkpoint. The log is in a directory below it.
+        log_location: Another location for the log, if the checkpoint's file system is not safe for it.
         output_mode: Spark's own: append, update or complete.
-        prepare_timeout: Seconds after which a task that has not voted counts as a no.
-        adopt_checkpoint: The checkpoint is that of a query which ran without Poundlock until now.
+        prepare_timeout: Seconds after which tasks that have not voted count as rejected.
+        adopt_checkpoint: The query of the checkpoint has run without Poundlock until now.
     """
     location = checkpoint_location.rstrip("/")
     if not location:
-        raise UsageError("checkpoint_location is empty: name a directory that outlives the driver")
+        raise UsageError(
+            "checkpoint_location is empty: set it to a directory that outlives the driver"
+        )
     return Pipeline(
         source=frame,
         name=checked_name("pipeline name", name),
@@ -221,18 +222,17 @@ def foreach_batch(
     adopt_checkpoint: bool = False,
     settings: Settings | None = None,
 ) -> Callable[[DataFrame, int], None]:
-    """Make a function for `writeStream.foreachBatch`, for code that has a query already.
+    """Return a function for `writeStream.foreachBatch`, for code that already has a query.
 
-    Every sink takes all rows. The log stands in the query's own checkpoint location. What the query's
-    source makes impossible is refused in its first batch, before a row is written.
+    Every sink gets all rows. The log is in the query's checkpoint location. The query's source is
+    checked in the first batch, before a row is written.
     """
     checked_name("pipeline name", name)
     if not sinks:
         raise UsageError("foreach_batch needs at least one sink")
-    # The source is checked with the first batch, which is the first to know it.
     guarantee.require(guarantee.state("any", replayable=True, sinks=sinks))
     return ForeachBatch(
-        sinks,
+        [Route(sink) for sink in sinks],
         name=name,
         log_location=log_location,
         adopt_checkpoint=adopt_checkpoint,

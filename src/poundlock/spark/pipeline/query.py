@@ -1,4 +1,4 @@
-"""A running pipeline: Spark's own query, and a stop that lets the batch in hand finish."""
+"""A running pipeline: Spark's query, with a stop that lets the current batch finish."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _HOLD_MS = 24 * 3600 * 1000
 
 
 class Query:
-    """Spark's streaming query, and more. Whatever is not here is Spark's own."""
+    """Spark's streaming query with its own `stop`. Other attributes are those of Spark's query."""
 
     def __init__(self, name: str):
         self._name = name
         self._spark: StreamingQuery | None = None
         self._batches: Batches | None = None
         self._asked = threading.Event()  # no further batch begins
-        self._now = threading.Event()  # the batch in hand gives up what it can only wait for
+        self._now = threading.Event()  # the current batch stops waiting
         self._in_hand = threading.Event()
-        self._held = threading.Event()  # a batch waits at the gate for Spark to be stopped
+        self._held = threading.Event()  # a batch waits in `enter` until Spark stops the query
         self.error: BaseException | None = None
 
     def started(self, query: StreamingQuery, batches: Batches) -> None:
-        """Take hold of Spark's query, once it runs."""
+        """Set Spark's query after it has started."""
         self._spark, self._batches = query, batches
 
     @property
@@ -50,33 +50,33 @@ class Query:
             raise AttributeError(name)
         return getattr(self.spark_query, name)
 
-    # What the batch asks of us.
+    # The `Gate` of the batches.
 
     def enter(self, frame: DataFrame, batch: int) -> None:
-        """Let a batch begin, unless we have been asked to stop."""
+        """Let a batch begin, unless a stop was requested."""
         if self._asked.is_set():
             self._held.set()
-            # Sleep in the stream's own JVM thread. Spark's stop() interrupts it there, and Spark knows
-            # that interruption for a stop; had we returned, it would take the batch for done.
+            # Sleep in the stream's JVM thread until Spark's stop() interrupts it. Spark recognises
+            # that as a stop. If this method returned, Spark would treat the batch as done.
             sleep_in_stream_thread(frame.sparkSession, _HOLD_MS)
         self._in_hand.set()
 
     def leave(self, batch: int, error: BaseException | None) -> None:
-        """Take note that a batch is over."""
+        """Record that a batch has ended."""
         if error is not None and not self._held.is_set():
             self.error = error
         self._in_hand.clear()
 
     def must_stop(self) -> bool:
-        """Say whether waiting any longer is unwanted."""
+        """Return whether the current batch must stop waiting."""
         return self._now.is_set()
 
-    # What the user asks of us.
+    # The API for users.
 
     def stop(self, timeout: float | None = None) -> None:
-        """Stop after the batch in hand is through both gates and in Spark's own commit log.
+        """Stop after the current batch is committed and in Spark's commit log.
 
-        After `timeout` seconds stop at once: what is decided is finished at the next start.
+        After `timeout` seconds, stop at once. The next start finishes a decided batch.
         """
         query = self.spark_query
         self._asked.set()
@@ -91,7 +91,7 @@ class Query:
         self._close()
 
     def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802 (Spark's name)
-        """Wait as Spark does, but raise the very error of ours that ended the query."""
+        """Wait as Spark does, but raise the original Poundlock error that ended the query."""
         try:
             if timeout is None:
                 self.spark_query.awaitTermination()
@@ -106,29 +106,31 @@ class Query:
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 (Spark's name)
-        """Wait until all that the sources have now is through. Raises as `awaitTermination` does."""
+        """Wait until all available input is processed. Raises the errors of `awaitTermination`."""
         try:
             self.spark_query.processAllAvailable()
         except StreamingQueryException as wrapped:
             raise self._reason(wrapped) from wrapped
 
     def _reason(self, wrapped: StreamingQueryException) -> BaseException:
-        """Return the error of ours that ended the query, or Spark's where there is none."""
+        """Return the Poundlock error that ended the query, or else Spark's."""
         if isinstance(self.error, PoundlockError):
             return self.error
-        if failed := operator_error(wrapped):  # before our batch began, as when a task opens it
+        if failed := operator_error(
+            wrapped
+        ):  # an operator failed before the batch function was called
             return failed
         try:
-            # Between two batches Spark stumbles over a second driver's files before we do.
+            # Between two batches, Spark fails on a second driver's files before Poundlock sees them.
             if self._batches is not None:
                 self._batches.coordinator.log.ensure_owned()
         except Fenced as fenced:
             return fenced
         except PoundlockError:
-            pass  # whether we were replaced cannot be seen now
+            pass  # it is unknown whether this driver was replaced
         return wrapped
 
     def _close(self) -> None:
-        self._now.set()  # nothing is waited for any more
+        self._now.set()  # no batch may wait any longer
         if self._batches is not None:
             self._batches.close(sweep=self.error is None)

@@ -1,6 +1,6 @@
-"""One sink's way through a task: its branch, its fingerprint, and what becomes of its bad rows.
+"""One sink in one task: its branch, its fingerprint and its bad rows.
 
-Rules of this file: no Python call per row, but for bad rows, which are few or the query is wrong.
+Rules of this file: no Python call per row, except for bad rows, which should be few.
 """
 
 from __future__ import annotations
@@ -18,32 +18,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from poundlock.core.model import Branch, Fingerprint, Receipt
-from poundlock.core.participant import Participant, Writer
+from poundlock.core.participant import DEAD_LETTER, Participant, Writer
 from poundlock.errors import BadRow, error_context
 
-_LETTER = pa.schema(
-    [
-        ("pipeline", pa.string()),
-        ("batch", pa.int64()),
-        ("sink", pa.string()),
-        ("error", pa.string()),
-        ("row", pa.string()),
-    ]
-)
+_ARROW_TYPES = {"string": pa.string(), "bigint": pa.int64()}
+_DEAD_LETTER = pa.schema([(name, _ARROW_TYPES[it.type]) for name, it in DEAD_LETTER.items()])
 
 
 @dataclass
 class SinkTask:
-    """A sink in one task. Without a branch only the fingerprint is wanted."""
+    """A sink in one task. Without a branch, it only computes the fingerprint."""
 
     sink: Participant
     branch: Branch | None
-    dead_letters: SinkTask | None = (
-        None  # where bad rows go; None: left out, if the branch is tolerant
-    )
+    # Where bad rows go. If None, a tolerant branch leaves them out.
+    dead_letters: SinkTask | None = None
     writer: Writer | None = None
-    offered: Fingerprint = field(default_factory=Fingerprint)  # what came, bad rows included
-    fingerprint: Fingerprint = field(default_factory=Fingerprint)  # what the branch took
+    offered: Fingerprint = field(default_factory=Fingerprint)  # all rows, including bad ones
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)  # the rows in the branch
     bad: int = 0
 
     def take(self, rows: pa.StructArray, hashes: pa.Array) -> None:
@@ -60,7 +52,7 @@ class SinkTask:
     def _write(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
         assert self.branch is not None
         with error_context(sink=self.sink.name, transaction=self.branch.transaction):
-            # Not below: what is wrong before the first row is no row's fault, and leaves none out.
+            # Outside the loop: an error here is not the fault of a row, and must not leave one out.
             self.writer = self.writer or self.sink.begin(self.branch)
         while len(rows):
             try:
@@ -82,7 +74,7 @@ class SinkTask:
             rows, hashes = rows.take(rest), hashes.take(rest)
 
     def _search(self, rows: pa.RecordBatch, hashes: pa.Array, error: BadRow) -> None:
-        """Write what is good among rows that were refused together, by halves."""
+        """Write the good rows of a batch that was refused, by bisection."""
         if len(rows) == 1:
             self._leave_out(rows, hashes, {0: str(error.args[0])})
             return
@@ -107,19 +99,19 @@ class SinkTask:
                 "error": [reasons[index] for index in sorted(reasons)],
                 "row": [json.dumps(row, default=_plain) for row in known],
             },
-            schema=_LETTER,
+            schema=_DEAD_LETTER,
         )
         self.dead_letters.receive(dead_letters, hashes)
 
     def receive(self, dead_letters: pa.RecordBatch, hashes: pa.Array) -> None:
-        """Take another lane's bad rows. They are known only by writing, so they are not `offered`."""
+        """Write another sink's dead letters. They are not `offered`: a drain does not find them."""
         if self.branch is not None:
             self._write(self.sink.dead_letters(dead_letters), hashes)
 
     def prepare(self) -> Receipt | None:
         if self.writer is None or self.branch is None or self.fingerprint.rows == 0:
             if self.writer is not None:
-                self.writer.abort()  # all its rows were bad: no system prepares an empty branch
+                self.writer.abort()  # all rows were bad, and empty branches are not prepared
             return None
         with error_context(sink=self.sink.name, transaction=self.branch.transaction):
             prepared = self.writer.prepare()
@@ -149,7 +141,7 @@ def _fingerprint(hashes: pa.Array) -> Fingerprint:
 
 
 def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Spell times as text: Python has none after the year 9999, which may be what is bad here."""
+    """Convert times to text. Python has none after the year 9999, which may be why the row is bad."""
     columns = [
         column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
         for column in rows.columns
@@ -158,7 +150,7 @@ def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain(value: Any) -> Any:
-    """Spell what JSON has no word for."""
+    """Convert a value that JSON does not have."""
     if isinstance(value, bytes):
         try:
             return value.decode()

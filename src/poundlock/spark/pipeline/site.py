@@ -1,4 +1,4 @@
-"""What Spark offers to a sink on the driver: a directory beside the log, and tasks."""
+"""What Spark offers to a sink on the driver: a directory for rows, and tasks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ from pyspark.sql import SparkSession
 from poundlock.core.log import NumberTaken
 from poundlock.core.site import create_local
 from poundlock.errors import PoundlockError, Unavailable
-from poundlock.spark.pipeline.task import no, read_votes
-from poundlock.spark.storage import (
-    ATOMIC_RENAME,
-    CONDITIONAL_CREATE,
-    HadoopFiles,
-    local_path,
-)
+from poundlock.spark.pipeline.task import encode_refusal, read_votes
+from poundlock.spark.storage import HadoopFiles, local_path
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,7 +26,7 @@ class SparkSite:
     def __init__(self, spark: SparkSession, log_location: str):
         self.spark = spark
         self.rows_uri = f"{log_location}/rows"
-        self._places: dict[str, HadoopFiles] = {}
+        self._directories: dict[str, HadoopFiles] = {}
 
     @property
     def tasks_at_once(self) -> int:
@@ -46,12 +41,12 @@ class SparkSite:
         if not items:
             return []
 
-        # Errors travel as values: a task that raised would be tried again for nothing.
+        # Errors are returned as values: Spark would run a task that raised again.
         def task(item: T) -> tuple[R | None, str | None]:
             try:
                 return function(item), None
             except PoundlockError as error:
-                return None, no(error)
+                return None, encode_refusal(error)
 
         context = self.spark.sparkContext
         try:
@@ -64,24 +59,18 @@ class SparkSite:
         results: list[Any] = [result for result, _ in answers]
         return results
 
-    def _place(self, uri: str) -> HadoopFiles:
-        """Open a directory, and see that no two writers can create one file there."""
-        if uri not in self._places:
-            files = HadoopFiles(self.spark, uri)
-            files.make_root()
-            if files.scheme not in ATOMIC_RENAME | CONDITIONAL_CREATE:
-                files.probe()
-            self._places[uri] = files
-        return self._places[uri]
-
     def create(self, uri: str, data: bytes) -> bool:
         path = local_path(uri)
         if path is not None:
             return create_local(Path(path), data)
         parent, _, name = uri.rpartition("/")
-        files = self._place(parent)
+        if parent not in self._directories:
+            files = HadoopFiles(self.spark, parent)
+            files.make_root()
+            files.check_safe()
+            self._directories[parent] = files
         try:
-            files.create(name, data)
+            self._directories[parent].create(name, data)
             return True
         except NumberTaken:
             return False

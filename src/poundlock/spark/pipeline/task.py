@@ -1,11 +1,11 @@
-"""What runs on the executors: one pass over a task's rows, routed to every sink.
+"""The function that runs on executors: one pass over a task's rows, for all sinks.
 
 Rules of this file:
 
 - There is no Python call per row.
-- The input is always read to its end, because only then does Spark commit a query's state.
-- A sink's refusal is a vote and returns as data. So the driver gets the original error, and Spark
-  does not run the task again in vain.
+- The input is always read to its end, because Spark commits a query's state only then.
+- A no vote is returned as data. The driver gets the original error, and Spark does not run the task
+  again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ class WriteTask:
     """The function that Spark runs on each partition, as `mapInArrow` wants it."""
 
     sinks: Sequence[Participant]  # each with a column of rows, in this order
-    dead_letters: Mapping[str, Participant | None] = field(
-        default_factory=dict
-    )  # of tolerant sinks
+    # For each tolerant sink, the sink for its dead letters, or None.
+    dead_letters: Mapping[str, Participant | None] = field(default_factory=dict)
     transaction: Transaction | None = None  # None: a drain, which writes nothing
-    writing: frozenset[str] = frozenset()  # the others only have their fingerprints computed
+    writing: frozenset[str] = frozenset()  # the others only compute their fingerprints
     held_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    at_most_once: bool = False  # this task must not be run a second time
+    at_most_once: bool = False  # the task must not run a second time
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -57,29 +56,29 @@ class WriteTask:
                     "most once, because the source cannot be replayed"
                 )
             votes = self._write(sink_tasks, batches)
-        except PoundlockError as refusal:
-            _abandon(sink_tasks)
+        except BaseException as error:
+            for sink_task in sink_tasks:
+                sink_task.abandon()
+            if not isinstance(error, PoundlockError):
+                raise
             for _ in batches:
                 pass
-            votes = [no(refusal)]
-        except BaseException:
-            _abandon(sink_tasks)
-            raise
+            votes = [encode_refusal(error)]
         yield pa.RecordBatch.from_pydict({"vote": votes}, schema=_VOTE)
 
     def _sink_tasks(self, context: TaskContext) -> list[SinkTask]:
         """Return a `SinkTask` for each sink in order, then those that take dead letters."""
-        takers = {
+        targets = {
             sink.name: SinkTask(sink, self._branch(sink, context))
             for sink in self.dead_letters.values()
             if sink is not None
         }
         sink_tasks: list[SinkTask] = []
         for sink in self.sinks:
-            taker = self.dead_letters.get(sink.name)
-            dead_letters = None if taker is None else takers[taker.name]
+            target = self.dead_letters.get(sink.name)
+            dead_letters = None if target is None else targets[target.name]
             sink_tasks.append(SinkTask(sink, self._branch(sink, context), dead_letters))
-        return [*sink_tasks, *takers.values()]
+        return [*sink_tasks, *targets.values()]
 
     def _branch(self, sink: Participant, context: TaskContext) -> Branch | None:
         if self.transaction is None or sink.name not in self.writing:
@@ -101,33 +100,27 @@ class WriteTask:
         for batch in batches:
             for index, sink_task in enumerate(routed):
                 sink_task.take(read_rows(batch, index), batch.column(hash_column(index)))
-        # Prepare when every sink has all its rows, so that a late refusal costs least.
+        # Prepare only when every sink has all its rows: an error before that costs less.
         receipts = [sink_task.prepare() for sink_task in sink_tasks]
         return [
-            yes(sink_task.sink.name, sink_task.offered, receipt, sink_task.bad)
+            encode_vote(sink_task.sink.name, sink_task.offered, receipt, sink_task.bad)
             for sink_task, receipt in zip(sink_tasks, receipts, strict=True)
         ]
 
 
-def _abandon(sink_tasks: Sequence[SinkTask]) -> None:
-    for sink_task in sink_tasks:
-        sink_task.abandon()
-
-
-def yes(sink: str, offered: Fingerprint, receipt: Receipt | None, bad: int = 0) -> str:
+def encode_vote(sink: str, offered: Fingerprint, receipt: Receipt | None, bad: int = 0) -> str:
     """Encode the yes vote of one sink in one task. Without a receipt there is nothing to commit."""
     return json.dumps(
         {
             "sink": sink,
-            "rows": offered.rows,
-            "digest": f"{offered.digest:016x}",
+            **offered.to_json(),
             "receipt": receipt.to_json() if receipt else None,
             "bad": bad,
         }
     )
 
 
-def no(refusal: PoundlockError) -> str:
+def encode_refusal(refusal: PoundlockError) -> str:
     """Encode a no vote: the error, which the driver raises."""
     body = {
         "kind": type(refusal).__name__,
@@ -143,7 +136,7 @@ def read_votes(
 ) -> tuple[list[Receipt], dict[str, Fingerprint], dict[str, int]]:
     """Decode the votes of all tasks into receipts, totals by sink, and counts of bad rows by sink.
 
-    Raises the first refusal as the sink raised it.
+    Raises the error of the first no vote.
     """
     receipts: list[Receipt] = []
     totals: dict[str, Fingerprint] = {}
@@ -152,7 +145,7 @@ def read_votes(
         if "no" in vote:
             raise _refusal(vote["no"])
         sink = vote["sink"]
-        part = Fingerprint(vote["rows"], int(vote["digest"], 16))
+        part = Fingerprint.from_json(vote)
         totals[sink] = totals.get(sink, Fingerprint()) + part
         if vote["receipt"] is not None:
             receipts.append(Receipt.from_json(vote["receipt"]))

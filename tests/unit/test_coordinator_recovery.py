@@ -1,0 +1,346 @@
+"""The coordinator after a loss or a restart: repair, operator decisions, take-over and sweep.
+
+That it never loses or repeats a row is proven in `tests/model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from fix_coordinator import Bench, Job, Sink
+
+from poundlock.core.coordinator import Coordinator
+from poundlock.core.job import Votes
+from poundlock.core.log import MemoryLog
+from poundlock.core.model import (
+    Branch,
+    Decided,
+    Fingerprint,
+    Finished,
+    OperatorDecided,
+    OperatorDecision,
+    Receipt,
+    Repaired,
+)
+from poundlock.core.protocol import BranchState, Stage
+from poundlock.errors import (
+    BadRow,
+    Fenced,
+    GuaranteeBroken,
+    InDoubt,
+    LogMismatch,
+    NotAuthorised,
+    PermanentlyRefused,
+    PoundlockError,
+    Unavailable,
+)
+
+# Repair, drain and operator decisions.
+
+
+def lose_first(bench: Bench, name: str = "a", count: int = 1) -> None:
+    """Let the system abort the first branches that are to be committed in sink `name`."""
+    sink, done = bench.sinks[name], list[str]()
+
+    def answer(receipt: Receipt) -> BranchState | None:
+        if len(done) < count and receipt.id not in done:
+            done.append(receipt.id)
+            sink.server.branches[receipt.id].state = BranchState.ABORTED
+        return None
+
+    sink.answer = answer
+
+
+def test_a_lost_branch_is_written_again_and_only_that() -> None:
+    bench = Bench()
+    lose_first(bench)
+    job = bench.run(rows=(1, 2))
+    assert bench.kinds() == [Decided, Repaired, Finished]
+    assert sorted(bench.sinks["a"].server.visible) == [1, 2]
+    assert bench.sinks["b"].server.visible == [1, 2]
+    assert len(job.written) == 2 and len(bench.sinks["b"].asked) == 4
+    assert len(bench.sinks["a"].swept) == 1  # the replayed branch that nobody needs
+
+
+def test_a_branch_that_is_lost_again_is_repaired_again() -> None:
+    bench = Bench(("a",))
+    lose_first(bench, count=3)
+    bench.run(rows=(1,))
+    assert bench.kinds() == [Decided, Repaired, Repaired, Repaired, Finished]
+    assert bench.sinks["a"].server.visible == [1]
+
+
+class OtherRows(Job):
+    """A query that is not deterministic: each run gives other rows."""
+
+    def write(self, *given: object) -> Votes:  # type: ignore[override]
+        self.rows = [row + 10 for row in self.rows]
+        return super().write(*given)  # type: ignore[arg-type]
+
+    def drain(self) -> Mapping[str, Fingerprint]:
+        self.rows = [row + 10 for row in self.rows]
+        return super().drain()
+
+
+def broken(bench: Bench, *, count: int, stateful: bool = False) -> OtherRows:
+    lose_first(bench, count=count)
+    job = OtherRows(bench.sinks, (1, 2), stateful=stateful)
+    with pytest.raises(GuaranteeBroken, match="--accept-replay"):
+        bench.coordinator.run(0, "hash-0", job)
+    return job
+
+
+def test_other_rows_do_not_replace_lost_ones() -> None:
+    bench = Bench()
+    broken(bench, count=2)
+    assert bench.kinds() == [Decided] and bench.sinks["a"].server.visible == []
+    assert len(bench.sinks["a"].swept) == 2  # the replay's branches are not left behind
+
+
+def ruled(bench: Bench, operator_decision: OperatorDecision) -> None:
+    log = MemoryLog(bench.records)
+    log.load()
+    log.append(OperatorDecided(0, operator_decision, "me"))
+    bench.restart()
+
+
+def test_a_person_may_accept_the_replay() -> None:
+    bench = Bench()
+    job = broken(bench, count=2)
+    ruled(bench, OperatorDecision.ACCEPT_REPLAY)
+    bench.coordinator.run(0, "hash-0", job)
+    assert bench.sinks["a"].server.visible == job.rows
+    assert bench.kinds()[-2:] == [Repaired, Finished]
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_person_may_accept_the_loss(stateful: bool) -> None:
+    bench = Bench()
+    job = broken(bench, count=1, stateful=stateful)
+    ruled(bench, OperatorDecision.ACCEPT_LOSS)
+    written = len(job.written)
+    bench.coordinator.run(0, "hash-0", job)
+    assert bench.sinks["a"].server.visible == [12]  # of 11 and 12
+    assert bench.kinds()[-2:] == [Repaired, Finished]
+    assert len(job.written) == written and job.drained == stateful
+
+
+def test_accepting_the_loss_ends_what_cannot_be_proven() -> None:
+    bench = Bench()
+    bench.sinks["a"].server.forgets = True
+    crashed = iter([InDoubt("the driver dies after the commit")])
+
+    def answer(receipt: Receipt) -> PoundlockError | None:
+        bench.sinks["a"]._commit_one(receipt)
+        return next(crashed, None)
+
+    bench.sinks["a"].answer = answer
+    with pytest.raises(InDoubt):
+        bench.run(rows=(1,))
+    bench.sinks["a"].answer = lambda receipt: None
+    with pytest.raises(InDoubt, match="cannot be proven"):
+        bench.restart()
+    ruled(bench, OperatorDecision.ACCEPT_LOSS)
+    bench.run(rows=(1,))
+    assert bench.sinks["a"].server.visible == [1]
+    assert bench.coordinator.state.batches[0].stage is Stage.FINISHED
+
+
+def test_accepting_the_loss_ends_what_is_refused_for_good_and_nothing_else() -> None:
+    bench = Bench(("a",))
+    sink, silent = bench.sinks["a"], iter([Unavailable("down")] * 3)
+
+    def answer(receipt: Receipt) -> PoundlockError | None:
+        if receipt.task == 1:
+            return PermanentlyRefused("1 row is too long", branches=[receipt.id])
+        return next(silent, None) if receipt.task == 2 else None
+
+    sink.answer = answer
+    with pytest.raises(PermanentlyRefused, match=r"too long\. Or .* --batch 0 --accept-loss"):
+        bench.run(rows=(1, 2, 3))
+    with pytest.raises(PermanentlyRefused):
+        ruled(bench, OperatorDecision.ACCEPT_REPLAY)
+    ruled(bench, OperatorDecision.ACCEPT_LOSS)
+    bench.run(rows=(1, 2, 3))
+    assert sink.server.visible == [1, 3] and next(silent, None) is None
+    assert bench.kinds()[-2:] == [Repaired, Finished]
+    assert len(sink.swept) == 1
+
+
+def test_accepting_a_replay_proves_nothing() -> None:
+    bench = Bench()
+    bench.sinks["a"].answer = lambda receipt: BranchState.NO_WITNESS
+    with pytest.raises(InDoubt):
+        bench.run()
+    with pytest.raises(InDoubt):
+        ruled(bench, OperatorDecision.ACCEPT_REPLAY)
+
+
+def test_a_replay_that_computed_another_state_stops() -> None:
+    bench = Bench()
+    job = OtherRows(bench.sinks, (1, 2), stateful=True)
+    bench.coordinator.run(0, "hash-0", job)
+    with pytest.raises(GuaranteeBroken, match="no longer match the output"):
+        bench.coordinator.run(0, "hash-0", job)
+    ruled(bench, OperatorDecision.ACCEPT_REPLAY)
+    bench.coordinator.run(0, "hash-0", job)
+
+
+# Taking over, sweeping, being replaced.
+
+
+def test_a_start_finishes_what_is_decided_and_sweeps_the_rest() -> None:
+    bench = Bench()
+    for sink in bench.sinks.values():
+        sink.answer = lambda receipt: InDoubt("later")
+    with pytest.raises(InDoubt):
+        bench.run(rows=(1,))
+    writer = bench.sinks["a"].begin(Branch(bench.coordinator._transaction(1, 1), "a", 0, 77))
+    writer.prepare()
+    for sink in bench.sinks.values():
+        sink.answer = lambda receipt: None
+    bench.restart()
+    assert bench.coordinator.state.batches[0].stage is Stage.FINISHED
+    assert len(bench.sinks["a"].swept) == 1 and bench.sinks["a"].server.visible == [1]
+
+
+def test_a_start_leaves_lost_branches_for_the_batch() -> None:
+    bench = Bench()
+    bench.sinks["a"].answer = lambda receipt: InDoubt("later")
+    with pytest.raises(InDoubt):
+        bench.run(rows=(1,))
+    lose_first(bench)
+    bench.restart()
+    assert bench.coordinator.state.batches[0].stage is Stage.DECIDED
+    bench.run(rows=(1,))
+    assert bench.sinks["a"].server.visible == [1]
+
+
+def test_a_driver_that_was_replaced_stops_with_the_true_reason() -> None:
+    bench = Bench()
+    old = bench.coordinator
+    bench.sinks["a"].answer = lambda receipt: InDoubt("later")
+    with pytest.raises(InDoubt):
+        bench.run(rows=(1,))
+    bench.sinks["a"].answer = lambda receipt: None
+    bench.restart()
+    with pytest.raises(Fenced):
+        old.run(1, "hash-1", Job(bench.sinks, (3,)))
+    with pytest.raises(Fenced):
+        old.sweep()
+
+    def replaced_meanwhile(receipt: Receipt) -> BranchState:
+        bench.coordinator = bench.driver()
+        bench.sinks["a"].answer = lambda receipt: None
+        bench.take_over()
+        return BranchState.NO_WITNESS
+
+    current = bench.coordinator
+    bench.sinks["a"].answer = replaced_meanwhile
+    with pytest.raises(Fenced):
+        current.run(1, "hash-1", Job(bench.sinks, (3,)))
+
+
+def test_the_sweep_waits_for_a_system_and_gives_up_only_when_told() -> None:
+    bench = Bench(retry_first_s=1.0)
+    bench.sinks["a"].find_error = Unavailable("down")
+    bench.stopping = True
+    with pytest.raises(Unavailable, match="the next start will"):
+        bench.coordinator.sweep()
+
+
+def test_whom_the_sweep_waits_for_is_told_before_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    job = Job(bench.sinks, [1])
+    job.fail = lambda attempt: Unavailable("the cable is out") if attempt == 1 else None
+    bench.sinks["a"].find_error = Unavailable("the cable is still out")
+    told: list[str] = []
+
+    def wait(seconds: float) -> None:
+        told[:] = caplog.messages
+        bench.sinks["a"].find_error = None
+
+    bench.coordinator._sleep = wait
+    bench.coordinator.run(0, "hash-0", job)
+    assert [line.split(": ", 1)[1] for line in told] == [
+        "aborted, and it is run again: the cable is out",
+        "waiting to abort strays: [sink a] the cable is still out",
+    ]
+
+
+def test_what_aborted_an_attempt_is_raised_though_it_cannot_be_swept() -> None:
+    bench = Bench()
+    job = Job(bench.sinks, [1])
+    job.fail = lambda attempt: BadRow("a null")
+    bench.sinks["a"].find_error = NotAuthorised("may not look")
+    with pytest.raises(BadRow, match="a null"):
+        bench.coordinator.run(0, "hash-0", job)
+
+
+def test_a_stray_that_somebody_committed_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    writer = bench.sinks["a"].begin(Branch(bench.coordinator._transaction(0, 1), "a", 0, 77))
+    writer.prepare()
+    monkeypatch.setattr(Sink, "abort", lambda self, strays: [BranchState.COMMITTED] * len(strays))
+    with pytest.raises(LogMismatch, match="no decision names it"):
+        bench.coordinator.sweep()
+
+
+def test_two_drivers_do_not_chase_each_other_for_ever() -> None:
+    bench = Bench()
+    original = MemoryLog.append
+
+    class Chased(MemoryLog):
+        def append(self, record: object) -> None:
+            other = MemoryLog(self.records)
+            before = other.load().generation
+            assert before is not None
+            original(other, type(before)(
+                before.number + 1, before.namespace, before.uri, before.query, "other"
+            ))  # fmt: skip
+            super().append(record)  # type: ignore[arg-type]
+
+    chased = Coordinator(Chased(bench.records), bench.sinks)
+    with pytest.raises(Fenced):
+        chased.take_over("lock", query=lambda: "query-1", owner="here:2")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "query", "uri", "reason"),
+    [
+        ("other", "query-1", "memory:", "belongs to pipeline 'lock'"),
+        ("lock", "query-2", "memory:", "exchanged"),
+        ("lock", None, "memory:", "the checkpoint was deleted"),
+        ("lock", "query-1", "elsewhere:", "moved or copied"),
+    ],
+)
+def test_a_log_that_does_not_belong_here_is_refused(
+    pipeline: str, query: str | None, uri: str, reason: str
+) -> None:
+    bench = Bench()
+    bench.run()
+    found = Coordinator(MemoryLog(bench.records, uri=uri), bench.sinks)
+    with pytest.raises(LogMismatch, match=reason):
+        found.take_over(pipeline, query=lambda: query, owner="here:2")
+    assert bench.kinds() == [Decided, Finished]  # and nothing was written
+
+
+def test_a_log_is_bound_to_its_query_once() -> None:
+    bench = Bench()
+    new = Coordinator(MemoryLog(), bench.sinks)
+    new.take_over("lock", query=lambda: None, owner="here:1")
+    new.bind("query-1")
+    new.bind("query-1")
+    assert len(new.log.entries()) == 2
+    with pytest.raises(LogMismatch, match="exchanged"):
+        new.bind("query-2")
+
+
+def test_the_log_is_compacted_now_and_then() -> None:
+    bench = Bench(("a",), keep_batches=2)
+    for batch in range(6):
+        bench.run(batch, rows=(batch,))
+    assert set(bench.coordinator.state.batches) == {3, 4, 5}
+    with pytest.raises(LogMismatch, match="restored to an older state"):
+        bench.run(2)
