@@ -30,7 +30,7 @@ from poundlock.errors import (
 )
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
-from poundlock.sinks.redis.pack import as_bytes, chunks
+from poundlock.sinks.redis.writer import as_bytes, chunks
 
 SPACE = Namespace.new("trial", 1_700_000_000, 1)
 DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
