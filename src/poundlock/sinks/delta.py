@@ -58,6 +58,9 @@ class _Batch:
         space = self.namespace
         return f"{space.pipeline}.{space.identity}.{self.sink}.{self.number}.{write}.intent"
 
+    def version(self, write: int) -> int:
+        return self.number * _WRITES + write
+
 
 class Delta(StoredBranches):
     """A Delta table. The session must know Delta: `poundlock.session(delta=True)`.
@@ -313,7 +316,7 @@ class Delta(StoredBranches):
             if gone:
                 raise InDoubt(
                     f"the stored rows of {gone[0]} were taken away while they were written to "
-                    f"{self.path}. Look for txn version {self._version(batch, write)} in the table's "
+                    f"{self.path}. Look for txn version {batch.version(write)} in the table's "
                     "history before you continue",
                     sink=self.name,
                 )
@@ -329,7 +332,7 @@ class Delta(StoredBranches):
                 .write.format("delta")
                 .mode("append")
                 .option("txnAppId", f"poundlock.{space.pipeline}.{space.identity}.{self.name}")
-                .option("txnVersion", str(self._version(batch, write)))
+                .option("txnVersion", str(batch.version(write)))
                 .option("mergeSchema", str(self.merge_schema).lower())
             )
             if self.partition_by:
@@ -347,10 +350,6 @@ class Delta(StoredBranches):
         return spark.createDataFrame(listed, "name string").mapInArrow(
             partial(_read, self.row_store, schema), schema
         )
-
-    @staticmethod
-    def _version(batch: _Batch, write: int) -> int:
-        return batch.number * _WRITES + write
 
     def _has_intents(self) -> bool:
         system, root = open_filesystem(self.row_store.uri)

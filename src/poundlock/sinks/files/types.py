@@ -136,10 +136,9 @@ class ParquetFile:
 
     def __init__(self, stream: Any, compression: str, schema: pa.Schema):
         self._stream = stream
-        codec = "none" if compression == "none" else compression
         # Timestamps in microseconds and names of list elements are as Spark has them.
         self._writer = pq.ParquetWriter(
-            stream, schema, compression=codec, coerce_timestamps="us", store_schema=False
+            stream, schema, compression=compression, coerce_timestamps="us", store_schema=False
         )
 
     def write(self, rows: pa.RecordBatch) -> None:
