@@ -137,9 +137,13 @@ class DeltaSubject(Subject):
             using = self._looked_over(sink.path, sink.name, rows=disk / "rows")
             many = [self.rows(range(20_000))] * 5
             yield FaultCase(
-                "disk is full|No space left", Unavailable, sink=using, tasks=[many],
-                during=lambda: fill(disk), over=lambda: empty(disk),
-            )  # fmt: skip
+                "disk is full|No space left",
+                Unavailable,
+                sink=using,
+                tasks=[many],
+                during=lambda: fill(disk),
+                over=lambda: empty(disk),
+            )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from poundlock.sinks import Files
 
 NOT_APPLICABLE: Mapping[str, str] = {
     "wrong_password": "A directory has no password; one that may not be written is tried in "
-    "tests/sinks/test_files.py.",
+    "tests/sinks/test_files_faults.py.",
     "null": "Files require no column, and a null to partition by has a directory of its own.",
     "duplicate_key": "Files have no keys.",
     "key_in_two_tasks": "Files have no keys.",
@@ -134,11 +134,13 @@ class FilesSubject(Subject):
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         with small_disk(4) as disk:
             yield FaultCase(
-                f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
+                f"{disk}.* the disk is full .*No space left.* make room",
+                Unavailable,
                 sink=self._looked_over(disk / "data", sink.name),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
-                during=lambda: fill(disk), over=lambda: empty(disk),
-            )  # fmt: skip
+                during=lambda: fill(disk),
+                over=lambda: empty(disk),
+            )
 
 
 @contextmanager

@@ -59,9 +59,13 @@ class KafkaSubject(Subject):
         return self._looked_over(sink.topic, sink.name, self._cluster.client_settings())
 
     def _looked_over(
-        self, topic: str | None, name: str, settings: dict[str, str],
-        frame: Mapping[str, Column] = FRAME, **arguments: Any,
-    ) -> Participant:  # fmt: skip
+        self,
+        topic: str | None,
+        name: str,
+        settings: dict[str, str],
+        frame: Mapping[str, Column] = FRAME,
+        **arguments: Any,
+    ) -> Participant:
         others = dict(settings)
         servers = others.pop("bootstrap.servers")
         made = Kafka(topic, bootstrap_servers=servers, name=name, settings=others, **arguments)
@@ -112,9 +116,11 @@ class KafkaSubject(Subject):
         with kafka.running(security="SASL_SSL", users={"somebody": "right"}) as secure:
             settings = secure.client_settings() | {"sasl.password": "nonsense"}
             yield FaultCase(
-                "check sasl.mechanism, sasl.username and sasl.password", NotAuthorised,
-                hides="nonsense", make=lambda: self._looked_over("t", sink.name, settings),
-            )  # fmt: skip
+                "check sasl.mechanism, sasl.username and sasl.password",
+                NotAuthorised,
+                hides="nonsense",
+                make=lambda: self._looked_over("t", sink.name, settings),
+            )
 
     @contextmanager
     def null(self, sink: Participant) -> Iterator[FaultCase]:
@@ -147,9 +153,13 @@ class KafkaSubject(Subject):
 
             rows = keyed([b"x" * 10_000] * 500, [b"x"] * 500)
             yield FaultCase(
-                "check that the brokers are up.*the batch is run again", Unavailable, sink=using,
-                tasks=[[rows] * 4], during=lambda: fill(disk), over=make_room,
-            )  # fmt: skip
+                "check that the brokers are up.*the batch is run again",
+                Unavailable,
+                sink=using,
+                tasks=[[rows] * 4],
+                during=lambda: fill(disk),
+                over=make_room,
+            )
 
     @contextmanager
     def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:

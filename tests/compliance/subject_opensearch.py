@@ -124,9 +124,10 @@ class OpenSearchSubject(Subject):
             url = f"http://somebody:nonsense@127.0.0.1:{port}"
             yield FaultCase(
                 f"looking at index {index}: the server refuses the user or the password",
-                NotAuthorised, make=lambda: self._looked_over(index, sink.name, url=url),
+                NotAuthorised,
+                make=lambda: self._looked_over(index, sink.name, url=url),
                 hides="nonsense",
-            )  # fmt: skip
+            )
 
     def _ids(self, numbers: Sequence[int], ids: Sequence[str | None]) -> pa.RecordBatch:
         return self.rows(numbers).set_column(0, "id", pa.array(ids))
@@ -160,11 +161,13 @@ class OpenSearchSubject(Subject):
         assert isinstance(sink, OpenSearch)
         with small_disk(4) as disk:
             yield FaultCase(
-                f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
+                f"{disk}.* the disk is full .*No space left.* make room",
+                Unavailable,
                 sink=self._looked_over(sink.index, sink.name, rows=disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 20_000))]],
-                during=lambda: fill(disk), over=lambda: empty(disk),
-            )  # fmt: skip
+                during=lambda: fill(disk),
+                over=lambda: empty(disk),
+            )
 
 
 class _Gate(BaseHTTPRequestHandler):

@@ -123,10 +123,13 @@ class RedisSubject(Subject):
         self._eyes.config_set("proto-max-bulk-len", 1 << 20)
         tasks = [[self.rows(range(5)), self._keys([5, 6], ["5", "too long" * (1 << 17)])]]
         yield FaultCase(
-            "longer than the server's proto-max-bulk-len, 1048576 bytes", BadRow,
-            sink=self.again(sink), tasks=tasks, hides="too long",
+            "longer than the server's proto-max-bulk-len, 1048576 bytes",
+            BadRow,
+            sink=self.again(sink),
+            tasks=tasks,
+            hides="too long",
             over=lambda: self._eyes.config_set("proto-max-bulk-len", 512 << 20),
-        )  # fmt: skip
+        )
 
     @contextmanager
     def no_room(self, sink: Participant) -> Iterator[FaultCase]:
@@ -135,19 +138,21 @@ class RedisSubject(Subject):
         most = eyes.config_get("maxclients")["maxclients"]
         eyes.config_set("maxclients", 1)  # those that are there may stay
         yield FaultCase(
-            "no connection left. Raise its maxclients", Unavailable,
+            "no connection left. Raise its maxclients",
+            Unavailable,
             over=lambda: eyes.config_set("maxclients", most),
-        )  # fmt: skip
+        )
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
         """Its disk is its memory. A real one that is full ends the server: see `killed`."""
         eyes = self._eyes
         yield FaultCase(
-            r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: make room", Unavailable,
+            r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: make room",
+            Unavailable,
             during=lambda: eyes.config_set("maxmemory", 1),
             over=lambda: eyes.config_set("maxmemory", 0),
-        )  # fmt: skip
+        )
 
     @contextmanager
     def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:

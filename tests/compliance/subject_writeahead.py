@@ -94,11 +94,13 @@ class WriteAheadSubject(Subject):
     def full_disk(self, sink: Any) -> Iterator[FaultCase]:
         with small_disk(4) as disk:
             yield FaultCase(
-                f"{disk}.* the disk is full .*No space left.* make room", Unavailable,
+                f"{disk}.* the disk is full .*No space left.* make room",
+                Unavailable,
                 sink=self._looked_over(sink.function.path, sink.name, disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
-                during=lambda: fill(disk), over=lambda: empty(disk),
-            )  # fmt: skip
+                during=lambda: fill(disk),
+                over=lambda: empty(disk),
+            )
 
 
 @contextmanager

@@ -54,9 +54,12 @@ def main(directory: Path) -> None:
 
 def _run(spark, directory: Path, table: str) -> list[str]:
     source = lock.from_collection(
-        spark, [(n, f"d{n % 2}") for n in range(40)], "number bigint, day string", batch_rows=10,
+        spark,
+        [(n, f"d{n % 2}") for n in range(40)],
+        "number bigint, day string",
+        batch_rows=10,
         directory=directory / "rows",
-    )  # fmt: skip
+    )
     died: list[str] = []
 
     def pipeline() -> lock.Pipeline:
@@ -124,7 +127,7 @@ def _commit(spark, directory: Path) -> dict[str, object]:
             return 0
         return spark.read.format("delta").load(table).count()
 
-    def shelf(receipt: Receipt, suffix: str) -> Path:
+    def stored(receipt: Receipt, suffix: str) -> Path:
         return directory / "log" / "rows" / "out" / f"{receipt.id}{suffix}"
 
     seen: dict[str, object] = {}
@@ -133,14 +136,14 @@ def _commit(spark, directory: Path) -> dict[str, object]:
     seen["first"] = [made().commit([first])[0].value, count()]
     seen["again"] = [made().commit([first])[0].value, count()]
     second = prepare(1, 0)
-    kept = shelf(second, ".arrow").read_bytes()
+    kept = stored(second, ".arrow").read_bytes()
     made().commit([second])
     # As if the driver had died after Delta's commit, before it could leave the witness.
-    shelf(second, ".sent").unlink()
-    shelf(second, ".arrow").write_bytes(kept)
+    stored(second, ".sent").unlink()
+    stored(second, ".arrow").write_bytes(kept)
     seen["half settled"] = [made().commit([second])[0].value, count()]
     lost, neighbour = prepare(2, 0), prepare(2, 1)
-    shelf(lost, ".arrow").unlink()
+    stored(lost, ".arrow").unlink()
     states = made().commit([lost, neighbour])
     seen["lost"] = [states[0].value, count() - 3]
     seen["its neighbour"] = [states[1].value, count()]
@@ -149,93 +152,118 @@ def _commit(spark, directory: Path) -> dict[str, object]:
     return seen
 
 
-def _demands(spark, directory: Path) -> dict[str, object]:
-    """What a table demands of rows: known before the decision or, if it must be, after it."""
-    seen: dict[str, object] = {}
-    numbers = iter(range(100))
+class _Tables:
+    """Tables that require something of their rows, and sinks that write to them."""
 
-    def made(table: str, frame: str = "n bigint") -> Delta:
+    def __init__(self, spark, directory: Path):
+        self.spark, self.directory = spark, directory
+        self._numbers = iter(range(100))
+
+    def make_sink(self, table: str, frame: str = "n bigint") -> Delta:
         sink = Delta(table, name="checked")
-        sink.attach(SparkSite(spark, str(directory / "log")))
+        sink.attach(SparkSite(self.spark, str(self.directory / "log")))
         columns = (column.split(" ", 1) for column in frame.split(", "))
         sink.project({name: Column(f"`{name}`", kind) for name, kind in columns})
-        sink.told = sink.preflight()  # type: ignore[attr-defined]
+        sink.warnings = sink.preflight()  # type: ignore[attr-defined]
         return sink
 
-    def table(columns: str) -> str:
-        path = str(directory / f"demands {next(numbers)}")
-        spark.sql(f"CREATE TABLE delta.`{path}` ({columns}) USING delta")
+    def create(self, columns: str) -> str:
+        path = str(self.directory / f"demands {next(self._numbers)}")
+        self.spark.sql(f"CREATE TABLE delta.`{path}` ({columns}) USING delta")
         return path
 
-    def prepare(sink: Delta, rows: pa.RecordBatch) -> Receipt:
-        writer = sink.begin(Branch(Transaction(OURS, 1, next(numbers), 1), "checked", 0, 0))
+    def alter(self, path: str, change: str) -> None:
+        self.spark.sql(f"ALTER TABLE delta.`{path}` {change}")
+
+    def prepare(self, sink: Delta, **columns: list[object]) -> Receipt:
+        rows = pa.RecordBatch.from_pydict(columns)
+        writer = sink.begin(Branch(Transaction(OURS, 1, next(self._numbers), 1), "checked", 0, 0))
         writer.write(rows)
         prepared = writer.prepare()
         assert prepared is not None
         return Receipt("checked", prepared.id, 0, Fingerprint(len(rows), 0))
 
-    def refusal(act: Callable[[], object]) -> str:
+    def refusal(self, act: Callable[[], object]) -> str:
         try:
-            return f"taken: {act()}"
+            return f"accepted: {act()}"
         except PoundlockError as error:
-            said = f"{type(error).__name__}: {error} {error.__cause__}"
-            return said.replace(str(directory), "DIR")
+            text = f"{type(error).__name__}: {error} {error.__cause__}"
+            return text.replace(str(self.directory), "DIR")
 
-    def of(**columns: list[object]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict(columns)
 
-    # A constraint that is there, and one that comes after the decision.
-    path = table("n BIGINT")
-    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT small CHECK (n < 10000)")
-    sink = made(path)
-    seen["broken"] = refusal(lambda: sink.check([prepare(sink, of(n=[1, 54321]))]))
-    good = prepare(sink, of(n=[1, 7654]))
+def _demands(spark, directory: Path) -> dict[str, object]:
+    """What a table requires of rows: known before the decision or, if it must be, after it."""
+    tables = _Tables(spark, directory)
+    return _constraints(tables) | _columns(tables) | _filled(tables) | _files(tables)
+
+
+def _constraints(tables: _Tables) -> dict[str, object]:
+    """A constraint that is there, and one that comes after the decision."""
+    seen: dict[str, object] = {}
+    path = tables.create("n BIGINT")
+    tables.alter(path, "ADD CONSTRAINT small CHECK (n < 10000)")
+    sink = tables.make_sink(path)
+    seen["broken"] = tables.refusal(lambda: sink.check([tables.prepare(sink, n=[1, 54321])]))
+    good = tables.prepare(sink, n=[1, 7654])
     assert sink.check([good]) == [None]
-    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT smaller CHECK (n < 50)")
-    seen["too late"] = refusal(lambda: sink.commit([good]))
-    spark.sql(f"ALTER TABLE delta.`{path}` DROP CONSTRAINT smaller")
+    tables.alter(path, "ADD CONSTRAINT smaller CHECK (n < 50)")
+    seen["too late"] = tables.refusal(lambda: sink.commit([good]))
+    tables.alter(path, "DROP CONSTRAINT smaller")
     seen["put right"] = sink.commit([good])[0].value
-    spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMN word STRING")
-    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT w CHECK (word IS NULL OR word <> '')")
-    seen["another column"] = made(path).told  # type: ignore[attr-defined]
+    tables.alter(path, "ADD COLUMN word STRING")
+    tables.alter(path, "ADD CONSTRAINT w CHECK (word IS NULL OR word <> '')")
+    seen["another column"] = tables.make_sink(path).warnings  # type: ignore[attr-defined]
+    return seen
 
-    # Columns in other letters; nulls and lengths inside; columns that Delta fills.
-    path = table("id BIGINT NOT NULL, word VARCHAR(3)")
-    sink = made(path, "ID bigint, WORD string")
+
+def _columns(tables: _Tables) -> dict[str, object]:
+    """Columns in other letters; nulls and lengths inside of them."""
+    seen: dict[str, object] = {}
+    path = tables.create("id BIGINT NOT NULL, word VARCHAR(3)")
+    first = tables.make_sink(path, "ID bigint, WORD string")
     seen["other letters"] = [
-        refusal(lambda: prepare(sink, of(ID=[1, None], WORD=["a", "b"]))),
-        refusal(lambda: prepare(sink, of(ID=[1], WORD=["long"]))),
+        tables.refusal(lambda: tables.prepare(first, ID=[1, None], WORD=["a", "b"])),
+        tables.refusal(lambda: tables.prepare(first, ID=[1], WORD=["long"])),
     ]
-    path = table("s STRUCT<a: BIGINT NOT NULL>, w ARRAY<VARCHAR(3)>")
-    sink = made(path, "s struct<a:bigint>, w array<string>")
-    seen["inside"] = sink.told  # type: ignore[attr-defined]
-    seen["null inside"] = refusal(
-        lambda: sink.check(
-            [prepare(sink, of(s=[{"a": 1}, {"a": None}, None], w=[["a"], None, []]))]
-        )
-    )
-    good = prepare(sink, of(s=[{"a": 1}, {"a": 2}], w=[["abc"], None]))
+    path = tables.create("s STRUCT<a: BIGINT NOT NULL>, w ARRAY<VARCHAR(3)>")
+    sink = tables.make_sink(path, "s struct<a:bigint>, w array<string>")
+    seen["inside"] = sink.warnings  # type: ignore[attr-defined]
+    nulls: dict[str, list[object]] = {"s": [{"a": 1}, {"a": None}, None], "w": [["a"], None, []]}
+    seen["null inside"] = tables.refusal(lambda: sink.check([tables.prepare(sink, **nulls)]))
+    good = tables.prepare(sink, s=[{"a": 1}, {"a": 2}], w=[["abc"], None])
     seen["good inside"] = [sink.check([good])[0], sink.commit([good])[0].value]
-    path = table("n BIGINT, m BIGINT NOT NULL GENERATED ALWAYS AS (n + 1)")
-    sink = made(path)
-    good = prepare(sink, of(n=[1]))
-    seen["filled"] = [sink.told, sink.check([good])[0], sink.commit([good])[0].value]  # type: ignore
-    sink = made(path, "n bigint, m bigint")
-    seen["filled otherwise"] = refusal(lambda: sink.check([prepare(sink, of(n=[1], m=[5]))]))
-    path = table("word STRING")
-    spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT number CHECK (CAST(word AS INT) > 0)")
-    sink = made(path, "word string")
-    seen["no number"] = refusal(lambda: sink.check([prepare(sink, of(word=["many"]))]))
+    return seen
 
-    # A path that is relative, which only the JVM's own directory resolves; rows that are damaged.
-    path = os.path.relpath(table("n BIGINT"))
-    sink = made(path)
-    good = prepare(sink, of(n=[1]))
+
+def _filled(tables: _Tables) -> dict[str, object]:
+    """Columns that Delta fills, and an expression that fails."""
+    seen: dict[str, object] = {}
+    path = tables.create("n BIGINT, m BIGINT NOT NULL GENERATED ALWAYS AS (n + 1)")
+    filled = tables.make_sink(path)
+    good = tables.prepare(filled, n=[1])
+    warnings = filled.warnings  # type: ignore[attr-defined]
+    seen["filled"] = [warnings, filled.check([good])[0], filled.commit([good])[0].value]
+    both = tables.make_sink(path, "n bigint, m bigint")
+    seen["filled otherwise"] = tables.refusal(
+        lambda: both.check([tables.prepare(both, n=[1], m=[5])])
+    )
+    path = tables.create("word STRING")
+    tables.alter(path, "ADD CONSTRAINT number CHECK (CAST(word AS INT) > 0)")
+    sink = tables.make_sink(path, "word string")
+    seen["no number"] = tables.refusal(lambda: sink.check([tables.prepare(sink, word=["many"])]))
+    return seen
+
+
+def _files(tables: _Tables) -> dict[str, object]:
+    """A relative path, which only the JVM's own directory resolves; rows that are damaged."""
+    seen: dict[str, object] = {}
+    sink = tables.make_sink(os.path.relpath(tables.create("n BIGINT")))
+    good = tables.prepare(sink, n=[1])
     seen["relative"] = [sink.check([good])[0], sink.commit([good])[0].value]
-    damaged = prepare(sink, of(n=[1]))
-    file = directory / "log" / "rows" / "checked" / f"{damaged.id}.arrow"
+    damaged = tables.prepare(sink, n=[1])
+    file = tables.directory / "log" / "rows" / "checked" / f"{damaged.id}.arrow"
     file.write_bytes(file.read_bytes()[:-20])
-    seen["damaged"] = refusal(lambda: sink.commit([damaged]))
+    seen["damaged"] = tables.refusal(lambda: sink.commit([damaged]))
     return seen
 
 

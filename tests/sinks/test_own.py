@@ -39,9 +39,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not kn
 
 def numbers(spark: SparkSession, tmp_path: Path, count: int = 20, batch_rows: int = 10) -> Any:
     return lock.from_collection(
-        spark, [(n, f"text {n}") for n in range(count)], "number bigint, text string",
-        batch_rows=batch_rows, directory=tmp_path / "rows",
-    )  # fmt: skip
+        spark,
+        [(n, f"text {n}") for n in range(count)],
+        "number bigint, text string",
+        batch_rows=batch_rows,
+        directory=tmp_path / "rows",
+    )
 
 
 def into(spark: SparkSession, tmp_path: Path, sink: Participant) -> lock.Pipeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poundlock.sinks.files.rows import COMPRESSIONS, format_of, suffix
+from poundlock.sinks.files.types import COMPRESSIONS, format_of, suffix
 
 
 @pytest.mark.parametrize(

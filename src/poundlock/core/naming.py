@@ -63,6 +63,11 @@ def parse_name(text: str) -> BranchName | None:
     return BranchName(Namespace(pipeline, identity), int(generation), sink, *map(int, numbers))
 
 
+def derive_sink_name(target: str) -> str:
+    """Return a sink's default name: its target's, without the characters that no name may have."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", target).strip("-_")
+
+
 def to_forget(names: Iterable[BranchName], floor: int) -> list[BranchName]:
     """Choose the names of batches below a floor, except the newest name.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from poundlock.core.model import Branch, Receipt, checked_name
 from poundlock.core.naming import BranchName, parse_name
-from poundlock.core.participant import Column, Commitment, Semantic, Writer
+from poundlock.core.participant import Commitment, Semantic, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import PoundlockError, UsageError
 from poundlock.sinks.rowstore import StoredBranches, StoredWriter
@@ -55,9 +55,6 @@ class Console(StoredBranches):
 
     def reader_settings(self) -> str:
         return "to ignore a batch that is printed twice"
-
-    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
-        return {name: column.sql for name, column in columns.items()}
 
     def begin(self, branch: Branch) -> Writer:
         return _FirstRows(self, branch)

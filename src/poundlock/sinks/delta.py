@@ -26,7 +26,7 @@ import pyarrow.fs as pafs
 
 from poundlock import errors
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
-from poundlock.core.naming import BranchName, parse_name
+from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import reachable
@@ -58,6 +58,9 @@ class _Batch:
         space = self.namespace
         return f"{space.pipeline}.{space.identity}.{self.sink}.{self.number}.{write}.intent"
 
+    def version(self, write: int) -> int:
+        return self.number * _WRITES + write
+
 
 class Delta(StoredBranches):
     """A Delta table. The session must know Delta: `poundlock.session(delta=True)`.
@@ -84,7 +87,7 @@ class Delta(StoredBranches):
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
     ):
         self.path = os.fspath(path).rstrip("/")
-        label = name or re.sub(r"[^A-Za-z0-9_-]+", "-", self.path.rpartition("/")[2]).strip("-_")
+        label = name or derive_sink_name(self.path.rpartition("/")[2])
         self.name = checked_name("sink name", label)
         if Semantic(semantic) is not Semantic.EXACTLY_ONCE:
             raise UsageError(
@@ -124,7 +127,7 @@ class Delta(StoredBranches):
         self._schema = ", ".join(
             f"{quoted(name)} {column.type}" for name, column in columns.items()
         )
-        return {name: column.sql for name, column in columns.items()}
+        return super().project(columns)
 
     def preflight(self) -> list[str]:
         spark = self._spark()
@@ -313,7 +316,7 @@ class Delta(StoredBranches):
             if gone:
                 raise InDoubt(
                     f"the stored rows of {gone[0]} were taken away while they were written to "
-                    f"{self.path}. Look for txn version {self._version(batch, write)} in the table's "
+                    f"{self.path}. Look for txn version {batch.version(write)} in the table's "
                     "history before you continue",
                     sink=self.name,
                 )
@@ -329,7 +332,7 @@ class Delta(StoredBranches):
                 .write.format("delta")
                 .mode("append")
                 .option("txnAppId", f"poundlock.{space.pipeline}.{space.identity}.{self.name}")
-                .option("txnVersion", str(self._version(batch, write)))
+                .option("txnVersion", str(batch.version(write)))
                 .option("mergeSchema", str(self.merge_schema).lower())
             )
             if self.partition_by:
@@ -347,10 +350,6 @@ class Delta(StoredBranches):
         return spark.createDataFrame(listed, "name string").mapInArrow(
             partial(_read, self.row_store, schema), schema
         )
-
-    @staticmethod
-    def _version(batch: _Batch, write: int) -> int:
-        return batch.number * _WRITES + write
 
     def _has_intents(self) -> bool:
         system, root = open_filesystem(self.row_store.uri)
@@ -370,16 +369,11 @@ class Delta(StoredBranches):
                 return found
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        system, root = open_filesystem(self.row_store.uri)
-        pattern = re.compile(
-            re.escape(f"{namespace.pipeline}.{namespace.identity}.{self.name}.")
-            + r"(\d+)\.\d+\.intent"
-        )
-        with reachable(self.row_store.uri):
-            for entry in system.get_file_info(pafs.FileSelector(root, allow_not_found=True)):
-                match = pattern.fullmatch(entry.base_name)
-                if match and int(match[1]) < floor:
-                    system.delete_file(entry.path)
+        ours = re.escape(f"{namespace.pipeline}.{namespace.identity}.{self.name}.")
+        intents = re.compile(ours + r"(\d+)\.\d+\.intent")
+        for file in self.row_store.list_files():
+            if (match := intents.fullmatch(file)) and int(match[1]) < floor:
+                self.row_store.delete(file)
         super().prune(namespace, floor)
 
 

@@ -79,9 +79,10 @@ class Memory(Participant):
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         self.server.expire(self.clock())
+        found = [self.server.branches.get(receipt.id) for receipt in receipts]
         return [
-            None if self._state(receipt) is BranchState.PREPARED else "it is no longer open"
-            for receipt in receipts
+            None if held and held.state is BranchState.PREPARED else "it is no longer open"
+            for held in found
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
@@ -118,10 +119,6 @@ class Memory(Participant):
     def newest_generation(self, namespace: Namespace) -> int:
         mine = (held for held in self.server.branches.values() if held.namespace == namespace)
         return max((held.generation for held in mine), default=0)
-
-    def _state(self, receipt: Receipt) -> BranchState:
-        held = self.server.branches.get(receipt.id)
-        return held.state if held else BranchState.NO_WITNESS
 
 
 class MemoryWriter(Writer):

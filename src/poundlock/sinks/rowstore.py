@@ -23,7 +23,7 @@ import pyarrow.fs as pafs
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.naming import BranchName, name_of, parse_name, to_forget
-from poundlock.core.participant import Participant, PreparedBranch, Writer
+from poundlock.core.participant import Column, Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site, reachable
 from poundlock.errors import InDoubt, PermanentlyRefused, PoundlockError, Unavailable, UsageError
@@ -62,7 +62,7 @@ class RowStore:
 
     def states(self) -> dict[str, BranchState]:
         """Return the state of each branch. A witness counts more than the rows."""
-        files = self._files()
+        files = self.list_files()
         states: dict[str, BranchState] = {}
         for suffix in (_STORED, _ABORTED, _SENT):
             for file in files:
@@ -74,11 +74,11 @@ class RowStore:
         """Return the branches that are being written, or were when their tasks died."""
         return [
             file[1:].removesuffix(_UNFINISHED)
-            for file in self._files()
+            for file in self.list_files()
             if file.startswith(".") and file.endswith(_UNFINISHED)
         ]
 
-    def _files(self) -> list[str]:
+    def list_files(self) -> list[str]:
         system, root = self._open()
         with reachable(self.uri):
             found = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
@@ -113,12 +113,13 @@ class RowStore:
 
     def drop(self, name: str, *suffixes: str) -> None:
         """Delete the rows of a branch, finished or not, or the files with these suffixes."""
+        self.delete(*(name + suffix for suffix in suffixes or (_STORED,)), f".{name}{_UNFINISHED}")
+
+    def delete(self, *files: str) -> None:
         system, root = self._open()
-        for suffix in suffixes or (_STORED,):
+        for file in files:
             with reachable(self.uri), contextlib.suppress(FileNotFoundError):
-                system.delete_file(f"{root}/{name}{suffix}")
-        with reachable(self.uri), contextlib.suppress(FileNotFoundError):
-            system.delete_file(f"{root}/.{name}{_UNFINISHED}")
+                system.delete_file(f"{root}/{file}")
 
     def _put(self, file: str) -> None:
         system, root = self._open()
@@ -189,6 +190,9 @@ class StoredBranches(Participant):
         if self._row_store is None:
             raise UsageError("the sink is not part of a pipeline yet", sink=self.name)
         return self._row_store
+
+    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
+        return {name: column.sql for name, column in columns.items()}
 
     def begin(self, branch: Branch) -> Writer:
         return StoredWriter(self.row_store, branch)

@@ -8,7 +8,7 @@ once. A repeated call has the same id, for a system that can recognise repeats.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from poundlock.core.model import checked_name
 from poundlock.core.naming import BranchName
-from poundlock.core.participant import Column, Commitment, Semantic
+from poundlock.core.participant import Commitment, Semantic
 from poundlock.errors import InDoubt, PoundlockError, UsageError
 from poundlock.sinks.rowstore import StoredBranches
 
@@ -74,9 +74,6 @@ class WriteAhead(StoredBranches):
 
     def reader_settings(self) -> str:
         return "to recognise repeats, by the id of each call"
-
-    def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
-        return {name: column.sql for name, column in columns.items()}
 
     def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
         for number, part in enumerate(rows):

@@ -13,8 +13,7 @@ from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import reachable
 from poundlock.filesystem import open_filesystem
-from poundlock.sinks.files.manifest import DataFile, Manifest
-from poundlock.sinks.files.place import put, uri_of
+from poundlock.sinks.files.manifest import DataFile, Manifest, put, uri_of
 from poundlock.sinks.files.writer import ABORTED, OPEN, OURS, STAGED
 
 _DATA = re.compile(r"part-(.+)-\d{5,}\.[.\w]+")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,25 +26,27 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.naming import derive_sink_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic, frame_mismatch
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site, reachable
 from poundlock.errors import UsageError
 from poundlock.filesystem import open_filesystem
 from poundlock.sinks.files.branches import Branches, branch_of
-from poundlock.sinks.files.manifest import METADATA, DataFile, Manifest
-from poundlock.sinks.files.place import qualified, uri_of
-from poundlock.sinks.files.rows import (
+from poundlock.sinks.files.manifest import METADATA, DataFile, Manifest, qualified, uri_of
+from poundlock.sinks.files.types import (
     COMPRESSIONS,
+    LINE,
     PARTITION,
     ParquetFile,
     TextFile,
+    column_problems,
     csv_text,
     escaped,
+    expressions,
     format_of,
     text_line,
 )
-from poundlock.sinks.files.types import LINE, column_problems, expressions
 from poundlock.sinks.files.writer import OURS, FilesWriter
 
 
@@ -81,7 +82,7 @@ class Files(Participant):
     ):
         self.place = qualified(os.fspath(path))  # for file systems
         self.uri = uri_of(self.place)  # for the manifest
-        label = name or re.sub(r"[^A-Za-z0-9_-]+", "-", self.place.rpartition("/")[2]).strip("-_")
+        label = name or derive_sink_name(self.place.rpartition("/")[2])
         self.name = checked_name("sink name", label)
         self.semantic = Semantic(semantic)
         if format not in COMPRESSIONS:

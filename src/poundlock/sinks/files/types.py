@@ -1,8 +1,20 @@
-"""What a row becomes in a file, and which columns that takes."""
+"""What a row becomes in a file: which columns that takes, its partition as in Hive, and its format.
+
+Spark itself makes the lines of text formats (`to_json`, `to_csv`), so a file reads back as Spark's own
+would. Rules of this file: one Python call per partition of a batch of rows, none per row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from poundlock.core.participant import Column
 from poundlock.core.sparksql import TIMES, holds, row_json, row_struct
@@ -18,6 +30,17 @@ _UNFIT = {
 _UNFIT_PARTITION = f"void|interval|variant|binary|{_NESTED}"
 # Otherwise Spark removes the blanks around a text.
 _BLANKS = "'ignoreLeadingWhiteSpace', 'false', 'ignoreTrailingWhiteSpace', 'false'"
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+PARTITION = "__by_"  # prefix of the columns by which rows are split, as text
+
+COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
+    "parquet": {"snappy": ".snappy", "zstd": ".zstd", "gzip": ".gz", "lz4": ".lz4raw", "none": ""},
+    "json": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
+    "csv": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
+}
+LONGEST = 255  # bytes in one name, on all usual file systems
+_SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 
 
 def column_problems(
@@ -50,3 +73,116 @@ def expressions(columns: Mapping[str, Column], format: str) -> dict[str, str]:
         (only,) = columns.values()
         line = f"CASE WHEN {only.sql} IS NULL THEN '\"\"' ELSE {line} END"
     return {LINE: line}
+
+
+def escaped(text: str) -> str:
+    """Quote a column's name or value so that it can be part of a directory's name."""
+    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
+
+
+def directory_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
+    """Return the directory of a partition, `a=1/b=2`. As in Spark, an empty text counts as null."""
+    return "/".join(
+        f"{escaped(column)}={escaped(value) if value else NULL}"
+        for column, value in zip(columns, values, strict=True)
+    )
+
+
+def split(
+    rows: pa.RecordBatch, columns: Sequence[str]
+) -> Iterator[tuple[str, pa.RecordBatch, np.ndarray]]:
+    """Yield each partition's directory, its rows without the partition columns, and their places."""
+    data = rows.drop_columns([PARTITION + column for column in columns])
+    if not columns:
+        yield "", data, np.arange(len(rows))
+        return
+    encoded = [rows.column(PARTITION + column).dictionary_encode() for column in columns]
+    codes = np.zeros(len(rows), dtype=np.int64)
+    for part in encoded:
+        index = pc.fill_null(part.indices, len(part.dictionary)).to_numpy(zero_copy_only=False)
+        codes = codes * (len(part.dictionary) + 1) + index
+    _, firsts, groups = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(groups, kind="stable")
+    places = np.split(order, np.cumsum(np.bincount(groups))[:-1])
+    for first, mine in zip(firsts, places, strict=True):
+        values = [part[int(first)].as_py() for part in encoded]
+        yield directory_of(columns, values), data.take(pa.array(mine)), mine
+
+
+def too_long(directory: str) -> str | None:
+    """Say why a directory cannot be created. None if it can."""
+    for name in directory.split("/"):
+        if len(name.encode()) > LONGEST:
+            column = name.partition("=")[0]
+            return (
+                f"its directory, {column[:40]}=..., would have a name of more than {LONGEST} bytes"
+            )
+    return None
+
+
+def suffix(format: str, compression: str) -> str:
+    mark = COMPRESSIONS[format][compression]
+    return f"{mark}.parquet" if format == "parquet" else f".{format}{mark}"
+
+
+def format_of(name: str) -> str | None:
+    """Return the format of a file, from the name that `suffix` completed."""
+    parts = name.split(".")[1:]  # the last one counts: a pipeline or a sink may be named json
+    return next((part for part in reversed(parts) if part in COMPRESSIONS), None)
+
+
+class ParquetFile:
+    """One open Parquet file."""
+
+    def __init__(self, stream: Any, compression: str, schema: pa.Schema):
+        self._stream = stream
+        # Timestamps in microseconds and names of list elements are as Spark has them.
+        self._writer = pq.ParquetWriter(
+            stream, schema, compression=compression, coerce_timestamps="us", store_schema=False
+        )
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._writer.write_batch(rows)
+
+    def close(self) -> None:
+        try:
+            self._writer.close()
+        finally:  # the space of an open file is not freed, so a full disk would stay full
+            self._stream.close()
+
+
+class TextFile:
+    """One open file of lines."""
+
+    def __init__(self, stream: Any, compression: str, header: str | None):
+        self._stream = stream
+        packed = compression != "none"
+        self._out = pa.CompressedOutputStream(stream, compression) if packed else stream
+        if header is not None:
+            self._out.write(header.encode() + b"\n")
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        lines = rows.column(LINE).cast(pa.large_string())
+        nothing, end = pa.scalar("", pa.large_string()), pa.scalar("\n", pa.large_string())
+        ended = pc.call_function("binary_join_element_wise", [lines, nothing, end])
+        # A text array has its texts one after the other in memory: that is the file.
+        self._out.write(ended.buffers()[2])
+
+    def close(self) -> None:
+        try:
+            self._out.close()
+        finally:
+            self._stream.close()
+
+
+def text_line(format: str, row: Mapping[str, Any]) -> str:
+    """Return a row of plain values as a line, as Spark would write it."""
+    if format == "json":
+        return json.dumps(row)
+    return ",".join(csv_text(str(value)) for value in row.values())
+
+
+def csv_text(name: str) -> str:
+    """Return one value of CSV, quoted if necessary."""
+    special = any(char in name for char in ',"\n\r\\')
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' if special else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -15,9 +15,11 @@ from poundlock.core.participant import PreparedBranch, Semantic, Writer
 from poundlock.core.site import reachable
 from poundlock.errors import BadRow, Rejected
 from poundlock.filesystem import open_filesystem, sync
-from poundlock.sinks.files.manifest import METADATA, DataFile
-from poundlock.sinks.files.place import put
-from poundlock.sinks.files.rows import ParquetFile, TextFile, split, suffix, too_long
+from poundlock.sinks.files.manifest import METADATA, DataFile, put
+from poundlock.sinks.files.types import split, suffix, too_long
+
+if TYPE_CHECKING:
+    from poundlock.sinks.files.sink import Files
 
 OURS = "_poundlock"
 OPEN, STAGED, ABORTED = ".open", ".staged", ".aborted"
@@ -27,24 +29,10 @@ _OBJECT_STORES = ("s3", "gcs", "abfs")
 _OPEN_FILES, _OPEN_OBJECTS = 256, 64
 
 
-class Target(Protocol):
-    """What a writer needs of its sink."""
-
-    name: str
-    semantic: Semantic
-    place: str
-    uri: str
-    format: str
-    compression: str
-    partition_by: list[str]
-
-    def open_file(self, stream: Any, schema: pa.Schema) -> ParquetFile | TextFile: ...
-
-
 class FilesWriter(Writer):
     """One branch in a task: one or more files for each partition that it has rows of."""
 
-    def __init__(self, sink: Target, branch: Branch):
+    def __init__(self, sink: Files, branch: Branch):
         self._sink, self._name = sink, str(name_of(branch))
         self._began_at = time.time()
         self._exact = sink.semantic is Semantic.EXACTLY_ONCE

@@ -20,7 +20,7 @@ from opensearchpy import OpenSearch as Driver
 from opensearchpy import exceptions
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.naming import BranchName, parse_name
+from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.projection import Projection
 from poundlock.core.protocol import BranchState
@@ -29,17 +29,14 @@ from poundlock.core.sparksql import row_json
 from poundlock.errors import InDoubt, UsageError
 from poundlock.sinks.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.sinks.opensearch.client import connect, translate_error
-from poundlock.sinks.opensearch.settings import (
-    alias_problem,
-    deletion_warning,
-    loss_warnings,
-    name_problem,
-)
 from poundlock.sinks.opensearch.types import ROLES, bad_names, compare, not_finite
 from poundlock.sinks.opensearch.writer import NOT_FINITE, SendingWriter, StoringWriter
 from poundlock.sinks.rowstore import RowStore, StoredBranches
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
+
+_IMPOSSIBLE = re.compile(r'[ "*\\<|,>/?#:]|^[-_+]|^\.{0,2}$')
+_SECONDS = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class OpenSearch(StoredBranches):
@@ -83,7 +80,7 @@ class OpenSearch(StoredBranches):
         settings: Mapping[str, Any] | None = None,
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
     ):
-        label = re.sub(r"[^A-Za-z0-9_-]+", "-", index).strip("-_")[:63]
+        label = derive_sink_name(index)[:63]
         self.name = checked_name("sink name", name or label or "index")
         self.index = index
         self.semantic = Semantic(semantic)
@@ -151,7 +148,7 @@ class OpenSearch(StoredBranches):
 
     def preflight(self) -> list[str]:
         may_change = self.semantic is not Semantic.EXACTLY_ONCE
-        self._reject(name_problem(self.index, may_change=may_change))
+        self._reject(_name_problem(self.index, may_change=may_change))
         indices = self._read_indices()
         if indices is None:
             return [
@@ -162,7 +159,7 @@ class OpenSearch(StoredBranches):
             it["aliases"][self.index] for it in indices.values() if self.index in it["aliases"]
         ]
         self._is_alias = bool(aliases)
-        self._reject(alias_problem(self.index, aliases, may_change=may_change))
+        self._reject(_alias_problem(self.index, aliases, may_change=may_change))
         warnings = [
             it for index, found in indices.items() for it in self._check_index(index, found)
         ]
@@ -209,8 +206,8 @@ class OpenSearch(StoredBranches):
         if wrong:
             raise frame_mismatch(self.name, wrong, self._columns, target=f"index {index}")
         settings = found.get("settings", {}).get("index", {})
-        warnings = doubtful + loss_warnings(index, settings)
-        if self._delete and (warning := deletion_warning(index, settings)):
+        warnings = doubtful + _loss_warnings(index, settings)
+        if self._delete and (warning := _deletion_warning(index, settings)):
             warnings.append(warning)
         return warnings
 
@@ -323,3 +320,76 @@ class Elasticsearch(OpenSearch):
     """An index of Elasticsearch, or an alias of one. It understands the requests of `OpenSearch`."""
 
     product = "Elasticsearch"
+
+
+def _name_problem(index: str, *, may_change: bool) -> str | None:
+    """Say why nothing can be written to an index of this name. None if it can.
+
+    `may_change`: the name may mean another index each day.
+    """
+    if index.startswith("<") and index.endswith(">"):
+        problem = (
+            f"{index} is another index each day, and a document that is sent again on the next day "
+            "would be in both: name one index, or use semantic='at_least_once'"
+        )
+        return None if may_change else problem
+    if _IMPOSSIBLE.search(index) or len(index.encode()) > 255:
+        return (
+            f"{index!r}: no index can have that name. A name has at most 255 bytes, none of them a "
+            'blank or one of "*\\<|,>/?#: and does not begin with _, - or +. Rows go into one index, '
+            "or one alias"
+        )
+    return None
+
+
+def _alias_problem(
+    alias: str, entries: Sequence[Mapping[str, Any]], *, may_change: bool
+) -> str | None:
+    """Say why an alias cannot be written to. None if it can.
+
+    `entries` are what each of its indices says of it. `may_change`: it may mean another index later.
+    """
+    if any("is_write_index" in entry for entry in entries) and not may_change:
+        return (
+            f"alias {alias} has a write index, which a rollover changes: a document that is sent again "
+            "after one would be in two indices. Write to the index itself, or to an alias of one index "
+            "without is_write_index, or use semantic='at_least_once'"
+        )
+    single = len(entries) == 1 and entries[0].get("is_write_index", True)
+    if entries and not single and not any(entry.get("is_write_index") for entry in entries):
+        return f"none of the {len(entries)} indices of alias {alias} is its write index"
+    return None
+
+
+def _loss_warnings(index: str, settings: Mapping[str, Any]) -> list[str]:
+    """Return warnings of settings with which the server may lose what it acknowledged."""
+    warnings: list[str] = []
+    if str(settings.get("translog", {}).get("durability", "")).lower() == "async":
+        warnings.append(
+            f"index {index} has index.translog.durability async: a server that crashes loses the last "
+            'seconds of acknowledged writes. Set it: {"index.translog.durability": "request"}'
+        )
+    warnings += [
+        f"index {index} has index.{name} {settings[name]}: a document that it drops or fails on stops "
+        "the pipeline after the decision, and a document whose id or index it changes is not found "
+        "again. Remove it, or make sure that it does neither"
+        for name in ("default_pipeline", "final_pipeline")
+        if settings.get(name, "_none") != "_none"
+    ]
+    return warnings
+
+
+def _deletion_warning(index: str, settings: Mapping[str, Any]) -> str | None:
+    """Return a warning if the index remembers the versions of deleted documents for less than a day."""
+    gc_deletes = str(settings.get("gc_deletes", "60s"))  # a default, which the server does not list
+    match = re.fullmatch(r"(\d+)([a-z]+)", gc_deletes)
+    if match and int(match[1]) * _SECONDS.get(match[2], 0) >= _SECONDS["d"]:
+        return None
+    return (
+        f"index {index} forgets deleted documents after index.gc_deletes, {gc_deletes}: a row with a "
+        "lower version that comes later, or is sent again, brings the document back. Set it longer "
+        "than rows may be late or the pipeline may be down: "
+        f'PUT {index}/_settings {{"index.gc_deletes": "1d"}}. A node that restarts forgets them all '
+        "the same: if that matters, keep the document, with a field that says that it is deleted, in "
+        "place of delete="
+    )

@@ -20,6 +20,7 @@ _SIZES = {"byte": 1, "short": 2, "integer": 4, "long": 8}
 _NUMBERS = (*_SIZES, "double", "float", "half_float", "scaled_float", "unsigned_long")
 _SCALAR = (*_NUMBERS, "boolean", "date", "date_nanos", "keyword", "text", "ip", "binary")
 _SPARK_NUMBERS = (*_INTEGERS, "float", "double")
+_TEXTS = ("string", "binary")
 _SPARK_TIMES = ("date", "timestamp", "timestamp_ntz")
 _WIDTHS = {"tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}
 _DIGITS = {"byte": 2, "short": 4, "integer": 9, "long": 18}  # that surely fit
@@ -130,7 +131,7 @@ def compare(
                 f"column {name!r} has type {kind}, but the field is of type {target}{_format(field)}: "
                 "a value that does not fit stops the pipeline. Cast it, or set ignore_malformed"
             )
-        elif target == "keyword" and _is_unlimited(kind, field) and name != id:
+        elif target == "keyword" and "ignore_above" not in field and kind in _TEXTS and name != id:
             doubtful.append(
                 f"column {name!r} goes into a keyword field without ignore_above: a value of more than "
                 "32766 bytes stops the pipeline. Set ignore_above to 8191 or less"
@@ -164,8 +165,10 @@ def _compare_number(kind: str, target: str, field: Mapping[str, Any]) -> Verdict
 def _compare_date(kind: str, target: str, field: Mapping[str, Any]) -> Verdict:
     if kind == "boolean":
         return "wrong"
+    formats = field.get("format", "strict_date_optional_time").split("||")
+    takes_iso = any(it.startswith("strict_date_optional_time") for it in formats)
     # date_nanos holds only 1970 to 2262.
-    fits = kind in _SPARK_TIMES and target == "date" and _takes_iso(field)
+    fits = kind in _SPARK_TIMES and target == "date" and takes_iso
     return "fits" if fits else "doubtful"
 
 
@@ -184,15 +187,6 @@ def _holds(target: str, kind: str, field: Mapping[str, Any]) -> bool:
     precision, scale = (int(part) for part in re.findall(r"\d+", kind))
     whole = scale == 0 or field.get("coerce", True)  # otherwise a fraction is refused
     return whole and precision - scale <= _DIGITS[target]
-
-
-def _is_unlimited(kind: str, field: Mapping[str, Any]) -> bool:
-    return kind in ("string", "binary") and "ignore_above" not in field
-
-
-def _takes_iso(field: Mapping[str, Any]) -> bool:
-    formats = field.get("format", "strict_date_optional_time").split("||")
-    return any(it.startswith("strict_date_optional_time") for it in formats)
 
 
 def _format(field: Mapping[str, Any]) -> str:

@@ -111,34 +111,28 @@ class SendingWriter(Writer):
 
 def bad_rows(rows: pa.RecordBatch) -> dict[int, str]:
     """Return the rows that the server surely refuses, and why."""
-    return bad_documents(rows) | (bad_ids(rows) if "id" in rows.schema.names else {})
-
-
-def bad_ids(rows: pa.RecordBatch) -> dict[int, str]:
-    """Return the rows with ids that the server does not accept."""
-    ids = rows.column("id")
-    lengths = pc.binary_length(ids.cast(pa.large_string()).cast(pa.large_binary()))
-    sizes = np.asarray(pc.fill_null(lengths, -1))
-    reasons = {-1: "the id is null", 0: "the id is empty"}
-    return {
-        int(row): reasons.get(int(sizes[row]), f"the id is longer than {_LONGEST_ID} bytes")
-        for row in np.flatnonzero((sizes <= 0) | (sizes > _LONGEST_ID))
-    }
-
-
-def bad_documents(rows: pa.RecordBatch) -> dict[int, str]:
-    """Return the rows that cannot become a document."""
+    names = rows.schema.names
     sizes = np.asarray(pc.fill_null(pc.binary_length(rows.column("document")), 0))
     bad = {
         int(row): "the document is larger than 100 MiB, less some room for its id"
         for row in np.flatnonzero(sizes > _LONGEST_DOCUMENT)
     }
-    if NOT_FINITE in rows.schema.names:
+    if NOT_FINITE in names:
         reason = "a number in it is NaN or infinite, which JSON cannot express"
         bad |= {int(row): reason for row in np.flatnonzero(np.asarray(rows.column(NOT_FINITE)))}
-    if "version" in rows.schema.names:
+    if "version" in names:
         versions = np.asarray(pc.fill_null(rows.column("version"), -1))
         bad |= {int(row): "the version is null or negative" for row in np.flatnonzero(versions < 0)}
+    if "id" in names:
+        lengths = pc.binary_length(
+            rows.column("id").cast(pa.large_string()).cast(pa.large_binary())
+        )
+        sizes = np.asarray(pc.fill_null(lengths, -1))
+        reasons = {-1: "the id is null", 0: "the id is empty"}
+        bad |= {
+            int(row): reasons.get(int(sizes[row]), f"the id is longer than {_LONGEST_ID} bytes")
+            for row in np.flatnonzero((sizes <= 0) | (sizes > _LONGEST_ID))
+        }
     return bad
 
 

@@ -106,7 +106,7 @@ class Branches:
             by_namespace.setdefault(_parse(id_).namespace, []).append(id_)
         answers: dict[str, str] = {}
         for namespace, members in by_namespace.items():
-            keys = [*self._keys(namespace, self._tag)]
+            keys = list(self._keys(namespace, self._tag))
             keys += [_staged(self._tag, id_) for id_ in members]
             with self._client.errors(f"abort of {members[0]}"):
                 found = self._client.run(ABORT, keys, [secrets.token_hex(8), *members])

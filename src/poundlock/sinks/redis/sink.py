@@ -22,23 +22,20 @@ from typing import Any
 import pyarrow as pa
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.naming import derive_sink_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic, Writer
 from poundlock.core.protocol import BranchState
-from poundlock.errors import UsageError
+from poundlock.errors import NotAuthorised, PoundlockError, UsageError
 from poundlock.sinks.redis.branches import Branches
 from poundlock.sinks.redis.client import Client, as_text
-from poundlock.sinks.redis.settings import check_settings, check_version
 from poundlock.sinks.redis.types import parse_options, project
 from poundlock.sinks.redis.writer import RedisWriter
 
+_OLDEST = (6, 2)
+_SETTINGS = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy", "proto-max-bulk-len")
 _LONGEST = 512 << 20  # bytes of a value, unless proto-max-bulk-len was changed
 
-_STATES = {
-    "committed": BranchState.COMMITTED,
-    "aborted": BranchState.ABORTED,
-    "no witness": BranchState.NO_WITNESS,
-    "prepared": BranchState.PREPARED,
-}
+_STATES = {state.value: state for state in BranchState}  # the scripts answer with these words
 _WHY_NOT = {  # a branch cannot be committed. Other answers of the script are reasons themselves.
     "prepared": None,
     "committed": "it is committed already",
@@ -105,8 +102,8 @@ class Redis(Participant):
             },
             operation,
         )
-        label = re.sub(r"[^A-Za-z0-9_-]+", "-", self.shape.target or prefix or "keys").strip("-_")
-        self.name = checked_name("sink name", name or label[:63] or "redis")
+        label = derive_sink_name(self.shape.target or prefix or "keys")[:63]
+        self.name = checked_name("sink name", name or label or "redis")
         self.semantic = Semantic(semantic)
         self.timeout = timeout
         self.longest = _LONGEST
@@ -145,7 +142,7 @@ class Redis(Participant):
         client, shape = self.client, self.shape
         here = f"{{{shape.tag}}}"
         with client.errors("checking the server"):
-            check_version(client, here, self.name)
+            _check_version(client, here, self.name)
             if client.clustered:
                 self._check_slots(client)
             if as_text(client.execute("ROLE", key=here)[0]) not in ("master", "primary"):
@@ -162,7 +159,7 @@ class Redis(Participant):
                 "key, or delete that one",
                 sink=self.name,
             )
-        warnings, longest = check_settings(client, here)
+        warnings, longest = _check_settings(client, here)
         self.longest = longest or _LONGEST
         return warnings
 
@@ -221,3 +218,59 @@ class Redis(Participant):
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         self.branches.prune(namespace, floor)
+
+
+def _check_version(client: Client, key: str, sink: str) -> None:
+    info = client.execute("INFO", "server", key=key)
+    version = str(info.get("redis_version", ""))  # Valkey has one too, of the Redis that it equals
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise UsageError(
+            f"the server is Redis {version}, but the sink needs {oldest} or later, or Valkey",
+            sink=sink,
+        )
+
+
+def _check_settings(client: Client, key: str) -> tuple[list[str], int | None]:
+    """Return warnings, and the maximum length of a value if the server shows it."""
+    try:
+        with client.errors("reading the configuration"):
+            found: dict[str, str] = {}
+            for name in _SETTINGS:
+                found |= _pairs(client.execute("CONFIG", "GET", name, key=key))
+    except PoundlockError as error:
+        if not isinstance(error, NotAuthorised) and "unknown command" not in str(error):
+            raise
+        warning = (
+            "the server does not show its configuration: make sure that it has appendonly yes, "
+            "appendfsync always and maxmemory-policy noeviction"
+        )
+        return [warning], None
+    warnings: list[str] = []
+    if found.get("appendonly") != "yes":
+        warnings.append(
+            "appendonly is off: acknowledged writes are lost when the server stops. Set "
+            "appendonly yes and appendfsync always"
+        )
+    elif found.get("appendfsync") != "always":
+        warnings.append(
+            f"appendfsync is {found.get('appendfsync')}: a crash of the machine loses the last "
+            "second of acknowledged writes. Set appendfsync always"
+        )
+    policy = found.get("maxmemory-policy", "")
+    if policy.startswith("allkeys") and found.get("maxmemory", "0") != "0":
+        warnings.append(
+            f"maxmemory-policy is {policy}: the server may drop staged rows, which are then "
+            "replayed, and witnesses, which stops the pipeline. Set maxmemory-policy noeviction"
+        )
+    longest = found.get("proto-max-bulk-len")
+    return warnings, int(longest) if longest else None
+
+
+def _pairs(answer: Any) -> dict[str, str]:
+    """Read the answer to CONFIG GET: a dictionary, or names and values in turn."""
+    if isinstance(answer, Mapping):
+        return {as_text(name): as_text(value) for name, value in answer.items()}
+    flat = [as_text(it) for it in answer]
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from poundlock.core.participant import Column
@@ -62,16 +62,7 @@ class Shape:
 
     def to_json(self) -> str:
         """Return the shape as the script and the receipt take it, without what is not set."""
-        content = {
-            "kind": self.kind,
-            "width": self.width,
-            "target": self.target,
-            "prefix": self.prefix,
-            "order": self.order,
-            "float": self.float,
-            "fields": list(self.fields),
-            "expire_ms": self.expire_ms,
-        }
+        content = asdict(self) | {"width": self.width}
         return json.dumps({name: value for name, value in content.items() if value is not None})
 
     @classmethod

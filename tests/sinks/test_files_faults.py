@@ -1,0 +1,228 @@
+"""Files: two drivers at once, and disks that fail."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fix_files import OURS, begin, make_rows, make_sink, prepare
+
+from poundlock.compliance import empty, fill, small_disk
+from poundlock.core.protocol import BranchState
+from poundlock.errors import NotAuthorised, Rejected, Unavailable
+from poundlock.sinks import Files
+from poundlock.sinks.files import committed
+
+
+class TestTwoDrivers:
+    """The moment between looking and publishing, which belongs to the other driver."""
+
+    def meanwhile(self, sink: Files, action: Callable[[], object]) -> None:
+        """Have `action` happen right before the sink publishes for the first time."""
+        site, left = sink._site, [action]
+
+        class Slow:
+            def create(self, uri: str, data: bytes) -> bool:
+                if left:
+                    left.pop()()
+                return site.create(uri, data)  # type: ignore[union-attr]
+
+        sink._site = Slow()  # type: ignore[assignment]
+
+    def test_a_sleeper_cannot_commit_what_was_buried(self, tmp_path: Path) -> None:
+        sleeper, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
+        receipt = prepare(sleeper, 0, make_rows([1], ["a"]))
+        self.meanwhile(sleeper, lambda: other.abort(other.find(OURS)))
+        assert sleeper.commit([receipt]) == [BranchState.ABORTED]
+        assert committed(tmp_path / "out") == []
+
+    def test_who_buries_sees_what_was_committed_meanwhile(self, tmp_path: Path) -> None:
+        committing, burying = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
+        receipt = prepare(committing, 0, make_rows([1], ["a"]))
+        strays, states = burying.find(OURS), []
+        site = committing._site
+        assert site is not None
+
+        class Racing:
+            def create(self, uri: str, data: bytes) -> bool:
+                # It has looked. Now comes the other's tombstone, then this record, then the other's.
+                committing._site = site
+                outer.meanwhile(burying, lambda: site.create(uri, data))
+                states.extend(burying.abort(strays))
+                return False
+
+        outer = self
+        committing._site = Racing()  # type: ignore[assignment]
+        assert committing.commit([receipt]) == [BranchState.COMMITTED]
+        assert states == [BranchState.COMMITTED]
+        assert len(committed(tmp_path / "out")) == 1
+        assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1
+        assert make_sink(tmp_path / "out").commit([receipt]) == [BranchState.COMMITTED]
+
+    def test_two_commit_the_same_batch(self, tmp_path: Path) -> None:
+        sleeper, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
+        receipt = prepare(sleeper, 0, make_rows([1], ["a"]))
+        self.meanwhile(sleeper, lambda: other.commit([receipt]))
+        assert sleeper.commit([receipt]) == [BranchState.COMMITTED]
+        assert len(committed(tmp_path / "out")) == 1
+
+    def test_two_pipelines_share_a_directory(self, tmp_path: Path) -> None:
+        first, second = make_sink(tmp_path / "out", name="a"), make_sink(tmp_path / "out", name="b")
+        receipts = [
+            prepare(sink, 0, make_rows([n], ["x"])) for n, sink in enumerate((first, second))
+        ]
+        self.meanwhile(first, lambda: second.commit(receipts[1:]))
+        assert first.commit(receipts[:1]) == [BranchState.COMMITTED]
+        assert len(committed(tmp_path / "out")) == 2
+
+    def test_a_burial_that_was_cut_short_is_done_again(self, tmp_path: Path) -> None:
+        sink = make_sink(tmp_path / "out")
+        receipt = prepare(sink, 0, make_rows([1], ["a"]))
+        (tmp_path / "out" / "_poundlock" / f"{receipt.id}.aborted").touch()
+        assert make_sink(tmp_path / "out").commit([receipt]) == [BranchState.ABORTED]
+        assert list((tmp_path / "out").rglob("*.parquet")) == []
+
+    def test_a_zombie_task_finds_that_it_was_aborted(self, tmp_path: Path) -> None:
+        sink = make_sink(tmp_path / "out")
+        writer = begin(sink, 0)
+        writer.write(make_rows([1], ["a"]))
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        with pytest.raises(Rejected, match="were deleted"):
+            writer.prepare()
+        assert list((tmp_path / "out").rglob("*.parquet")) == []
+        assert sink.find(OURS) == []
+
+    def test_a_zombie_task_that_had_written_nothing_yet(self, tmp_path: Path) -> None:
+        sink = make_sink(tmp_path / "out")
+        writer = begin(sink, 0)
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        writer.write(make_rows([1], ["a"]))
+        with pytest.raises(Rejected, match="was aborted while it was written"):
+            writer.prepare()
+        assert list((tmp_path / "out").rglob("*.parquet")) == []
+        assert sink.find(OURS) == []
+
+    def test_files_that_were_lost_and_come_back_stay_lost(self, tmp_path: Path) -> None:
+        sink = make_sink(tmp_path / "out")
+        receipt = prepare(sink, 0, make_rows([1], ["a"]))
+        taken = [path for path in (tmp_path / "out").rglob(f"*{receipt.id}*") if path.is_file()]
+        contents = {path: path.read_bytes() for path in taken}
+        for path in taken:
+            path.unlink()
+        assert sink.commit([receipt]) == [BranchState.ABORTED]
+        for path, content in contents.items():  # somebody restores a backup
+            path.write_bytes(content)
+        assert make_sink(tmp_path / "out").commit([receipt]) == [BranchState.ABORTED]
+        assert committed(tmp_path / "out") == []
+
+
+class TestTheDisk:
+    """What is full when a task writes is in tests/compliance; here it is so before, or after."""
+
+    FULL = r"the disk is full \(.*No space left.*\). Nothing is lost: make room there"
+
+    @staticmethod
+    def files(place: Path) -> list[str]:
+        return sorted(path.name for path in place.rglob("*") if path.is_file())
+
+    @pytest.mark.parametrize("options", [{}, {"format": "json", "compression": "gzip"}])
+    def test_full_before_the_first_row(self, options: dict[str, Any]) -> None:
+        written = make_rows([1], ["a"])
+        if options:
+            written = written.rename_columns(["__by_day", "__line"]).set_column(
+                1, "__line", pa.array(['{"number":1}'])
+            )
+        with small_disk(1) as disk:
+            sink = make_sink(disk / "out", **options)
+            fill(disk)
+            writer = begin(sink, 0)
+
+            def run() -> None:
+                writer.write(written)
+                writer.prepare()  # what is compressed may stay in memory until now
+
+            with pytest.raises(Unavailable, match=self.FULL):
+                run()
+            writer.abort()
+            assert self.files(disk / "out") == []
+            empty(disk)
+            assert sink.commit([prepare(sink, 0, written)]) == [BranchState.COMMITTED]
+
+    def test_full_when_a_branch_is_prepared(self) -> None:
+        with small_disk(1) as disk:
+            sink = make_sink(disk / "out")
+            writer = begin(sink, 0)
+            writer.write(make_rows([1], ["a"]))  # the end of the file has room in the same block
+            fill(disk)
+            with pytest.raises(Unavailable, match=self.FULL):
+                writer.prepare()
+            writer.abort()
+            assert self.files(disk / "out") == []
+
+    def test_full_when_a_batch_is_committed_or_aborted(self) -> None:
+        with small_disk(1) as disk:
+            sink = make_sink(disk / "out")
+            decided, dead = (
+                prepare(sink, 0, make_rows([1], ["a"])),
+                prepare(sink, 0, make_rows([2], ["a"]), 1),
+            )
+            fill(disk)
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=self.FULL):
+                    sink.commit([decided])
+                with pytest.raises(Unavailable, match=self.FULL):
+                    sink.abort([stray for stray in sink.find(OURS) if stray.id == dead.id])
+            assert committed(disk / "out") == []
+            empty(disk)
+            assert sink.commit([decided]) == [BranchState.COMMITTED]
+            assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+            (uri,) = committed(disk / "out")
+            assert decided.id in uri
+            left = self.files(disk / "out")
+            assert [name for name in left if not name.startswith("part-")] == [
+                "0",
+                "1",
+                f"{dead.id}.aborted",
+            ]
+            assert len(left) == 4
+
+    def test_what_cannot_be_deleted_now_is_left_to_the_sweep(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sink = make_sink(tmp_path / "out")
+        writer = begin(sink, 0)
+        writer.write(make_rows([1], ["a"]))
+        whole = writer._system
+
+        class Away:
+            def delete_file(self, path: str) -> None:
+                if path.endswith(".parquet"):
+                    raise OSError("not now")
+                whole.delete_file(path)
+
+        monkeypatch.setattr(writer, "_system", Away())
+        writer.abort()
+        monkeypatch.setattr(writer, "_system", whole)
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        assert list((tmp_path / "out").rglob("*.parquet")) == []
+
+    def test_one_that_may_not_be_written(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:  # which others may enter, unlike pytest's
+            os.chmod(directory, 0o755)
+            sink = make_sink(Path(directory, "out"))
+            Path(directory, "out").mkdir(mode=0o555)
+            user = os.geteuid()
+            os.seteuid(user or 65534)  # root may write anywhere
+            try:
+                assert os.listdir(sink.place) == []
+                with pytest.raises(
+                    NotAuthorised, match=r"out: .*Permission denied.*read and write there"
+                ):
+                    begin(sink, 0)
+            finally:
+                os.seteuid(user)

@@ -1,0 +1,295 @@
+"""OpenSearch: what is checked before anything starts."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import opensearchpy
+import pyarrow as pa
+import pytest
+from fix_opensearch import DONE, NUMBERS, branch, make_rows, read_documents, store_rows
+from pyspark.sql import SparkSession
+
+from poundlock.core.participant import Column
+from poundlock.core.sparksql import to_json
+from poundlock.errors import BadRow, NotAuthorised, PermanentlyRefused, Unavailable, UsageError
+from poundlock.servers import opensearch
+from poundlock.sinks import OpenSearch
+from poundlock.sinks.opensearch.types import compare
+from poundlock.sinks.opensearch.writer import bad_rows
+
+
+class TestPreflight:
+    COLUMNS = {"id": Column("id", "string"), "v": Column("v", "bigint")}  # noqa: RUF012
+
+    def test_the_frame_gives_what_the_writer_takes(self) -> None:
+        plain = OpenSearch("i", url="http://localhost", id="id")
+        assert list(plain.project(self.COLUMNS)) == ["id", "hash", "document"]
+        versioned = OpenSearch("i", url="http://localhost", id="id", version="v")
+        wanted = versioned.project(self.COLUMNS)
+        assert list(wanted) == ["id", "version", "document"]
+        assert "'v', v" in wanted["document"]
+
+    def test_times_of_both_kinds_keep_their_microseconds(self) -> None:
+        columns = {"id": Column("id", "string"), "at": Column("at", "timestamp_ntz")}
+        wanted = OpenSearch("i", url="http://localhost", id="id").project(columns)
+        assert wanted["document"] == to_json("named_struct('id', id, 'at', at)", nulls=False)
+
+    def test_a_strict_mapping_names_what_it_lacks(self, make_search: Any) -> None:
+        sink = make_search({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
+        sink.project(self.COLUMNS)
+        with pytest.raises(UsageError, match="column 'v' is not in the mapping, which is strict"):
+            sink.preflight()
+
+    def test_a_missing_index_is_told(self, search_server: opensearch.Node) -> None:
+        sink = OpenSearch("missing", url=search_server.url, id="id")
+        (told,) = sink.preflight()
+        assert "does not exist" in told
+
+    def test_an_index_that_soon_forgets_deletes_is_told(
+        self, make_search: Any, search_client: Any
+    ) -> None:
+        assert make_search().preflight() == []  # nothing is deleted
+        sink = make_search(delete="gone")
+        (told,) = sink.preflight()
+        assert "60s" in told and f"PUT {sink.index}/_settings" in told
+        for life, enough in (("90m", False), ("-1", False), ("24h", True), ("2d", True)):
+            body = {"index.gc_deletes": life}
+            search_client.indices.put_settings(index=sink.index, body=body)
+            assert (sink.preflight() == []) == enough, life
+
+    def test_types_are_compared_as_far_as_they_tell(self) -> None:
+        fields = {
+            name: {"type": name}
+            for name in ("long", "integer", "date", "boolean", "keyword", "object", "ip")
+        }
+        kinds = {
+            "long": "boolean",
+            "integer": "bigint",
+            "date": "string",
+            "boolean": "int",
+            "keyword": "array<int>",
+            "object": "string",
+            "ip": "string",
+            "new": "int",
+        }
+        wrong, doubtful = compare({"properties": fields}, kinds)
+        assert [text.split("'")[1] for text in wrong] == ["long", "boolean", "object"]
+        assert [text.split("'")[1] for text in doubtful] == ["integer", "date", "ip"]
+
+    @pytest.mark.parametrize(
+        ("kind", "field", "value"),
+        [
+            ("double", {"type": "float"}, 1e300),
+            ("double", {"type": "half_float"}, 7e4),
+            ("bigint", {"type": "half_float"}, 70_000),
+            ("bigint", {"type": "unsigned_long"}, -1),
+            ("double", {"type": "long"}, 1e30),
+            ("decimal(38,0)", {"type": "long"}, 10**25),
+            ("decimal(5,1)", {"type": "long", "coerce": False}, 1.5),
+            ("timestamp", {"type": "date_nanos"}, "1960-01-01T00:00:00.000000Z"),
+            (
+                "timestamp",
+                {"type": "date", "format": "epoch_millis"},
+                "2024-01-01T00:00:00.000000Z",
+            ),
+            ("string", {"type": "keyword"}, "x" * 32_767),
+            ("array<string>", {"type": "keyword"}, ["x" * 32_767]),
+        ],
+    )
+    def test_a_type_with_values_that_the_field_refuses_is_told(
+        self, make_search: Any, search_client: Any, kind: str, field: Any, value: Any
+    ) -> None:
+        sink = make_search({"properties": {"v": field}})
+        sink.project(self.COLUMNS | {"v": Column("v", kind)})
+        (told,) = sink.preflight()
+        assert "column 'v'" in told and "stops the pipeline" in told
+        with pytest.raises(opensearchpy.exceptions.RequestError):
+            search_client.index(index=sink.index, body={"v": value})
+
+    @pytest.mark.parametrize(
+        ("kind", "field"),
+        [
+            ("smallint", {"type": "half_float"}),
+            ("decimal(38,0)", {"type": "float"}),
+            ("decimal(18,0)", {"type": "long"}),
+            ("decimal(20,2)", {"type": "long"}),
+            ("double", {"type": "double"}),
+            ("timestamp", {"type": "date", "format": "epoch_millis||strict_date_optional_time"}),
+            ("string", {"type": "keyword", "ignore_above": 256}),
+            ("double", {"type": "long", "ignore_malformed": True}),
+        ],
+    )
+    def test_a_type_that_fits_is_not_told(self, kind: str, field: Any) -> None:
+        assert compare({"properties": {"v": field}}, {"v": kind}) == ([], [])
+
+    def test_an_id_is_never_too_long_for_its_field(self) -> None:
+        mapping = {"properties": {"id": {"type": "keyword"}}}
+        assert compare(mapping, {"id": "string"}, id="id") == ([], [])
+
+    @pytest.mark.parametrize(
+        "name", ["_id", "_source", "_routing", "_version", "_index", "_id.x", "", ".", ".a", "a..b"]
+    )
+    def test_columns_that_no_document_can_have(
+        self, make_search: Any, search_client: Any, name: str
+    ) -> None:
+        sink = make_search()
+        with pytest.raises(UsageError, match=re.escape(f"column {name!r} has")):
+            sink.project(self.COLUMNS | {name: Column("x", "string")})
+        with pytest.raises(opensearchpy.exceptions.RequestError):
+            search_client.index(index=sink.index, body={name: "x"})
+
+    def test_columns_that_only_look_odd(self, make_search: Any, search_client: Any) -> None:
+        sink = make_search(delete="_id")
+        odd = {name: Column("x", "string") for name in ("_type", "a.b", "c.", " ", "x._id")}
+        sink.project(self.COLUMNS | odd | {"_id": Column("y", "boolean")})
+        search_client.index(index=sink.index, body=dict.fromkeys(odd, "x"))
+
+    def test_an_index_that_requires_routing_is_refused(self, make_search: Any) -> None:
+        with pytest.raises(UsageError, match="requires a routing value"):
+            make_search({"_routing": {"required": True}}).preflight()
+
+    @pytest.mark.parametrize("index", ["Upper", "index-*", "i1,i2", "_all", "-x", "a b", "x" * 256])
+    def test_names_that_no_index_can_have(self, search_server: opensearch.Node, index: str) -> None:
+        for semantic in ("exactly_once", "at_least_once"):
+            sink = OpenSearch(index, url=search_server.url, id="id", name="out", semantic=semantic)
+            with pytest.raises(UsageError, match=r"cannot be|no index can have that name"):
+                sink.preflight()
+
+    def test_settings_that_lose_documents_are_told(
+        self, make_search: Any, search_client: Any
+    ) -> None:
+        search_client.ingest.put_pipeline(id="nothing", body={"processors": []})
+        settings = {"translog.durability": "async", "final_pipeline": "nothing"}
+        told = make_search(index_settings=settings).preflight()
+        assert ["translog.durability async" in it for it in told] == [True, False]
+        assert "index.final_pipeline nothing" in told[1]
+        quiet = {"translog.durability": "request", "default_pipeline": "_none"}
+        assert make_search(index_settings=quiet).preflight() == []
+
+    def test_a_server_that_is_away(self) -> None:
+        sink = OpenSearch("i", url="http://user:hidden@127.0.0.1:1", id="id")
+        with pytest.raises(Unavailable) as raised:
+            sink.preflight()
+        assert "hidden" not in str(raised.value) + repr(sink) + repr(sink.client)
+
+    def test_a_refused_password_is_told_without_it(self) -> None:
+        error = opensearchpy.exceptions.AuthenticationException(401, "Unauthorized", {})
+        from poundlock.sinks.opensearch.client import translate_error
+
+        assert isinstance(translate_error(error, "looking", "out"), NotAuthorised)
+
+    def test_a_password_with_letters_that_addresses_lack(self) -> None:
+        sink = OpenSearch("i", url="http://us%40er:p%2Fw%25@127.0.0.1:1", id="id")
+        (connection,) = sink.client.transport.connection_pool.connections
+        expected = base64.b64encode(b"us@er:p/w%").decode()
+        assert connection.headers["authorization"] == f"Basic {expected}"
+
+    def test_an_address_that_is_none(self) -> None:
+        with pytest.raises(UsageError, match="https://user:password@host"):
+            OpenSearch("i", url="secret nonsense", id="id").preflight()
+
+
+class TestAliases:
+    """What is sent again must go to the same index."""
+
+    @pytest.fixture
+    def alias(self, search_client: Any) -> Any:
+        def alias(*entries: Any) -> str:
+            name = f"alias-{next(NUMBERS)}"
+            for number, entry in enumerate(entries):
+                body = {"settings": {"number_of_replicas": 0}, "aliases": {name: entry}}
+                search_client.indices.create(index=f"{name}-{number}", body=body)
+            return name
+
+        return alias
+
+    def test_one_index_behind_an_alias_is_fine_until_the_alias_is_gone(
+        self, make_search: Any, search_client: Any, alias: Any
+    ) -> None:
+        sink = make_search(into=alias({}))
+        assert sink.preflight() == []
+        assert sink.commit([store_rows(sink, make_rows(["a"]))]) == [DONE]
+        search_client.indices.delete_alias(index=f"{sink.index}-0", name=sink.index)
+        receipt = store_rows(sink, make_rows(["b"]), batch=1)
+        with pytest.raises(PermanentlyRefused, match="is not an alias"):
+            sink.commit([receipt])
+        assert not search_client.indices.exists(index=sink.index)
+        search_client.indices.put_alias(index=f"{sink.index}-0", name=sink.index)
+        assert sink.commit([receipt]) == [DONE]
+        assert set(read_documents(search_client, sink)) == {"a", "b"}
+
+    @pytest.mark.parametrize(
+        "entries", [({"is_write_index": True},), ({"is_write_index": True}, {})]
+    )
+    def test_one_that_a_rollover_may_move_is_not_exactly_once(
+        self, make_search: Any, alias: Any, entries: Any
+    ) -> None:
+        index = alias(*entries)
+        with pytest.raises(UsageError, match="which a rollover changes"):
+            make_search(into=index).preflight()
+        assert (
+            len(make_search(into=index, semantic="at_least_once").preflight()) == len(entries) - 1
+        )
+
+    @pytest.mark.parametrize("entries", [({"is_write_index": False},), ({}, {})])
+    def test_one_that_nothing_can_be_written_to(
+        self, make_search: Any, alias: Any, entries: Any
+    ) -> None:
+        index = alias(*entries)
+        for semantic in ("exactly_once", "at_least_once"):
+            with pytest.raises(UsageError, match="write index"):
+                make_search(into=index, semantic=semantic).preflight()
+
+    def test_another_index_each_day_is_not_exactly_once(self, make_search: Any) -> None:
+        with pytest.raises(UsageError, match="another index each day"):
+            make_search(into="<day-{now/d}>").preflight()
+        (told,) = make_search(into="<day-{now/d}>", semantic="at_least_once").preflight()
+        assert "does not exist" in told
+
+
+def test_numbers_that_json_has_no_word_for_are_bad_rows(
+    make_search: Any, spark: SparkSession
+) -> None:
+    """Spark spells them as text, and a field of numbers would refuse it after the decision."""
+    values = {
+        "flat": ("double", "double('{}')"),
+        "half": ("float", "float('{}')"),
+        "array": ("array<double>", "array(1.0D, null, double('{}'))"),
+        "deep": (
+            "array<struct<m:map<string,float>,d:decimal(3,1),s:struct<x:double>>>",
+            "array(null, named_struct('m', map('NaN', float('{}')), 'd', 1.5BD, "
+            "'s', named_struct('x', 1D)))",
+        ),
+    }
+    sink = make_search()
+    columns = {name: Column(f"r.`{name}`", kind) for name, (kind, _) in values.items()}
+    wanted = sink.project({"id": Column("id", "string"), "t": Column("id", "string")} | columns)
+    lines: list[str] = []
+    for number, word in enumerate(["1", "NaN", "Infinity", "-Infinity"]):
+        for odd in values if number else ["flat"]:
+            row = ", ".join(
+                f"{made.format(word if name == odd else 1)} AS {name}"
+                for name, (_, made) in values.items()
+            )
+            lines.append(f"SELECT 'NaN{len(lines)}' AS id, struct({row}) AS r")
+    lines.append(f"SELECT 'NaN' AS id, CAST(null AS {_struct(values)}) AS r")
+    frame = spark.sql(" UNION ALL ".join(lines))
+    got = frame.selectExpr(*(f"{sql} AS {name}" for name, sql in wanted.items())).collect()
+    written = pa.RecordBatch.from_pylist([row.asDict() for row in got])
+    with pytest.raises(BadRow, match="NaN or infinite") as raised:
+        sink.begin(branch(tolerant=True)).write(written)
+    assert sorted(raised.value.rows) == list(range(1, 13))
+    good = store_rows(sink, written.take(pa.array([0, 13])))
+    assert sink.commit([good]) == [DONE]
+
+
+def _struct(values: Any) -> str:
+    return f"struct<{','.join(f'{name}:{kind}' for name, (kind, _) in values.items())}>"
+
+
+def test_a_document_has_room_for_its_id() -> None:
+    written = make_rows(["a"]).set_column(2, "document", pa.array(["x" * ((100 << 20) - 100)]))
+    assert "larger than 100 MiB" in bad_rows(written)[0]
