@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from poundlock.servers.process import read_stat
+
 
 class Child:
     """A Python module that runs as a child and prints one JSON object per line."""
@@ -62,18 +64,6 @@ class Child:
 
 def _session(leader: int) -> list[int]:
     """Return the running processes of the session that `leader` started."""
-    return [
-        int(entry.name)
-        for entry in os.scandir("/proc")
-        if entry.name.isdecimal() and _session_of(entry.path) == leader
-    ]
-
-
-def _session_of(directory: str) -> int | None:
-    try:
-        stat = Path(directory, "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The program's name is in parentheses. It may contain blanks and parentheses.
-    state, _, _, session, *_ = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else int(session)
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    stats = {pid: read_stat(pid) for pid in pids}
+    return [pid for pid, stat in stats.items() if stat and int(stat[3]) == leader]

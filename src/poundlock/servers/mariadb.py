@@ -4,8 +4,7 @@
         server.url, server.address
         server.kill(); server.start()
 
-`up` starts a server that outlives the program. `mariadb_binaries` finds or fetches the binaries. If
-root starts the server, it runs as `nobody`.
+`mariadb_binaries` finds or fetches the binaries.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
         server.url
         server.kill(); server.start()
 
-`up` starts a server that outlives the program. The jars are pinned. There is no password, because the
-security plugin is not among them. If root starts the server, it runs as `nobody`.
+The jars are pinned. There is no password, because the security plugin is not among them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
         server.dsn()                          # with the password; `url` has none
         server.kill(); server.start()
 
-`up` starts a server that outlives the program. The binaries come from a pinned jar, or from the
-directory in POUNDLOCK_POSTGRES_BIN. If root starts the server, it runs as `nobody`.
+The binaries come from a pinned jar, or from the directory in POUNDLOCK_POSTGRES_BIN.
 """
 
 from __future__ import annotations

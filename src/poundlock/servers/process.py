@@ -76,15 +76,20 @@ def spawn(command: Sequence[str], cwd: Path, log: Path) -> Process:
     return Process(child.pid, _start_time(child.pid) or 0, _boot())
 
 
-def _start_time(pid: int) -> int | None:
-    """Return when the process with this pid started; None if it does not exist or is a zombie."""
+def read_stat(pid: int) -> list[str] | None:
+    """Return the fields of `/proc/PID/stat` after the name; None for no process or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the program's name in parentheses. It may contain blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else fields
+
+
+def _start_time(pid: int) -> int | None:
+    fields = read_stat(pid)
+    return int(fields[19]) if fields else None
 
 
 def _boot() -> str:

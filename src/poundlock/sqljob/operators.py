@@ -39,11 +39,7 @@ def windows(text: str) -> Assigner:
 
 
 def pattern(
-    text: str,
-    define: Mapping[str, str],
-    *,
-    within: Duration | None = None,
-    skip: str = "no_skip",
+    text: str, define: Mapping[str, str], *, within: Duration | None = None, skip: str = "no_skip"
 ) -> Pattern:
     """Return the pattern that a text describes. A stage without a condition takes any row."""
     words = text.split()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,11 @@ from poundlock.spark.pipeline.query import Query
 from poundlock.sqljob import file, run
 from poundlock.sqljob.build import VIEWS, Catalog
 from poundlock.sqljob.file import JobFile
-from poundlock.sqljob.preview import first_rows
 from poundlock.sqljob.statements import Statement, split, split_all
 
 PROMPT, MORE = "sql> ", "...> "
 _HISTORY_LINES = 1000
+_POLL_S = 0.05
 
 HELP = """\
 SHOW TABLES;                      list the tables and sinks
@@ -107,7 +109,7 @@ class Shell:
             self.console.print(f"view {self.catalog.create_view(statement)}")
         elif internals.only_reads(self.spark, plan):
             frame = self.catalog.frame(statement)
-            self._print(frame.columns, first_rows(frame, *self._limits))
+            self._print(frame.columns, _first_rows(frame, *self._limits))
         else:
             raise UsageError("this shell cannot run that: HELP; lists the statements")
 
@@ -208,6 +210,51 @@ _COMMANDS: dict[str, Callable[[Shell, Statement, list[str]], None]] = {
     "load": Shell._load,
     "help": Shell._help,
 }
+
+
+def _first_rows(frame: Any, limit: int, patience: float, quiet: float) -> list[Any]:
+    """Return at most `limit` rows of a query. Commit nothing, and give no guarantee.
+
+    A stream is read until no row has come for `quiet` seconds, and for `patience` seconds at most.
+    """
+    if not frame.isStreaming:
+        return frame.limit(limit).collect()
+    rows: list[Any] = []
+
+    def take(batch: Any, number: int) -> None:
+        if len(rows) < limit:
+            rows.extend(batch.limit(limit - len(rows)).collect())
+
+    with tempfile.TemporaryDirectory(prefix="poundlock-preview-") as place:
+        query = _start_preview(frame, take, place)
+        try:
+            busy = time.monotonic()
+            end = busy + patience
+            while query.isActive and len(rows) < limit and time.monotonic() < end:
+                status = query.status
+                if status["isTriggerActive"] or status["isDataAvailable"] or not query.lastProgress:
+                    busy = time.monotonic()
+                elif time.monotonic() - busy > quiet:
+                    break
+                time.sleep(_POLL_S)
+            if query.exception() is not None and not rows:
+                raise query.exception()
+        finally:
+            query.stop()
+    return rows
+
+
+def _start_preview(frame: Any, take: Any, place: str) -> Any:
+    """Start the query in append mode, or in update mode if Spark refuses append."""
+    for mode in ("append", "update"):
+        writer = frame.writeStream.foreachBatch(take).outputMode(mode)
+        try:
+            return writer.option("checkpointLocation", f"{place}/{mode}").start()
+        except Exception as error:
+            # Append needs final rows, and an aggregate without a watermark has none.
+            if type(error).__name__ != "AnalysisException" or mode == "update":
+                raise
+    raise AssertionError("unreachable")
 
 
 def read_lines(history: Path) -> Iterator[str]:

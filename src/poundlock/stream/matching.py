@@ -17,6 +17,7 @@ from poundlock.stream.machine import Machine
 from poundlock.stream.nfa import BEGAN, TIME, Finding, Matcher, group_rows, rows_from_columns
 from poundlock.stream.operator import MAIN, Event, Key, Operator, Timer
 from poundlock.stream.pattern import Pattern
+from poundlock.stream.process import rows_of
 from poundlock.stream.rows import Row, row_type
 from poundlock.stream.times import END, Domain, to_datetime
 
@@ -182,7 +183,7 @@ class MatchOperator(Operator):
         if self._timed_out:
             for finding in matcher.timed_out:
                 match = group_rows(finding.node, self._machine.names)
-                for row in _rows(self._timed_out.select(match, self._context(key, finding))):
+                for row in rows_of(self._timed_out.select(match, self._context(key, finding))):
                     key.emit(row, self._timed_out.output)
         left = matcher.dump()
         if left is None:
@@ -198,7 +199,7 @@ class MatchOperator(Operator):
         context = self._context(key, finding)
         match = group_rows(finding.node, self._machine.names)
         if self._select is not None:
-            yield from _rows(self._select(match, context))
+            yield from rows_of(self._select(match, context))
         else:
             stages = ([tuple(row) for row in match.get(s, ())] for s in self._machine.names)
             yield (*key.value, context.start, context.end, *stages)
@@ -213,13 +214,3 @@ class MatchOperator(Operator):
             key.watermark,
             key.now,
         )
-
-
-def _rows(result: Any) -> Iterator[Any]:
-    """Yield the rows in what a select function returned."""
-    if result is None:
-        return
-    if isinstance(result, list | Iterator):
-        yield from result
-    else:
-        yield result

@@ -237,9 +237,7 @@ class Page:
         self._out: dict[str, list[tuple[Any, ...]]] = {}
 
     def run(
-        self,
-        events: Mapping[tuple[Any, ...], Sequence[Event]],
-        broadcast: Iterable[Event] = (),
+        self, events: Mapping[tuple[Any, ...], Sequence[Event]], broadcast: Iterable[Event] = ()
     ) -> Done:
         """Run a batch: due timers, broadcast rows, each key's rows, and timers that are due then."""
         clock, rows_clock = self._clock, self._before or self._clock

@@ -358,9 +358,6 @@ class Resolver:
         )
 
 
-__all__ = ["Line", "Resolver", "open_log", "whoami"]
-
-
 def _by_hand(receipt: Receipt) -> bool:
     """Whether an operator can commit a branch with the address of its system alone.
 

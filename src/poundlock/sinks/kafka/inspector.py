@@ -8,12 +8,7 @@ from dataclasses import asdict
 from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.model import Json, Namespace, Receipt, Stray
 from poundlock.sinks.kafka import transactions
-from poundlock.sinks.kafka.branches import (
-    PREFIX,
-    KafkaBranches,
-    parse_transactional_id,
-    stray_of,
-)
+from poundlock.sinks.kafka.branches import PREFIX, KafkaBranches, parse_transactional_id, stray_of
 from poundlock.sinks.kafka.offsets import GroupOffsetsParticipant
 from poundlock.sinks.kafka.sink import Kafka
 

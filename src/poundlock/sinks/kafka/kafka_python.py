@@ -190,9 +190,8 @@ class Link:
         async def close() -> None:
             self._manager.close()
 
-        with contextlib.suppress(
-            errors.KafkaError
-        ):  # the thread has ended and has closed everything
+        # An error says that the thread has ended and has closed everything.
+        with contextlib.suppress(errors.KafkaError):
             self.post(close)
         self._net.stop(timeout_ms=_STOP_MS)
 

@@ -32,12 +32,7 @@ from poundlock.sinks.kafka import librdkafka
 from poundlock.sinks.kafka.columns import Rows
 from poundlock.sinks.kafka.librdkafka import CONSEQUENCES, TIMEOUTS, Failure, translate_error
 from poundlock.sinks.kafka.reports import Handle, Ledger
-from poundlock.sinks.kafka.settings import (
-    DEFAULTS,
-    STATISTICS_MS,
-    check_settings,
-    configure,
-)
+from poundlock.sinks.kafka.settings import DEFAULTS, STATISTICS_MS, check_settings, configure
 from poundlock.sinks.kafka.types import ProducerIdentity, TopicPartition
 
 _ROWS_AT_ONCE = 10_000  # per call into the library: the pointers to them fit into the cache
@@ -455,12 +450,7 @@ class ArrowProducer:
         return error
 
     def _error(
-        self,
-        failure: Failure,
-        doing: str,
-        *,
-        topic: str | None = None,
-        group: str | None = None,
+        self, failure: Failure, doing: str, *, topic: str | None = None, group: str | None = None
     ) -> PoundlockError:
         if failure.name in CONSEQUENCES:
             failure = self._cause() or failure

@@ -137,10 +137,7 @@ def to_kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
     protocol = settings.get("security.protocol", "plaintext").upper()
     if protocol not in _PROTOCOLS:
         raise UsageError(f"security.protocol must be one of {', '.join(_PROTOCOLS)}")
-    config: dict[str, Any] = {
-        "bootstrap_servers": servers(settings),
-        "security_protocol": protocol,
-    }
+    config: dict[str, Any] = {"bootstrap_servers": servers(settings), "security_protocol": protocol}
     if "client.id" in settings:
         config["client_id"] = settings["client.id"]
     if "client.dns.lookup" in settings:

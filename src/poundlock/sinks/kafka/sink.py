@@ -21,9 +21,8 @@ from poundlock.sinks.kafka.types import LastRecord
 from poundlock.sinks.kafka.witness import Evidence
 from poundlock.sinks.kafka.writer import KafkaWriter
 
-_DEFAULT_TIMEOUT_MS = (
-    900_000  # Kafka's default limit, used where we may not read the brokers' limit
-)
+# Kafka's default limit, used where we may not read the brokers' limit.
+_DEFAULT_TIMEOUT_MS = 900_000
 _HEADERS = "array<struct<key:string,value:binary>>"
 _AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", "date")
 
