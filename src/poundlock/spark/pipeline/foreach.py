@@ -89,7 +89,7 @@ class QueryRun:
         self.close(sweep=True)
 
     def _close_at_exit(self) -> None:
-        if self.must_stop():
+        if self.query.wait(1):  # a batch that still runs would lose its branches to the sweep
             self.close(sweep=True)
 
 
