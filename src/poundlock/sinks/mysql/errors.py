@@ -17,7 +17,7 @@ from poundlock.errors import (
 from poundlock.sinks.sql.dialect import Dialect, Failure
 
 NO_SUCH_TABLE, DUPLICATE, LOCK_TIMEOUT, DEADLOCK = 1146, 1062, 1205, 1213
-XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
+XA_UNKNOWN, XA_ROLLED_BACK = 1397, 1402
 NO_RIGHT = 1227
 NO_DEFAULT = 1364
 

@@ -23,8 +23,7 @@ from poundlock.errors import BadRow
 from poundlock.sinks.mysql import bulk, text
 from poundlock.sinks.mysql.errors import MYSQL, ends_all, fault
 from poundlock.sinks.mysql.link import Link, wrong_rows
-from poundlock.sinks.mysql.names import quoted
-from poundlock.sinks.mysql.target import TargetColumn
+from poundlock.sinks.mysql.target import TargetColumn, quoted
 
 if TYPE_CHECKING:
     from poundlock.sinks.mysql.sink import MySQL

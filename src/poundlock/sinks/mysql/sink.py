@@ -30,10 +30,9 @@ from poundlock.sinks.mysql.link import (
     connection_limits,
 )
 from poundlock.sinks.mysql.move import DELETE, ORDER, Move
-from poundlock.sinks.mysql.names import quoted
 from poundlock.sinks.mysql.prepared import AT_ONCE, PreparedBranches, prepared_branches
 from poundlock.sinks.mysql.staged import StagedBranches
-from poundlock.sinks.mysql.target import Target, TargetColumn, differences, expression
+from poundlock.sinks.mysql.target import Target, TargetColumn, differences, expression, quoted
 from poundlock.sinks.mysql.witness import Witnesses, witness_in
 from poundlock.sinks.mysql.writer import RowWriter
 from poundlock.sinks.sql import connections as bound
