@@ -39,7 +39,7 @@ _HOLDS: Mapping[str, tuple[str, ...]] = {
 }
 # How SHOW GRANTS spells: rights, and where.
 _GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
-# MariaDB spells defaults as SQL: these are none that must be computed.
+# MariaDB spells defaults as SQL. These are constants.
 _PLAIN = re.compile(r"b?'(?:[^']|'')*'|NULL|[-+]?[\d.]+(?:e[-+]?\d+)?|0x[0-9a-f]*", re.IGNORECASE)
 _LITERAL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "0": "\0", "t": "\t", "Z": "\x1a"}
@@ -176,7 +176,7 @@ class _Rights:
 
 
 def _rights(link: Link, database: str, table: str) -> _Rights:
-    """Read what the account may do. What cannot be told for certain, as by roles, it may not."""
+    """Read the account's rights. A right that is uncertain, as one through a role, does not count."""
     triggers = beyond = False
     for (grant,) in link.run("SHOW GRANTS"):
         found = _GRANT.match(grant)
