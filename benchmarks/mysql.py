@@ -118,11 +118,7 @@ def compare(server: Any, source: Path, rows: int, rounds: int) -> dict[str, Any]
         conf={"spark.jars": str(driver), "spark.ui.enabled": "false"},
     )
     spark.sparkContext.setLogLevel("ERROR")
-    return alternate(
-        SIDES,
-        rounds,
-        lambda side: run_once(spark, server, source, side, rows),
-    )
+    return alternate(SIDES, rounds, lambda side: run_once(spark, server, source, side, rows))
 
 
 def main() -> None:

@@ -214,8 +214,7 @@ class PostgresSubject(Subject):
 
 @contextmanager
 def started(
-    directory: Path,
-    options: Mapping[str, Any] = {"mode": "prepared"},
+    directory: Path, options: Mapping[str, Any] = {"mode": "prepared"}
 ) -> Iterator[Subject]:
     # After a kill the server would sync every file of every database, one by one.
     quick = {"recovery_init_sync_method": "syncfs"}

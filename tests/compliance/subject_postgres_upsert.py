@@ -11,7 +11,7 @@ from poundlock.compliance import Subject
 from . import subject_postgres
 
 NOT_APPLICABLE: Mapping[str, str] = {
-    "no_room": "The server holds no branch: there are as many as there is room for tables.",
+    "no_room": "The server holds no branch: there are as many as there is room for tables."
 }
 
 

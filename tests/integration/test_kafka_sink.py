@@ -250,10 +250,7 @@ def test_row_that_names_a_topic_that_is_not_there(
 
 @pytest.mark.parametrize(
     ("semantic", "promise"),
-    [
-        ("at_least_once", lock.Guarantee.AT_LEAST_ONCE),
-        ("none", lock.Guarantee.NONE),
-    ],
+    [("at_least_once", lock.Guarantee.AT_LEAST_ONCE), ("none", lock.Guarantee.NONE)],
 )
 def test_without_transactions(
     spark: SparkSession,

@@ -250,12 +250,7 @@ def test_a_second_topic_and_a_second_write(kafka_server, topic, target, producer
 
 def test_headers_and_timestamps(kafka_server, target, producers):
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    headers = [
-        [("a", b"1"), ("a", b"2"), ("b", None), ("", b"")],
-        [],
-        None,
-        [("only", b"\x00")],
-    ]
+    headers = [[("a", b"1"), ("a", b"2"), ("b", None), ("", b"")], [], None, [("only", b"\x00")]]
     records = [h and [{"key": k, "value": v} for k, v in h] for h in headers]
     times = [1_600_000_000_000, None, 1_700_000_000_001, 5]
     producer = producers()

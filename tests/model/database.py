@@ -238,8 +238,7 @@ class Blind(Memory):
     def _abort_watched(self, stray: Stray) -> BranchState:
         abort = super().abort
         return self.wire(
-            "abort",
-            lambda: self.blind.watched(stray.id, lambda: abort([stray])[0], PROTOCOL),
+            "abort", lambda: self.blind.watched(stray.id, lambda: abort([stray])[0], PROTOCOL)
         )
 
 

@@ -73,8 +73,7 @@ def retry_with_version_4(patch: Patch) -> None:
             return original(self, receipt)
         pid, epoch = receipt.handle["pid"], receipt.handle["epoch"]
         answer = self.wire(
-            "commit",
-            lambda: self.server.end_txn(receipt.id, pid, epoch, commit=True, version=4),
+            "commit", lambda: self.server.end_txn(receipt.id, pid, epoch, commit=True, version=4)
         )
         return self._seen(receipt) if answer == "NONE" else BranchState.ABORTED
 

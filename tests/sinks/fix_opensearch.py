@@ -13,13 +13,7 @@ import opensearchpy
 import pyarrow as pa
 import pytest
 
-from poundlock.core.model import (
-    Branch,
-    Fingerprint,
-    Namespace,
-    Receipt,
-    Transaction,
-)
+from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
 from poundlock.servers import opensearch

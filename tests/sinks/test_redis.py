@@ -12,11 +12,7 @@ from fix_redis import DONE, branch, list_leftovers, stage_rows
 from poundlock.core.model import Fingerprint, Receipt
 from poundlock.core.participant import Column
 from poundlock.core.sparksql import to_json
-from poundlock.errors import (
-    BadRow,
-    NotAuthorised,
-    UsageError,
-)
+from poundlock.errors import BadRow, NotAuthorised, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
 from poundlock.sinks.redis.writer import as_bytes, chunks

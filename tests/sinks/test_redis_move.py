@@ -14,13 +14,7 @@ import redis
 from fix_redis import DONE, LOST, SPACE, branch, create_user, list_leftovers, stage_rows
 
 from poundlock.core.protocol import BranchState
-from poundlock.errors import (
-    GuaranteeBroken,
-    InDoubt,
-    NotAuthorised,
-    Rejected,
-    UsageError,
-)
+from poundlock.errors import GuaranteeBroken, InDoubt, NotAuthorised, Rejected, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
 

@@ -12,11 +12,7 @@ import redis
 from fix_redis import DONE, LOST, SPACE, branch, list_leftovers, stage_rows
 
 from poundlock.core.protocol import BranchState
-from poundlock.errors import (
-    Rejected,
-    Unavailable,
-    UsageError,
-)
+from poundlock.errors import Rejected, Unavailable, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
 

@@ -7,17 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from poundlock.core.coordinator import Coordinator, Settings
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
-from poundlock.core.model import (
-    Branch,
-    Fingerprint,
-    Receipt,
-    Stray,
-    Transaction,
-)
+from poundlock.core.model import Branch, Fingerprint, Receipt, Stray, Transaction
 from poundlock.core.protocol import BranchState, Step
-from poundlock.errors import (
-    PoundlockError,
-)
+from poundlock.errors import PoundlockError
 from poundlock.sinks.memory import Memory, MemorySystem
 
 

@@ -12,13 +12,7 @@ from fix_coordinator import Bench, Job, Sink
 
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
-from poundlock.core.model import (
-    Branch,
-    Decided,
-    Fingerprint,
-    Finished,
-    Receipt,
-)
+from poundlock.core.model import Branch, Decided, Fingerprint, Finished, Receipt
 from poundlock.core.participant import Semantic
 from poundlock.core.protocol import BranchState, Step
 from poundlock.errors import (

@@ -151,9 +151,7 @@ def test_a_release_of_kafka_python_without_a_method_is_refused_by_name(
         KafkaClient(SERVERS)
 
 
-def test_a_release_of_kafka_python_with_other_arguments_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_release_of_kafka_python_with_other_arguments_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_kafka_python._Manager, "send", lambda self, request, node_id: None)
     with pytest.raises(UsageError, match="request_timeout_ms"):
         KafkaClient(SERVERS)

@@ -40,11 +40,7 @@ def codes() -> dict[str, int]:
 # Columns.
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pa.binary(), pa.large_binary(), pa.binary_view()],
-    ids=str,
-)
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
 def test_spans_of_binary_columns(kind):
     assert seen_by_c(pa.array(ROWS, kind)) == ROWS
 

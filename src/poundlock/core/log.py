@@ -24,14 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from poundlock.core.model import (
-    Compacted,
-    Decided,
-    Json,
-    Record,
-    record_from_json,
-    record_to_json,
-)
+from poundlock.core.model import Compacted, Decided, Json, Record, record_from_json, record_to_json
 from poundlock.core.protocol import LogState
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 

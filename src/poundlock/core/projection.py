@@ -16,11 +16,7 @@ class Projection:
         self.problems: list[str] = []
 
     def add(
-        self,
-        role: str,
-        name: str | None,
-        spell: Callable[[Column], str | None],
-        needs: str = "",
+        self, role: str, name: str | None, spell: Callable[[Column], str | None], needs: str = ""
     ) -> None:
         """Take a column for a role, such as `key`, if one is named.
 

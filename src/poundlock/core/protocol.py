@@ -87,9 +87,7 @@ RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
         BranchState.NO_WITNESS: Action.STOP,
         BranchState.UNREACHABLE: Action.RETRY,
     },
-    Stage.FINISHED: {
-        BranchState.PREPARED: Action.STOP,
-    },
+    Stage.FINISHED: {BranchState.PREPARED: Action.STOP},
 }
 
 # Which record may follow which in the history of one batch.

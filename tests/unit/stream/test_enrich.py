@@ -143,8 +143,7 @@ def test_a_failed_call_is_retried_up_to_the_limit():
     assert sorted(calls) == [0, 1, 1, 2, 2, 2]
     calls.clear()
     with pytest.raises(
-        OperatorFailed,
-        match=r"operator 'price' failed 3 times: ConnectionError\. .*start again",
+        OperatorFailed, match=r"operator 'price' failed 3 times: ConnectionError\. .*start again"
     ):
         enrich(ROWS[3:4], ask, name="price", retries=2)
     assert calls == [3, 3, 3]

@@ -143,11 +143,7 @@ class Join(Flow):
 def test_a_pair_has_the_columns_of_both_sides_whichever_comes_first():
     flow = Join(-10, 20)
     assert flow(left(100), right(89), right(90), right(91, key="other")) == [(100, 90)]
-    assert flow(right(120), right(121), left(130)) == [
-        (100, 120),
-        (130, 120),
-        (130, 121),
-    ]
+    assert flow(right(120), right(121), left(130)) == [(100, 120), (130, 120), (130, 121)]
     assert flow.out["main"][0] == ("k", 100, "k", 120)
 
 

@@ -17,7 +17,7 @@ from poundlock.errors import (
 from poundlock.sinks.sql.dialect import Dialect, Failure
 
 NO_SUCH_TABLE, DUPLICATE, LOCK_TIMEOUT, DEADLOCK = 1146, 1062, 1205, 1213
-XA_UNKNOWN, XA_ROLLED_BACK, XA_DUPLICATE = 1397, 1402, 1440
+XA_UNKNOWN, XA_ROLLED_BACK = 1397, 1402
 NO_RIGHT = 1227
 NO_DEFAULT = 1364
 
@@ -160,8 +160,5 @@ def _failure_of(error: Exception) -> Failure | None:
 
 
 MYSQL = Dialect(
-    "%s",
-    (pymysql.err.Error, OSError, EOFError, RuntimeError),
-    _failure_of,
-    translate_error,
+    "%s", (pymysql.err.Error, OSError, EOFError, RuntimeError), _failure_of, translate_error
 )

@@ -26,9 +26,9 @@ from poundlock.sinks.sql.dialect import Dialect
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 )
-# What a server's own settings may be otherwise. Without the checks MariaDB takes rows by a shorter way,
-# on which a batch that breaks a unique key is lost whole, and no word said. Longer sort keys: strings
-# are put in order by so many bytes; see `writer.LONGEST_ORDER`.
+# The server may have other settings. Without the checks MariaDB takes rows by a faster way, on which it
+# loses a whole batch that breaks a unique key, without an error. max_sort_length is the number of bytes
+# by which strings are sorted; see `writer.LONGEST_ORDER`.
 _SESSION = (
     f"sql_mode='{_MODE}', time_zone='+00:00', net_read_timeout=600, wait_timeout=28800, "
     "unique_checks=1, foreign_key_checks=1, sql_safe_updates=0, sql_auto_is_null=0, "
@@ -39,9 +39,8 @@ _OF_MARIADB = (
     "idle_write_transaction_timeout=0, idle_readonly_transaction_timeout=0, max_error_count=1024, "
     "sort_buffer_size=2097152"
 )
-_OF_MYSQL = (
-    "max_execution_time=0"  # it tells of 1024 errors by itself, and lets few accounts say so
-)
+# MySQL lists 1024 errors by default, and few accounts may set another number.
+_OF_MYSQL = "max_execution_time=0"
 _CHUNK = 1 << 19  # of a load; less than any server's max_allowed_packet should be
 
 # MariaDB's protocol: two commands, the bit of those that are MySQL, and those for bulks.
@@ -54,7 +53,7 @@ class Link(Connection):
 
     dialect: Dialect = MYSQL
     payload: memoryview | None = None
-    bulks = False  # the server takes rows in bulk, and was told that we send them so
+    bulks = False  # the server takes rows in bulk, and knows that this client sends them so
     _greeting: bytes | None = None
     _introduces = False
 
@@ -102,11 +101,8 @@ class Link(Connection):
         driver._execute_command(_PREPARE, statement)
         answer: Any = self._read_packet()
         answer.advance(1)
-        number, columns, parameters = (
-            answer.read_uint32(),
-            answer.read_uint16(),
-            answer.read_uint16(),
-        )
+        number = answer.read_uint32()
+        columns, parameters = answer.read_uint16(), answer.read_uint16()
         for count in (parameters, columns):
             for _ in range(count + 1 if count else 0):  # what they are, and the end of that
                 self._read_packet()
@@ -119,8 +115,8 @@ class Link(Connection):
         driver._execute_command(_BULK_EXECUTE, b"".join((head, types, *values)))
         return self._read_query_result()
 
-    # MariaDB's extensions, of which the driver knows nothing: a server that has them clears the bit of
-    # MySQL and says which in bytes that MySQL has no use for. A client answers alike.
+    # The driver does not know MariaDB's extensions. A server that has them clears the bit of MySQL, and
+    # lists them in bytes that MySQL leaves empty. The client answers in the same way.
 
     def _get_server_information(self) -> None:
         driver: Any = self
@@ -153,9 +149,9 @@ class Link(Connection):
         super().write_packet(payload)
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
-        """Where nothing is asked for, the driver encrypts if the server can, and verifies nothing.
+        """Encrypt without verifying, where no ssl option is set and the server can encrypt.
 
-        It would read the machine's certificates for that all the same, for every connection.
+        The driver does the same, but reads the machine's certificates for every connection.
         """
         if sslp:
             return super()._create_ssl_ctx(sslp)  # pyright: ignore[reportAttributeAccessIssue]
@@ -195,7 +191,7 @@ def _offers_bulks(greeting: bytes) -> bool:
 
 class _Result(MySQLResult):
     def _read_load_local_packet(self, first_packet: Any) -> None:
-        """Send what we hold, whatever file the server named; nothing, where we hold nothing."""
+        """Send the payload, whatever file the server named. Send nothing if there is none."""
         link: Any = self.connection
         payload, link.payload = link.payload, None
         if payload is not None:
@@ -217,9 +213,7 @@ def connect_arguments(url: str) -> dict[str, Any]:
         parts = urlsplit(resolved)
         port = parts.port or 3306
     except ValueError:
-        raise UsageError(
-            "url= cannot be read as an address: see to its port and brackets"
-        ) from None
+        raise UsageError("url= cannot be read as an address: check its port and brackets") from None
     if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
         raise UsageError(
             "url= must have the form mysql://user:password@host:port/database, or name where that is "
@@ -244,11 +238,10 @@ def connect_arguments(url: str) -> dict[str, Any]:
 
 
 def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
-    """Open a connection with a session that neither rounds nor cuts off nor waits for ever.
+    """Open a connection whose session does not round, truncate, or wait for ever.
 
-    Whatever the server has set for others. READ COMMITTED: less is locked, and nothing here reads
-    twice. UTC: timestamps are stored as they are. `answer_timeout` ends the wait for a server that
-    keeps its connections and says nothing.
+    READ COMMITTED locks less, and no transaction here reads twice. UTC stores timestamps as they are.
+    `answer_timeout` ends the wait for a server that does not answer.
     """
     seconds = max(1, round(lock_timeout))
     with MYSQL.translated_errors(sink):
@@ -264,7 +257,7 @@ def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float =
         try:
             link.run(
                 f"SET SESSION {_SESSION}, {_OF_MARIADB if link.is_mariadb else _OF_MYSQL}, "
-                f"innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}",
+                f"innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}"
             )
             link.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from poundlock.core.model import Namespace
 from poundlock.sinks.mysql.link import Link
-from poundlock.sinks.mysql.names import columns, quoted
-from poundlock.sinks.mysql.target import Target, TargetColumn
+from poundlock.sinks.mysql.target import Target, TargetColumn, columns, quoted
 from poundlock.sinks.mysql.witness import STAGE_PREFIX
 from poundlock.sinks.sql.naming import parse_id
 
@@ -131,18 +130,18 @@ class Move:
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         return f"(SELECT {columns(self.written)} FROM ({rows}) b{where})"
 
+    def _insert(self, source: str) -> str:
+        """Return the INSERT of rows that `w` stands for in `source`."""
+        names, values = columns(self.written), columns(self.written, "w")
+        return f"INSERT INTO {self._into} ({names}) SELECT {values} FROM {source}"
+
     def _append(self, table: str) -> str:
-        return (
-            f"INSERT INTO {self._into} ({columns(self.written)}) "
-            f"SELECT {columns(self.written)} FROM {table} ORDER BY {quoted(ROW)}"
-        )
+        return self._insert(f"{table} w ORDER BY w.{quoted(ROW)}")
 
     def _upsert(self, tables: Sequence[str]) -> str:
         sets = [f"{quoted(n)} = VALUES({quoted(n)})" for n in self._others or self.key[:1]]
-        return (
-            f"INSERT INTO {self._into} ({columns(self.written)}) "
-            f"SELECT {columns(self.written, 'w')} FROM {self._winners(tables, deleted=False)} w "
-            f"ON DUPLICATE KEY UPDATE {', '.join(sets)}"
+        return self._insert(
+            f"{self._winners(tables, deleted=False)} w ON DUPLICATE KEY UPDATE {', '.join(sets)}"
         )
 
     def _update(self, tables: Sequence[str]) -> str:
@@ -153,9 +152,8 @@ class Move:
         )
 
     def _insert_new(self, tables: Sequence[str]) -> str:
-        return (
-            f"INSERT INTO {self._into} ({columns(self.written)}) "
-            f"SELECT {columns(self.written, 'w')} FROM {self._winners(tables, deleted=False)} w "
+        return self._insert(
+            f"{self._winners(tables, deleted=False)} w "
             f"LEFT JOIN {self._into} t ON {self._same_key} WHERE t.{quoted(self.key[0])} IS NULL"
         )
 

@@ -23,8 +23,7 @@ from poundlock.errors import BadRow
 from poundlock.sinks.mysql import bulk, text
 from poundlock.sinks.mysql.errors import MYSQL, ends_all, fault
 from poundlock.sinks.mysql.link import Link, wrong_rows
-from poundlock.sinks.mysql.names import quoted
-from poundlock.sinks.mysql.target import TargetColumn
+from poundlock.sinks.mysql.target import TargetColumn, quoted
 
 if TYPE_CHECKING:
     from poundlock.sinks.mysql.sink import MySQL
@@ -78,7 +77,7 @@ class Sender:
         self._take(list(self._pieces(rows)))
 
     def post(self, rows: pa.RecordBatch) -> None:
-        """Have rows sent while the caller makes the next. Raises what became of earlier ones."""
+        """Send rows while the caller makes the next. Raises the error of earlier rows, if any."""
         self._waiting += self._pieces(rows)
         free = self._on_the_way is None or self._on_the_way.done()
         if free or sum(piece.size for piece in self._waiting) > _AHEAD:

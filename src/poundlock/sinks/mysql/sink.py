@@ -9,19 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.participant import (
-    Column,
-    Commitment,
-    Participant,
-    Semantic,
-    Writer,
-    frame_mismatch,
-)
-from poundlock.core.protocol import BranchState
-from poundlock.core.site import Site
+from poundlock.core.model import Branch, Namespace, Receipt, checked_name
+from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.errors import LogMismatch, NotAuthorised, UsageError
 from poundlock.sinks.mysql import target as tables
 from poundlock.sinks.mysql.link import (
@@ -32,15 +24,15 @@ from poundlock.sinks.mysql.link import (
     connection_limits,
 )
 from poundlock.sinks.mysql.move import DELETE, ORDER, Move
-from poundlock.sinks.mysql.names import quoted
 from poundlock.sinks.mysql.prepared import AT_ONCE, PreparedBranches, prepared_branches
 from poundlock.sinks.mysql.staged import StagedBranches
-from poundlock.sinks.mysql.target import Target, TargetColumn, differences, expression
+from poundlock.sinks.mysql.target import Target, TargetColumn, differences, expression, quoted
 from poundlock.sinks.mysql.witness import Witnesses, witness_in
 from poundlock.sinks.mysql.writer import RowWriter
 from poundlock.sinks.sql import connections as bound
-from poundlock.sinks.sql.branches import BranchesByMode
+from poundlock.sinks.sql.branches import BranchesByMode, SqlSink
 from poundlock.sinks.sql.receipts import PREPARED, STAGED, mode_of
+from poundlock.sinks.sql.staging import contended_key
 from poundlock.sinks.sql.witness import Witness
 
 _MODES = (None, "xa", "staged")
@@ -52,7 +44,7 @@ _VARIABLES = (
 _BESIDE_ROWS = 64 << 10  # what a packet of the largest size leaves for all but its rows
 
 
-class MySQL(Participant):
+class MySQL(SqlSink):
     """A table of MariaDB 10.5 or later, or of MySQL 8 or later.
 
     Args:
@@ -115,8 +107,6 @@ class MySQL(Participant):
         self.known: Target | None = None
         self.bulks, self.loads, self.packet = False, True, 0
         self.chosen = mode or ("staged" if self.key else "xa")
-        self._tasks: int | None = None
-        self._speculates = False
 
     def __repr__(self) -> str:
         return f"MySQL({self.table!r}, name={self.name!r})"
@@ -130,12 +120,7 @@ class MySQL(Participant):
                 raise UsageError(f"{option}= needs key=: without one, rows are only appended",
                                  sink=self.name)  # fmt: skip
         if self.mode == "xa" and self.key and not self.key_partitioned:
-            raise UsageError(
-                f"two tasks that write one key ({', '.join(self.key)}) would wait for each other's "
-                "prepared branch until lock_timeout. Use mode='staged'; or, where the frame is "
-                "partitioned by the key (repartition), say so with key_partitioned=True",
-                sink=self.name,
-            )
+            raise contended_key(self.name, ", ".join(self.key))
 
     @property
     def commitment(self) -> Commitment:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -194,13 +179,6 @@ class MySQL(Participant):
 
     def _orders(self, name: str) -> bool:
         return self.order_by is not None and name.lower() == self.order_by.lower()
-
-    def attach(self, site: Site) -> None:
-        if site.spark is not None:
-            context = site.spark.sparkContext
-            self._tasks = int(context.defaultParallelism)
-            set_to = context.getConf().get("spark.speculation", "false")
-            self._speculates = set_to.lower() == "true"
 
     # What the server and the table must offer.
 
@@ -270,13 +248,7 @@ class MySQL(Participant):
         Under a unique key, or where a trigger writes a row that all share.
         """
         if self.mode == "xa" and self.meeting(target) and not self.key_partitioned:
-            by = ", ".join(sorted(self.meeting(target)[0]))
-            raise UsageError(
-                f"two tasks that write one key ({by}) would wait for each other's prepared branch "
-                "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
-                "key (repartition), say so with key_partitioned=True",
-                sink=self.name,
-            )
+            raise contended_key(self.name, ", ".join(sorted(self.meeting(target)[0])))
         if self.mode is not None or self.key or self.key_partitioned:
             return
         meets = self.meeting(target) or "trigger" in target.strict
@@ -292,7 +264,7 @@ class MySQL(Participant):
 
     def _check_speculation(self, target: Target) -> None:
         """Two attempts of one task at a time write the same keys: one would wait for the other."""
-        if self._speculates and self.chosen == "xa" and (self.key or self.meeting(target)):
+        if self.speculates and self.chosen == "xa" and (self.key or self.meeting(target)):
             raise UsageError(
                 "spark.speculation is true: a second attempt of a task writes the same keys as "
                 "the first. It would wait for the first attempt's prepared branch, or roll "
@@ -425,6 +397,9 @@ class MySQL(Participant):
 
     # On the driver.
 
+    def lend(self) -> AbstractContextManager[Link]:
+        return self.connections.lend()
+
     @property
     def branches(self) -> BranchesByMode:
         by_mode = {
@@ -438,10 +413,7 @@ class MySQL(Participant):
     @property
     def _staged(self) -> StagedBranches:
         return StagedBranches(
-            self.connections,
-            self.witness,
-            self._target_at,
-            key_partitioned=self.key_partitioned,
+            self.connections, self.witness, self._target_at, key_partitioned=self.key_partitioned
         )
 
     def _target_at(self, link: Link, database: str, table: str) -> Target:
@@ -464,20 +436,6 @@ class MySQL(Participant):
 
     def commit_together(self, receipts: Sequence[Receipt]) -> bool:
         return any(mode_of(receipt, PREPARED) == STAGED for receipt in receipts)
-
-    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        return self.branches.commit(receipts)
-
-    def find(self, namespace: Namespace) -> list[Stray]:
-        return self.branches.find(namespace)
-
-    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        return self.branches.abort(strays)
-
-    def newest_generation(self, namespace: Namespace) -> int:
-        with self.connections.lend() as link:
-            over = self.witness.newest_generation(link, namespace)
-        return max(over, self.branches.newest_generation(namespace))
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         with self.connections.lend() as link:

@@ -11,12 +11,7 @@ import pymysql
 from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState
 from poundlock.errors import InDoubt, PoundlockError, Unavailable
-from poundlock.sinks.mysql.errors import (
-    MYSQL,
-    NO_SUCH_TABLE,
-    code_of,
-    translate_error,
-)
+from poundlock.sinks.mysql.errors import MYSQL, NO_SUCH_TABLE, code_of, translate_error
 from poundlock.sinks.mysql.link import Connections, Link
 from poundlock.sinks.mysql.move import ORDER, Move, list_stages
 from poundlock.sinks.mysql.target import Target, TargetColumn, changes, describe, lacking, layout

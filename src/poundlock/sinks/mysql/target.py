@@ -10,8 +10,8 @@ from typing import Any
 
 from poundlock.core.participant import Column
 from poundlock.core.sparksql import holds, to_json
+from poundlock.errors import UsageError
 from poundlock.sinks.mysql.link import Link
-from poundlock.sinks.mysql.names import quoted
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json")
@@ -39,11 +39,28 @@ _HOLDS: Mapping[str, tuple[str, ...]] = {
 }
 # How SHOW GRANTS spells: rights, and where.
 _GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
-# MariaDB spells defaults as SQL: these are none that must be computed.
+# MariaDB spells defaults as SQL. These are constants.
 _PLAIN = re.compile(r"b?'(?:[^']|'')*'|NULL|[-+]?[\d.]+(?:e[-+]?\d+)?|0x[0-9a-f]*", re.IGNORECASE)
 _LITERAL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "0": "\0", "t": "\t", "Z": "\x1a"}
 _MADE_JSON = ("array", "map", "struct")
+
+
+def quoted(*parts: str) -> str:
+    """Quote an identifier, or one of several parts."""
+    for part in parts:
+        if not part or "\0" in part or len(part) > 64 or part.endswith(" "):
+            raise UsageError(
+                f"{part!r} cannot be a name in MySQL: take 1 to 64 characters, none of them NUL, "
+                "and no blank at the end"
+            )
+    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+
+
+def columns(names: list[str] | tuple[str, ...], of: str = "") -> str:
+    """Quote a list of columns, each of the table alias `of`."""
+    before = f"{of}." if of else ""
+    return ", ".join(before + quoted(name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -159,7 +176,7 @@ class _Rights:
 
 
 def _rights(link: Link, database: str, table: str) -> _Rights:
-    """Read what the account may do. What cannot be told for certain, as by roles, it may not."""
+    """Read the account's rights. A right that is uncertain, as one through a role, does not count."""
     triggers = beyond = False
     for (grant,) in link.run("SHOW GRANTS"):
         found = _GRANT.match(grant)

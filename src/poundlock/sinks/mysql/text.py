@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from poundlock.sinks.mysql.names import quoted
-from poundlock.sinks.mysql.target import TargetColumn
+from poundlock.sinks.mysql.target import TargetColumn, quoted
 
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from poundlock.core.model import Receipt
 from poundlock.core.protocol import BranchState
 from poundlock.errors import UsageError
-from poundlock.sinks.mysql.names import quoted
+from poundlock.sinks.mysql.target import quoted
 from poundlock.sinks.sql.dialect import Link
 from poundlock.sinks.sql.receipts import identities_of, witness_of
 from poundlock.sinks.sql.staging import staging_name

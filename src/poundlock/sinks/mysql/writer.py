@@ -32,7 +32,6 @@ from poundlock.sinks.mysql.witness import stage_in
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.receipts import PREPARED, STAGED
 from poundlock.sinks.sql.staging import StagedRows, duplicate_keys
-from poundlock.sinks.sql.witness import AlreadyWitnessed
 
 if TYPE_CHECKING:
     from poundlock.sinks.mysql.sink import MySQL
@@ -245,22 +244,13 @@ class RowWriter(Writer):
         if not self._exact:
             link.run("COMMIT")
             return
-        self._insert_witness(link)
+        self._sink.witness.insert_own(link, self._id)
         # In MariaDB nobody else can finish the branch as long as the connection lasts. If this machine
         # goes away before it has closed it, the server is to close it soon.
         link.run(f"SET SESSION wait_timeout = {_DETACH_S}")
         link.run(f"XA END {self._xid}")
         link.run(f"XA PREPARE {self._xid}")
         self._active = False
-
-    def _insert_witness(self, link: Link) -> None:
-        try:
-            self._sink.witness.insert(link, [self._id])
-        except AlreadyWitnessed:
-            raise Rejected(
-                f"branch {self._id} was aborted by the driver while this task was still writing it",
-                sink=self._sink.name,
-            ) from None
 
     def _check_columns(self, link: Link, move: Move) -> None:
         """See that the table took rows as it was looked over. Nobody can change it from now on."""

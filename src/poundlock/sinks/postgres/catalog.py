@@ -14,7 +14,7 @@ from poundlock.errors import UsageError
 
 _RANDOM = ("nextval(", "gen_random_uuid(", "uuid_generate_v", "uuidv7(", "uuidv4(")
 
-# Defaults that are constants, or computed by what does not fail.
+# Defaults that are constants, or expressions that cannot fail.
 _SAFE = re.compile(
     r"(\(?-?[\d.]+\)?|'(?:[^']|'')*'|true|false|NULL"
     r"|nextval\('[^']*'::regclass\)|(now|gen_random_uuid|clock_timestamp|statement_timestamp|uuidv[47])\(\)"
@@ -43,12 +43,12 @@ class TableColumn:
 
     @property
     def risky(self) -> bool:
-        """Whether the value that the table fills in is computed by what could fail."""
+        """Whether the default is computed by an expression that could fail."""
         return bool(self.default) and not _SAFE.fullmatch(self.default)
 
     @property
     def unlike_any(self) -> bool:
-        """Whether the value that the table fills in is a new one each time."""
+        """Whether the default is a new value each time."""
         return bool(self.identity) or any(word in self.default for word in _RANDOM)
 
 
@@ -97,7 +97,7 @@ class Table:
 
 
 def _alike(connection: Connection[Any], name: str) -> str:
-    """Tell of tables that may have been meant: elsewhere, or with other capitals."""
+    """Name tables that the user may have meant: in another schema, or with other capitals."""
     found = connection.execute(
         "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class c "
         "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE lower(c.relname) = lower(%s) "

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import psycopg
 from psycopg import Connection, conninfo, errors
@@ -17,12 +17,19 @@ from poundlock.secret import resolve
 from poundlock.sinks.postgres.errors import POSTGRES
 from poundlock.sinks.sql.dialect import Dialect
 
-if TYPE_CHECKING:
-    from typing_extensions import LiteralString
-
 _WAIT_S = 30.0  # for a connection, where other tasks hold them all
 _REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry")
 _MISTAKEN = ("does not exist", "invalid sslmode", "certificate", "could not translate host name")
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": "10",
+    "application_name": "poundlock",
+    # A machine that went away is noticed within about half a minute.
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    # Longer, because it also ends a connection to a server that is alive but busy.
+    "tcp_user_timeout": "120000",
+}
 _FULL = ("too many clients", "remaining connection slots", "too many connections")
 
 
@@ -33,7 +40,8 @@ class Link(Connection[Any]):
     lock_wait: str = "10s"  # for a lock, in a brief transaction
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        cursor = self.execute(cast("LiteralString", statement), values or None)
+        given: Any = statement  # the driver's types allow only literals
+        cursor = self.execute(given, values or None)
         return cursor.fetchall() if cursor.description else []
 
     run_alone = run
@@ -94,16 +102,7 @@ class _Full(Unavailable):
 def _settings(dsn: str) -> dict[str, Any]:
     plain = resolve("dsn", dsn)
     with contextlib.suppress(psycopg.Error):
-        settings = dict(conninfo.conninfo_to_dict(plain))
-        settings.setdefault("connect_timeout", "10")
-        settings.setdefault("application_name", "poundlock")
-        # A machine that went away is noticed within about half a minute.
-        settings.setdefault("keepalives_idle", "10")
-        settings.setdefault("keepalives_interval", "5")
-        settings.setdefault("keepalives_count", "4")
-        # Longer, because it also ends a connection to a server that is alive but busy.
-        settings.setdefault("tcp_user_timeout", "120000")
-        settings["client_encoding"] = "UTF8"
+        settings = _DEFAULTS | conninfo.conninfo_to_dict(plain) | {"client_encoding": "UTF8"}
         _refuse_split_password(plain, settings)
         return settings
     raise UsageError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 import psycopg
 from psycopg import sql
@@ -20,9 +19,6 @@ from poundlock.sinks.postgres.errors import translate_error
 from poundlock.sinks.postgres.link import Link
 from poundlock.sinks.postgres.target import Target, staging_name
 from poundlock.sinks.sql.naming import parse_id
-
-if TYPE_CHECKING:
-    from typing_extensions import LiteralString
 
 logger = logging.getLogger("poundlock")
 
@@ -97,11 +93,7 @@ def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
 
 
 def too_long(
-    link: Link,
-    target: Target,
-    table: Table,
-    branches: Sequence[str],
-    columns: Sequence[str],
+    link: Link, target: Target, table: Table, branches: Sequence[str], columns: Sequence[str]
 ) -> bool:
     """Whether a row could be too long for an index of the target: some 2700 bytes are."""
     sizes = [
@@ -187,19 +179,13 @@ class Moved:
 
 
 def move(
-    link: Link,
-    target: Target,
-    table: Table,
-    branches: Sequence[str],
-    columns: Sequence[str],
+    link: Link, target: Target, table: Table, branches: Sequence[str], columns: Sequence[str]
 ) -> Moved:
     """Move the rows of these staging tables into the target, in the transaction that is open."""
     written = [name for name in columns if name != FLAG]
     always = any(column.identity == "a" for column in table.columns if column.name in written)
     into = sql.SQL("INSERT INTO {} AS t ({}){}").format(
-        table.identifier,
-        _names(written),
-        sql.SQL(" OVERRIDING SYSTEM VALUE" if always else ""),
+        table.identifier, _names(written), sql.SQL(" OVERRIDING SYSTEM VALUE" if always else "")
     )
     if target.key:
         return _upsert(link, target, table, branches, written, into)
@@ -321,4 +307,4 @@ def _names(names: Sequence[str]) -> sql.Composed:
 
 def _raw(text: str) -> sql.SQL:
     """SQL that the server itself has spelled."""
-    return sql.SQL(cast("LiteralString", text))
+    return sql.SQL(text)  # pyright: ignore[reportArgumentType]

@@ -54,37 +54,30 @@ class PreparedBranches:
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         """Commit each branch. Where the connection breaks, it and those after it are UNREACHABLE."""
-        states: list[BranchState] = []
-        with self._connections.lend() as link:
-            for receipt in receipts:
-                try:
-                    with link.dialect.translated_errors(self._target.sink, receipt.id):
-                        states.append(finish(link, self._target, receipt.id, receipt))
-                except (
-                    Rejected
-                ) as error:  # a time-out of the role, or a server that is read-only now
-                    logger.warning("sink %s: not committed yet: %s", self._target.sink, error)
-                    states.append(BranchState.PREPARED)
-                except Unavailable:
-                    break
-        return states + [BranchState.UNREACHABLE] * (len(receipts) - len(states))
+        return self._finish_each([(receipt.id, receipt) for receipt in receipts], "committed")
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         """Roll each branch back, and leave its tombstone."""
+        states = self._finish_each([(stray.id, None) for stray in strays], "rolled back")
+        return [
+            BranchState.UNREACHABLE if state is BranchState.PREPARED else state for state in states
+        ]
+
+    def _finish_each(
+        self, branches: Sequence[tuple[str, Receipt | None]], action: str
+    ) -> list[BranchState]:
         states: list[BranchState] = []
         with self._connections.lend() as link:
-            for stray in strays:
+            for branch, receipt in branches:
                 try:
-                    with link.dialect.translated_errors(self._target.sink, stray.id):
-                        state = finish(link, self._target, stray.id)
-                except Rejected as error:
-                    logger.warning("sink %s: not rolled back yet: %s", self._target.sink, error)
-                    state = BranchState.UNREACHABLE
+                    with link.dialect.translated_errors(self._target.sink, branch):
+                        states.append(finish(link, self._target, branch, receipt))
+                except Rejected as error:  # a time-out of the role, or a read-only server
+                    logger.warning("sink %s: not %s yet: %s", self._target.sink, action, error)
+                    states.append(BranchState.PREPARED)
                 except Unavailable:
                     break
-                open_ = state is BranchState.PREPARED
-                states.append(BranchState.UNREACHABLE if open_ else state)
-        return states + [BranchState.UNREACHABLE] * (len(strays) - len(states))
+        return states + [BranchState.UNREACHABLE] * (len(branches) - len(states))
 
     def find(self, namespace: Namespace) -> list[Stray]:
         """List the open branches of exactly this namespace and sink."""

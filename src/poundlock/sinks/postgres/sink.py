@@ -8,19 +8,13 @@ decision all tables of the batch are moved in one transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from psycopg import sql
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.participant import (
-    Column,
-    Commitment,
-    Participant,
-    Semantic,
-    frame_mismatch,
-)
+from poundlock.core.model import Branch, Namespace, Receipt, checked_name
+from poundlock.core.participant import Column, Commitment, Semantic, frame_mismatch
 from poundlock.core.protocol import BranchState
-from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
 from poundlock.errors import LogMismatch, NotAuthorised, UsageError
 from poundlock.sinks.postgres.allowed import (
@@ -39,8 +33,10 @@ from poundlock.sinks.postgres.target import Target
 from poundlock.sinks.postgres.types import family, misfits
 from poundlock.sinks.postgres.writer import PostgresWriter
 from poundlock.sinks.sql import connections as bound
-from poundlock.sinks.sql.branches import BranchesByMode
+from poundlock.sinks.sql.branches import BranchesByMode, SqlSink
 from poundlock.sinks.sql.receipts import PREPARED, STAGED, identities_of, mode_of
+from poundlock.sinks.sql.staging import contended_key
+from poundlock.sinks.sql.witness import Witness
 
 _OLDEST = 120_000
 _OTHER_CLUSTER = (
@@ -49,7 +45,7 @@ _OTHER_CLUSTER = (
 )
 
 
-class Postgres(Participant):
+class Postgres(SqlSink):
     """A table in PostgreSQL.
 
     Args:
@@ -114,8 +110,6 @@ class Postgres(Participant):
         )  # fmt: skip
         self._types: dict[str, str] = {}  # of the frame's columns, once it is known
         self._table: Table | None = None
-        self._tasks: int | None = None
-        self._speculates = False
         self.connections = Connections(dsn, self.name, self.target.wait)
 
     def __repr__(self) -> str:
@@ -155,12 +149,6 @@ class Postgres(Participant):
         self._types = types
         return wanted
 
-    def attach(self, site: Site) -> None:
-        if site.spark is not None:
-            context = site.spark.sparkContext
-            self._tasks = int(context.defaultParallelism)
-            self._speculates = context.getConf().get("spark.speculation", "").lower() == "true"
-
     # What the server must offer.
 
     def preflight(self) -> list[str]:
@@ -185,15 +173,16 @@ class Postgres(Participant):
                 f"the server is PostgreSQL {version // 10_000}; 12 or later is needed",
                 sink=self.name,
             )
-        found = link.execute("SELECT pg_is_in_recovery()").fetchone()
-        if found and found[0]:
+        [(standby, read_only)] = link.run(
+            "SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on'"
+        )
+        if standby:
             raise UsageError(
                 "the server is a standby, which cannot be written to: give the primary in dsn, or "
                 "several hosts with target_session_attrs=read-write",
                 sink=self.name,
             )
-        found = link.execute("SELECT current_setting('transaction_read_only')").fetchone()
-        if found and found[0] == "on":
+        if read_only:
             raise UsageError(
                 "the role may only read: default_transaction_read_only is on. Set it off for the role, "
                 "the database or in dsn",
@@ -295,7 +284,7 @@ class Postgres(Participant):
                 sink=self.name,
             )
         by = self._held_by(table)
-        if by is not None and self._speculates:
+        if by is not None and self.speculates:
             raise UsageError(
                 f"spark.speculation is on, and two attempts of one task write one key ({by}): the "
                 "second could only go on by rolling back what the first has prepared, which may be "
@@ -303,12 +292,7 @@ class Postgres(Participant):
                 sink=self.name,
             )
         if by is not None and not self.target.key_partitioned:
-            raise UsageError(
-                f"two tasks that write one key ({by}) would wait for each other's prepared branch "
-                "until lock_timeout. Use mode='staged'; or, where the frame is partitioned by the "
-                "key (repartition), say so with key_partitioned=True",
-                sink=self.name,
-            )
+            raise contended_key(self.name, by)
 
     def _held_by(self, table: Table) -> str | None:
         """Say at what a prepared branch can make another one wait; None: at nothing."""
@@ -334,16 +318,12 @@ class Postgres(Participant):
                     f"max_prepared_transactions is {limit}: a batch with more tasks than that will be "
                     "refused"
                 )
-        for name in ("fsync", "full_page_writes"):
-            found = link.execute("SELECT current_setting(%s)", [name]).fetchone()
-            if found and found[0] == "off":
-                warnings.append(
-                    f"the server runs with {name} = off: what it acknowledges can be lost"
-                )
-        found = link.execute(
-            "SELECT relpersistence = 'u' FROM pg_class WHERE oid = %s", [table.oid]
-        ).fetchone()
-        if found and found[0]:
+        warnings += [
+            f"the server runs with {name} = off: what it acknowledges can be lost"
+            for name in ("fsync", "full_page_writes")
+            if link.run("SELECT current_setting(%s)", [name]) == [("off",)]
+        ]
+        if link.run("SELECT 1 FROM pg_class WHERE oid = %s AND relpersistence = 'u'", [table.oid]):
             warnings.append("the table is unlogged: a crash of the server empties it")
         if self.mode == STAGED and self._types:
             rehearsed = hurdles(self.target, table, tuple(self._types))
@@ -361,10 +341,17 @@ class Postgres(Participant):
         held_up = self._table is None or self._held_by(self._table) is not None
         return PostgresWriter(
             self.target, self.mode, self.semantic, self._types, branch,
-            clears=branch.retry > 0 and held_up and not self._speculates,
+            clears=branch.retry > 0 and held_up and not self.speculates,
         )  # fmt: skip
 
     # On the driver.
+
+    def lend(self) -> AbstractContextManager[Link]:
+        return self.connections.lend()
+
+    @property
+    def witness(self) -> Witness:
+        return self.target.witness
 
     @property
     def branches(self) -> BranchesByMode:
@@ -391,17 +378,6 @@ class Postgres(Participant):
         if BranchState.UNREACHABLE in states:
             self.close()
         return states
-
-    def find(self, namespace: Namespace) -> list[Stray]:
-        return self.branches.find(namespace)
-
-    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        return self.branches.abort(strays)
-
-    def newest_generation(self, namespace: Namespace) -> int:
-        with self.connections.lend() as link:
-            over = self.target.witness.newest_generation(link, namespace)
-            return max(over, self.branches.newest_generation(namespace))
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         with self.connections.lend() as link:

@@ -30,7 +30,6 @@ from poundlock.sinks.postgres.types import misfits
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.receipts import PREPARED, STAGED
 from poundlock.sinks.sql.staging import duplicate_keys
-from poundlock.sinks.sql.witness import AlreadyWitnessed
 
 _FLAG = TableColumn(FLAG, "bool", -1, "boolean", "boolean", "", True, False, "", False, "")
 _MOST_NAMED = 5  # reasons in one message
@@ -209,10 +208,7 @@ class PostgresWriter(Writer):
     def prepare(self) -> PreparedBranch | None:
         try:
             sink = self._target.sink
-            with (
-                tolerate_loss(sink, self._semantic),
-                POSTGRES.translated_errors(sink, self._id),
-            ):
+            with tolerate_loss(sink, self._semantic), POSTGRES.translated_errors(sink, self._id):
                 return self._prepare()
             return None
         finally:
@@ -230,7 +226,7 @@ class PostgresWriter(Writer):
         if self._staged or not self._exact:
             self._end("COMMIT", "COMMIT")
         else:
-            self._insert_witness()
+            target.witness.insert_own(connection, self._id)
             self._end(
                 sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(self._id)),
                 "PREPARE TRANSACTION",
@@ -243,15 +239,6 @@ class PostgresWriter(Writer):
             handle["into"] = rows.to_json()
             handle["shape"] = self._table.shape
         return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
-
-    def _insert_witness(self) -> None:
-        try:
-            self._target.witness.insert(self._connection, [self._id])
-        except AlreadyWitnessed:
-            raise Rejected(
-                f"branch {self._id} was aborted by the driver while this task was still writing it",
-                sink=self._target.sink,
-            ) from None
 
     def _end(self, statement: Any, expected: str) -> None:
         """End the transaction. The server answers ROLLBACK, and no error, if it had failed before."""

@@ -130,11 +130,7 @@ class RedisWriter(Writer):
     def prepare(self) -> PreparedBranch | None:
         assert self._shape is not None
         sink, id_ = self._sink, str(self._name)
-        handle = {
-            "shape": self._shape.to_json(),
-            "witness": self._witness,
-            "chunks": self._chunks,
-        }
+        handle = {"shape": self._shape.to_json(), "witness": self._witness, "chunks": self._chunks}
         if self._own is None:
             return PreparedBranch(id_, handle, began_at=self._began_at, expires_at=None)
         receipt = Receipt(sink.name, id_, 0, Fingerprint(self._rows), handle)

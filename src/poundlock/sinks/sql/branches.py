@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from poundlock.core.model import Namespace, Receipt, Stray
+from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState
+from poundlock.core.site import Site
 from poundlock.sinks.sql.receipts import mode_of
+from poundlock.sinks.sql.witness import Witness
 
 
 class Branches(Protocol):
@@ -24,6 +29,48 @@ class Branches(Protocol):
     def newest_generation(self, namespace: Namespace) -> int:
         """Return the highest generation of the open branches; 0 if there are none."""
         ...
+
+
+class SqlSink(Participant):
+    """A sink whose branches end in a witness table."""
+
+    speculates = False  # Spark may run two attempts of a task at the same time
+    _tasks: int | None = None  # how many Spark runs at once, if it is known
+
+    @property
+    @abstractmethod
+    def witness(self) -> Witness: ...
+
+    @property
+    @abstractmethod
+    def branches(self) -> Branches: ...
+
+    @abstractmethod
+    def lend(self) -> AbstractContextManager[Any]:
+        """Lend a connection, and translate the driver's errors."""
+
+    def attach(self, site: Site) -> None:
+        if site.spark is not None:
+            context = site.spark.sparkContext
+            self._tasks = int(context.defaultParallelism)
+            self.speculates = context.getConf().get("spark.speculation", "").lower() == "true"
+
+    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
+        return self.branches.check(receipts)
+
+    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        return self.branches.commit(receipts)
+
+    def find(self, namespace: Namespace) -> list[Stray]:
+        return self.branches.find(namespace)
+
+    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
+        return self.branches.abort(strays)
+
+    def newest_generation(self, namespace: Namespace) -> int:
+        with self.lend() as link:
+            over = self.witness.newest_generation(link, namespace)
+        return max(over, self.branches.newest_generation(namespace))
 
 
 class BranchesByMode:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from poundlock.core.model import Json, Receipt
-from poundlock.errors import BadRow, LogMismatch
+from poundlock.errors import BadRow, LogMismatch, UsageError
 
 
 def staging_name(prefix: str, branch: str) -> str:
@@ -54,6 +54,16 @@ def duplicate_keys(sink: str, key: Sequence[str], order_by: str | None) -> BadRo
     else:
         problem += f" and one {order_by}, so neither is the last. Order by a column that differs"
     return BadRow(f"{problem}, or aggregate before writing", sink=sink)
+
+
+def contended_key(sink: str, key: str) -> UsageError:
+    """Return the error for a sink in which one task's prepared branch could block another task."""
+    return UsageError(
+        f"two tasks that write one key ({key}) would wait for each other's prepared branch until "
+        "lock_timeout. Use mode='staged'; or, where the frame is partitioned by the key "
+        "(repartition), say so with key_partitioned=True",
+        sink=sink,
+    )
 
 
 def split_batch(

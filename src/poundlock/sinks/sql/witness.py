@@ -22,7 +22,7 @@ from typing import Any
 
 from poundlock.core.model import Namespace
 from poundlock.core.protocol import BranchState
-from poundlock.errors import NotAuthorised, Unavailable
+from poundlock.errors import NotAuthorised, Rejected, Unavailable
 from poundlock.sinks.sql.dialect import Failure, Link
 from poundlock.sinks.sql.naming import read_id
 
@@ -132,6 +132,16 @@ class Witness:
         """Whether this is the table that has all these identities. None: the receipt has none."""
         found = self.identity(link)
         return found is not None and set(known) <= {found, None}
+
+    def insert_own(self, link: Link, branch: str) -> None:
+        """Insert the row of the task's own branch. Raises `Rejected` if the driver has aborted it."""
+        try:
+            self.insert(link, [branch])
+        except AlreadyWitnessed:
+            raise Rejected(
+                f"branch {branch} was aborted by the driver while this task was still writing it",
+                sink=self.sink,
+            ) from None
 
     def require(self, link: Link, known: Iterable[str | None]) -> None:
         """Raise `WitnessMismatch` unless the table has all these identities. In a transaction.

@@ -84,11 +84,7 @@ class Link:
     driver: Any = None
 
     def __init__(
-        self,
-        connect: Callable[..., Any],
-        dsn: str | None,
-        setup: Sequence[str],
-        sink: str,
+        self, connect: Callable[..., Any], dsn: str | None, setup: Sequence[str], sink: str
     ):
         self.sink = sink
         self._how = (connect, dsn, setup)

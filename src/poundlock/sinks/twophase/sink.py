@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
-from poundlock.core.participant import (
-    Column,
-    Commitment,
-    Participant,
-    Semantic,
-    Writer,
-    frame_mismatch,
-)
-from poundlock.core.protocol import BranchState
+from poundlock.core.model import Branch, Namespace, checked_name
+from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
 from poundlock.errors import UsageError
+from poundlock.sinks.sql.branches import SqlSink
 from poundlock.sinks.sql.witness import Witness
 from poundlock.sinks.twophase.link import Link, describe, number, quoted
 from poundlock.sinks.twophase.prepared import FORMAT, PreparedBranches
@@ -38,7 +32,7 @@ _CREATE = (
 )
 
 
-class TwoPhase(Participant):
+class TwoPhase(SqlSink):
     """A table in a database that is reached through a driver with `tpc_*`.
 
     Args:
@@ -81,20 +75,14 @@ class TwoPhase(Participant):
         self.rows_at_once = rows_at_once
         self._connect, self._dsn = connect, dsn
         self._setup, self._quote = tuple(setup), quote
-        self.witness = Witness(
-            self.name,
-            witness_table,
-            self.quoted(witness_table),
-            (_CREATE.format(self.quoted(witness_table)),),
-            "witness_table= or the database",
-        )
+        self._witness_table = witness_table
+        self.quoted(witness_table)
         self._columns = (
             columns
             if columns is None or isinstance(columns, Mapping)
             else dict(zip(columns, columns, strict=True))
         )
         self._written: tuple[str, ...] = ()
-        self.speculates = False
 
     def __repr__(self) -> str:
         return f"TwoPhase({self.table!r}, name={self.name!r})"
@@ -126,7 +114,7 @@ class TwoPhase(Participant):
             self.speculates = conf.get("spark.speculation", "").lower() == "true"
 
     def preflight(self) -> list[str]:
-        with self.prepared.lend() as link:
+        with self.lend() as link:
             try:
                 there = link.columns_of(self.quoted(self.table))
             except link.driver.DatabaseError as error:
@@ -195,26 +183,18 @@ class TwoPhase(Participant):
     # On the driver.
 
     @property
-    def prepared(self) -> PreparedBranches:
+    def witness(self) -> Witness:
+        place, table = self._witness_table, self.quoted(self._witness_table)
+        option = "witness_table= or the database"
+        return Witness(self.name, place, table, (_CREATE.format(table),), option)
+
+    @property
+    def branches(self) -> PreparedBranches:
         return PreparedBranches(self.link, self.witness, self.name)
 
-    def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        return self.prepared.check(receipts)
-
-    def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        return self.prepared.commit(receipts)
-
-    def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        return self.prepared.abort(strays)
-
-    def find(self, namespace: Namespace) -> list[Stray]:
-        return self.prepared.find(namespace)
-
-    def newest_generation(self, namespace: Namespace) -> int:
-        with self.prepared.lend() as link:
-            over = self.witness.newest_generation(link, namespace)
-        return max(over, self.prepared.newest_generation(namespace))
+    def lend(self) -> AbstractContextManager[Link]:
+        return self.branches.lend()
 
     def prune(self, namespace: Namespace, floor: int) -> None:
-        with self.prepared.lend() as link:
+        with self.lend() as link:
             self.witness.prune(link, namespace, floor)

@@ -12,7 +12,6 @@ from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerat
 from poundlock.errors import BadRow, Rejected
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.receipts import PREPARED
-from poundlock.sinks.sql.witness import AlreadyWitnessed
 from poundlock.sinks.twophase.prepared import open_branches, xid_of
 
 if TYPE_CHECKING:
@@ -48,15 +47,13 @@ class TwoPhaseWriter(Writer):
         mine = self._branch.name
         for it in list(open_branches(self._link, mine.namespace, mine.sink)):
             if it.precedes(self._branch):
-                self._sink.prepared.roll_back(self._link, it)
+                self._sink.branches.roll_back(self._link, it)
 
     def write(self, rows: pa.RecordBatch) -> None:
         link, sink = self._link, self._sink
         names = rows.schema.names
         statement = "INSERT INTO {} ({}) VALUES ({})".format(
-            sink.quoted(sink.table),
-            ", ".join(map(sink.quoted, names)),
-            ", ".join("?" * len(names)),
+            sink.quoted(sink.table), ", ".join(map(sink.quoted, names)), ", ".join("?" * len(names))
         )
         try:
             columns = [column.to_pylist() for column in rows.columns]
@@ -103,13 +100,7 @@ class TwoPhaseWriter(Writer):
             if not self._exact:
                 link.connection.commit()
                 return None
-            try:
-                sink.witness.insert(link, [self._id])
-            except AlreadyWitnessed:
-                raise Rejected(
-                    f"branch {self._id} was aborted by the driver while this task was still writing it",
-                    sink=sink.name,
-                ) from None
+            sink.witness.insert_own(link, self._id)
             if link.connection.tpc_prepare() is False:
                 raise Rejected(
                     f"branch {self._id}: the database says that there is nothing to commit, although "
