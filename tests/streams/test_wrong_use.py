@@ -77,7 +77,7 @@ REFUSED = {
             .key_by("id")
             .window(lock.tumbling("1 minute"), allowed_lateness="1 s", name="minutes")
         ),
-        "operator 'minutes': rows are late in event time only",
+        "operator 'minutes': allowed_lateness= and late_output= need event time",
     ),
     "no windows": (
         lambda frame, flow: flow.key_by("id").window("1 minute"),

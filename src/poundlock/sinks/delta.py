@@ -470,7 +470,7 @@ class _Writer(StoredWriter):
         if broken:
             reasons = "; ".join(sorted(set(broken.values())))
             raise BadRow(
-                f"{len(broken)} rows do not fit the table {self._sink.path}: {reasons}",
+                f"rows do not fit the table {self._sink.path} ({len(broken)} in all): {reasons}",
                 sink=self._sink.name,
                 rows=broken,
             )

@@ -154,9 +154,9 @@ class HadoopFiles:
             self.delete(name)
             if len(winners) != 1 or found != winners[0]:
                 raise UsageError(
-                    f"the file system of {self.root} let {len(winners)} of two writers create one "
-                    "file, so the log is not safe there. Put the log on HDFS, S3A or a local disk "
-                    "(log_location=)"
+                    f"the file system of {self.root} failed a test in which two writers race to "
+                    f"create one file: {len(winners)} succeeded. Exactly one must succeed, and its "
+                    "content must stay. Put the log on HDFS, S3A or a local disk (log_location=)"
                 )
 
 

@@ -271,7 +271,7 @@ class ReducingState(_Single):
     def __init__(self, function: Callable[[Any, Any], Any], **options: Any) -> None:
         super().__init__(**options)
         if not callable(function):
-            raise UsageError(f"function={function!r}: give a function of two values")
+            raise UsageError(f"function={function!r}: give a function that takes two arguments")
         self._function = function
 
     def add(self, value: Any) -> None:
@@ -438,8 +438,8 @@ class BroadcastState(MapState):
     def _check(self) -> None:
         if not self.writable:
             raise UsageError(
-                f"broadcast state {self.name!r} was changed for the rows of one key, so its copies "
-                "would differ: change it in process_broadcast alone"
+                f"broadcast state {self.name!r} was changed while the rows of one key were processed, "
+                "so its copies would differ: change it only in process_broadcast"
             )
 
 

@@ -440,7 +440,7 @@ def test_wrong_options_are_rejected_immediately(options, message):
 def test_unavailable_state_is_rejected_with_the_reason():
     with pytest.raises(UsageError, match=r"only its own list\. Use BroadcastState"):
         UnionListState()
-    with pytest.raises(UsageError, match="function of two values"):
+    with pytest.raises(UsageError, match="function that takes two arguments"):
         ReducingState(3)
     with pytest.raises(UsageError, match="has no create"):
         AggregatingState(object())

@@ -94,7 +94,9 @@ class KafkaWriter(Writer):
                 raise
             # Some of these rows are already sent, so the good rows cannot be written again.
             raise Rejected(
-                f"{error.args[0]}. The sink cannot skip bad rows here", sink=error.sink
+                f"{error.args[0]}. Some rows of this batch are already sent, so bad rows can no "
+                "longer be left out",
+                sink=error.sink,
             ) from error
 
     def prepare(self) -> PreparedBranch | None:

@@ -216,8 +216,8 @@ def connect_arguments(url: str) -> dict[str, Any]:
         raise UsageError("url= cannot be read as an address: check its port and brackets") from None
     if parts.scheme not in ("mysql", "mariadb") or not parts.hostname:
         raise UsageError(
-            "url= must have the form mysql://user:password@host:port/database, or name where that is "
-            "to be found: env:NAME or file:PATH"
+            "url= must have the form mysql://user:password@host:port/database, or refer to a "
+            "URL of that form with env:NAME or file:PATH"
         )
     options = dict(parse_qsl(parts.query))
     known = {"ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_identity", "connect_timeout"}

@@ -89,7 +89,8 @@ class SendingWriter(Writer):
         if not bad:
             return
         error = BadRow(
-            f"index {sink.index} refuses {len(bad)} documents, the first because: {bad[min(bad)]}",
+            f"index {sink.index} refuses documents ({len(bad)} in all). The reason for the first: "
+            f"{bad[min(bad)]}",
             sink=sink.name,
             rows=bad,
         )

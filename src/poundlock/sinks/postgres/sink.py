@@ -245,7 +245,8 @@ class Postgres(SqlSink):
             grant = missing_grant(link, self.target, staging=not self._straight)
             if grant is not None:
                 raise NotAuthorised(
-                    f"witness and staging tables cannot be made: {grant}", sink=self.name
+                    "the role lacks a permission for the witness or staging tables. Run: " + grant,
+                    sink=self.name,
                 )
 
     @property

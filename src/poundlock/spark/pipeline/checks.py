@@ -20,7 +20,8 @@ logger = logging.getLogger("poundlock")
 
 _UNSUPPORTED_TRIGGERS = {
     "continuous": "continuous processing commits without batches, so there is nothing to decide on",
-    "realTime": "real-time mode plans a batch's offsets after it has run, so a replay has others",
+    "realTime": "real-time mode plans the offsets of a batch after it has run, so a replay would "
+    "have other offsets",
 }
 
 

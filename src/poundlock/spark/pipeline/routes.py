@@ -178,4 +178,4 @@ def _checked(route: Route, build):
         return build()
     except AnalysisException as error:
         problem = str(error).splitlines()[0]
-        raise UsageError(f"route {route.describe()}: {problem}", sink=route.sink.name) from error
+        raise UsageError(f"sink {route.describe()}: {problem}", sink=route.sink.name) from error

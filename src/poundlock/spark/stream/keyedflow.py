@@ -81,7 +81,8 @@ class KeyedFlow:
         lateness = milliseconds(allowed_lateness, "allowed_lateness")
         if (lateness or late_output) and self.flow.time is None:
             raise UsageError(
-                f"operator {name!r}: rows are late in event time only: give flow() time= and watermark="
+                f"operator {name!r}: allowed_lateness= and late_output= need event time: "
+                "pass time= and watermark= to flow()"
             )
         return WindowedFlow(self, windows, trigger, evictor, lateness, late_output, name)
 
@@ -230,7 +231,9 @@ class KeyedFlow:
 
     def _check_other(self, other: Any, name: str) -> None:
         if not isinstance(other, KeyedFlow):
-            raise UsageError(f"{name}() takes another flow with a key: call key_by() on it")
+            raise UsageError(
+                f"{name}() needs the other flow to have a key: call key_by() on that flow"
+            )
         kinds = [field.dataType.simpleString() for field in self.key_fields()]
         others = [field.dataType.simpleString() for field in other.key_fields()]
         if kinds != others:
