@@ -286,7 +286,7 @@ def test_only_broadcast_rows_can_change_broadcast_state(change, arguments):
 
     flow = Flow(BroadcastProcessOperator, Changes(), {"main": ("id", "n")})
     flow(broadcast=[("a", 3)])
-    with pytest.raises(UsageError, match=r"'limits' .* in process_broadcast alone"):
+    with pytest.raises(UsageError, match=r"'limits' .* only in process_broadcast"):
         flow((0, "a", 1))
 
 
