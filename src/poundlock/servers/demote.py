@@ -26,8 +26,8 @@ def demoted(command: Sequence[str]) -> list[str]:
     tool = shutil.which("setpriv")
     if tool is None:
         raise UsageError(
-            f"this server does not run as root. To run it as {USER}, install setpriv (util-linux); "
-            "otherwise run as an ordinary user"
+            "this server refuses to run as root: install setpriv (util-linux), so that it can run "
+            f"as {USER}, or run this command as an ordinary user"
         )
     user = pwd.getpwnam(USER)
     kept = [f"+{name}" for number, name in _CAPABILITIES.items() if _may_pass_on(number)][:1]

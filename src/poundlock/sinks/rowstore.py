@@ -289,8 +289,8 @@ def _send(sink: StoredBranches, name: str) -> PoundlockError | None:
         return Unavailable(f"the stored rows of {name} are gone ({error.strerror})")
     except Exception as error:  # noqa: BLE001 (a user's code, or a damaged file: the others go on)
         return InDoubt(
-            f"sending {name} failed with {type(error).__name__}. It is decided and its rows are "
-            "stored: correct the cause and start the pipeline again"
+            f"branch {name} could not be sent ({type(error).__name__}). Its batch is decided and "
+            "its rows are stored: correct the cause and start the pipeline again"
         )
     return None
 
