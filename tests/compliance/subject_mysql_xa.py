@@ -174,8 +174,12 @@ class MySQLSubject(Subject):
             self.ask(witness_in(database, sink.name).create[0])
             using = self._looked_over(f"{database}.numbers", sink.name)
             fill(disk)
-            tasks = [[self._texts(range(n, n + 1000), ["x" * 20] * 1000)
-                      for n in range(0, 100_000, 1000)]]  # fmt: skip
+            tasks = [
+                [
+                    self._texts(range(n, n + 1000), ["x" * 20] * 1000)
+                    for n in range(0, 100_000, 1000)
+                ]
+            ]
             says = "disk is full.*make room"
             yield FaultCase(says, Unavailable, sink=using, tasks=tasks, over=lambda: empty(disk))
             self.ask(f"DROP DATABASE {database}")

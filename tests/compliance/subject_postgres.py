@@ -116,9 +116,11 @@ class PostgresSubject(Subject):
         dsn = psycopg.conninfo.make_conninfo(self._node.dsn(self._database), password="nonsense")
         says = "password authentication failed.*pg_hba.conf"
         yield FaultCase(
-            says, NotAuthorised, hides="nonsense",
+            says,
+            NotAuthorised,
+            hides="nonsense",
             make=lambda: self._looked_over(self.table(sink), sink.name, dsn),
-        )  # fmt: skip
+        )
 
     def _words(self, numbers: Sequence[int], words: Sequence[str | None]) -> pa.RecordBatch:
         return self.rows(numbers).set_column(1, "word", pa.array(words))
@@ -161,9 +163,10 @@ class PostgresSubject(Subject):
         for number in others:
             self.execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
         says = "maximum number of prepared transactions.*max_prepared_transactions"
-        yield FaultCase(says, over=lambda: [
-            self.execute(f"ROLLBACK PREPARED 'other {number}'") for number in others
-        ])  # fmt: skip
+        yield FaultCase(
+            says,
+            over=lambda: [self.execute(f"ROLLBACK PREPARED 'other {number}'") for number in others],
+        )
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
@@ -179,9 +182,12 @@ class PostgresSubject(Subject):
             many = self._words(range(100), ["x" * 40] * 100)
             try:
                 yield FaultCase(
-                    "disk is full", Unavailable, sink=using, tasks=[[many] * 100],
+                    "disk is full",
+                    Unavailable,
+                    sink=using,
+                    tasks=[[many] * 100],
                     over=lambda: empty(disk),
-                )  # fmt: skip
+                )
             finally:  # the server goes on without this disk
                 using.close()
                 self.roll_back_all()

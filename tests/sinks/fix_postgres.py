@@ -116,6 +116,8 @@ def keywords(dsn: str) -> str:
 
 def keyed(*rows: tuple[Any, ...], names: str = "k v") -> pa.RecordBatch:
     columns = [list(column) for column in zip(*rows, strict=True)]
-    arrays = [pa.array(c, pa.int32() if isinstance(c[0], int) and not isinstance(c[0], bool) else None)
-              for c in columns]  # fmt: skip
+    arrays = [
+        pa.array(c, pa.int32() if isinstance(c[0], int) and not isinstance(c[0], bool) else None)
+        for c in columns
+    ]
     return pa.RecordBatch.from_arrays(arrays, names.split())

@@ -61,8 +61,12 @@ class TestWhateverTheServerHasSet:
     def test_nothing_of_it_shows(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, u INT UNIQUE)")
         place.ask("INSERT INTO t VALUES (9, 9)")
-        odd: dict[str, Any] = {"sql_safe_updates": 1, "sql_auto_is_null": 1, "sql_select_limit": 1,
-                               "completion_type": 1}  # fmt: skip
+        odd: dict[str, Any] = {
+            "sql_safe_updates": 1,
+            "sql_auto_is_null": 1,
+            "sql_select_limit": 1,
+            "completion_type": 1,
+        }
         if IS_MARIADB:
             odd |= {"idle_write_transaction_timeout": 1, "max_statement_time": 0.001}
         with settings(place, **odd):
@@ -151,8 +155,12 @@ class TestTheConnection:
     def test_branches_of_others_that_are_no_text(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
         with place.client() as cursor:
-            for statement in ("XA START X'ff',X'fe',7", "INSERT INTO t VALUES (1)",
-                              "XA END X'ff',X'fe',7", "XA PREPARE X'ff',X'fe',7"):  # fmt: skip
+            for statement in (
+                "XA START X'ff',X'fe',7",
+                "INSERT INTO t VALUES (1)",
+                "XA END X'ff',X'fe',7",
+                "XA PREPARE X'ff',X'fe',7",
+            ):
                 cursor.execute(statement)
         sink = place.sink(mode="xa")
         try:

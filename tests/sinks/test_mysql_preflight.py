@@ -22,14 +22,26 @@ class TestTheTableIsLookedOver:
             "CREATE TABLE t (id INT NOT NULL, price DECIMAL(10,2), at DATETIME, note VARCHAR(9), "
             "twice INT GENERATED ALWAYS AS (id * 2) STORED, must INT NOT NULL, old TEXT)"
         )
-        frame = {"id": "string", "price": "decimal(20,4)", "at": "timestamp", "twice": "int",
-                 "more": "int", "old": "string"}  # fmt: skip
+        frame = {
+            "id": "string",
+            "price": "decimal(20,4)",
+            "at": "timestamp",
+            "twice": "int",
+            "more": "int",
+            "old": "string",
+        }
         sink = place.sink(look=False)
         sink.project({name: Column(name, kind) for name, kind in frame.items()})
         with pytest.raises(UsageError) as caught:
             sink.preflight()
-        for words in ("'id' is int", "'price' is decimal(10,2), which would round", "'more'",
-                      "'twice' is computed", "'must' (int", "is NOT NULL without"):  # fmt: skip
+        for words in (
+            "'id' is int",
+            "'price' is decimal(10,2), which would round",
+            "'more'",
+            "'twice' is computed",
+            "'must' (int",
+            "is NOT NULL without",
+        ):
             assert words in str(caught.value)
         assert "'note'" not in str(caught.value) and "'at'" not in str(caught.value)
 
@@ -37,14 +49,23 @@ class TestTheTableIsLookedOver:
         place.ask(
             "CREATE TABLE t (a FLOAT(7,2), b DOUBLE(10,2), c TIME(3), d JSON, e JSON, f DOUBLE)"
         )
-        frame = {"a": "float", "b": "double", "c": "string", "d": "struct<a:decimal(38,18)>",
-                 "e": "string", "f": "float"}  # fmt: skip
+        frame = {
+            "a": "float",
+            "b": "double",
+            "c": "string",
+            "d": "struct<a:decimal(38,18)>",
+            "e": "string",
+            "f": "float",
+        }
         sink = place.sink(look=False)
         sink.project({name: Column(name, kind) for name, kind in frame.items()})
         with pytest.raises(UsageError) as caught:
             sink.preflight()
-        for words in ("'a' is float(7,2), which would round", "'b' is double(10,2), which would",
-                      "'c' is time(3), which does not hold string"):  # fmt: skip
+        for words in (
+            "'a' is float(7,2), which would round",
+            "'b' is double(10,2), which would",
+            "'c' is time(3), which does not hold string",
+        ):
             assert words in str(caught.value)
         assert ("round the decimals" in str(caught.value)) == (not IS_MARIADB)
         assert "'e'" not in str(caught.value) and "'f'" not in str(caught.value)
@@ -202,17 +223,26 @@ class TestOptionsAndTablesThatChange:
     @BOTH
     @pytest.mark.parametrize(
         ("before", "now"),
-        [("DOUBLE", "INT"), ("DECIMAL(9,3)", "DECIMAL(9,1)"), ("DATETIME(6)", "DATETIME"),
-         ("VARCHAR(9)", "CHAR(9)"), ("VARBINARY(9)", "BINARY(9)"), ("FLOAT", "DOUBLE")],
-    )  # fmt: skip
+        [
+            ("DOUBLE", "INT"),
+            ("DECIMAL(9,3)", "DECIMAL(9,1)"),
+            ("DATETIME(6)", "DATETIME"),
+            ("VARCHAR(9)", "CHAR(9)"),
+            ("VARBINARY(9)", "BINARY(9)"),
+            ("FLOAT", "DOUBLE"),
+        ],
+    )
     def test_a_column_that_would_change_values_now(
         self, place: Place, mode: str, before: str, now: str
     ) -> None:
         values: dict[str, Any] = {
-            "DOUBLE": 1.25, "DECIMAL(9,3)": decimal.Decimal("1.255"), "FLOAT": 0.1,
-            "DATETIME(6)": datetime.datetime(2024, 1, 1, 0, 0, 0, 600_000), "VARCHAR(9)": "a ",
+            "DOUBLE": 1.25,
+            "DECIMAL(9,3)": decimal.Decimal("1.255"),
+            "FLOAT": 0.1,
+            "DATETIME(6)": datetime.datetime(2024, 1, 1, 0, 0, 0, 600_000),
+            "VARCHAR(9)": "a ",
             "VARBINARY(9)": b"a",
-        }  # fmt: skip
+        }
         place.ask(f"CREATE TABLE t (x {before})")
         sink = place.sink(mode=mode)
         rows = {"x": [values[before]]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pymysql
 import pytest
@@ -28,6 +28,7 @@ from poundlock.core.participant import Column
 from poundlock.errors import BadRow, InDoubt, Rejected, UsageError
 from poundlock.sinks.mysql import link as links
 from poundlock.sinks.mysql.move import DELETE
+from poundlock.spark.pipeline.site import SparkSite
 
 
 class TestOnTheWay:
@@ -140,8 +141,10 @@ class TestWhatTheTargetRefuses:
         place.ask(
             "CREATE TABLE t (p INT, n INT CHECK (n < 9), FOREIGN KEY (p) REFERENCES parent (id))"
         )
-        place.ask("CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
-                  "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF")  # fmt: skip
+        place.ask(
+            "CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
+            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF"
+        )
         place.ask("INSERT INTO parent VALUES (1)")
         staged, direct = place.sink(mode="staged"), place.sink(mode="xa")
         for number, (p, n, words) in enumerate(
@@ -157,19 +160,48 @@ class TestWhatTheTargetRefuses:
 
     # The table, the sink's options, rows before, rows, what is said.
     REFUSALS: tuple[tuple[str, str, dict[str, Any], str, dict[str, list[Any]], str], ...] = (
-        ("partition", "(id INT PRIMARY KEY, v INT) PARTITION BY RANGE (id) "
-         "(PARTITION a VALUES LESS THAN (10))", {"key": "id"}, "", {"id": [50], "v": [1]}, "partition"),
-        ("generated", "(id INT PRIMARY KEY, v INT, g TINYINT AS (v * 100) STORED)", {"key": "id"}, "",
-         {"id": [1], "v": [50]}, "range"),
-        ("default", "(id INT PRIMARY KEY, v INT, d TINYINT DEFAULT (v * 100))", {"key": "id"}, "",
-         {"id": [1], "v": [50]}, "range"),
-        ("deleted", "(id INT PRIMARY KEY, v INT)", {"key": "id", "delete": "gone"},
-         "CREATE TABLE child (id INT, FOREIGN KEY (id) REFERENCES t (id))",
-         {"id": [1], "v": [None], DELETE: [True]}, "referred to"),
-        ("updated", "(id INT PRIMARY KEY, v INT, UNIQUE (id, v))", {"key": "id"},
-         "CREATE TABLE child (id INT, v INT, FOREIGN KEY (id, v) REFERENCES t (id, v))",
-         {"id": [1], "v": [2]}, "referred to"),
-    )  # fmt: skip
+        (
+            "partition",
+            "(id INT PRIMARY KEY, v INT) PARTITION BY RANGE (id) "
+            "(PARTITION a VALUES LESS THAN (10))",
+            {"key": "id"},
+            "",
+            {"id": [50], "v": [1]},
+            "partition",
+        ),
+        (
+            "generated",
+            "(id INT PRIMARY KEY, v INT, g TINYINT AS (v * 100) STORED)",
+            {"key": "id"},
+            "",
+            {"id": [1], "v": [50]},
+            "range",
+        ),
+        (
+            "default",
+            "(id INT PRIMARY KEY, v INT, d TINYINT DEFAULT (v * 100))",
+            {"key": "id"},
+            "",
+            {"id": [1], "v": [50]},
+            "range",
+        ),
+        (
+            "deleted",
+            "(id INT PRIMARY KEY, v INT)",
+            {"key": "id", "delete": "gone"},
+            "CREATE TABLE child (id INT, FOREIGN KEY (id) REFERENCES t (id))",
+            {"id": [1], "v": [None], DELETE: [True]},
+            "referred to",
+        ),
+        (
+            "updated",
+            "(id INT PRIMARY KEY, v INT, UNIQUE (id, v))",
+            {"key": "id"},
+            "CREATE TABLE child (id INT, v INT, FOREIGN KEY (id, v) REFERENCES t (id, v))",
+            {"id": [1], "v": [2]},
+            "referred to",
+        ),
+    )
 
     @pytest.mark.parametrize("case", REFUSALS, ids=[case[0] for case in REFUSALS])
     def test_whatever_it_is_is_found_before_the_decision(self, place: Place, case: Any) -> None:
@@ -186,8 +218,10 @@ class TestWhatTheTargetRefuses:
 
     def test_a_trigger_that_the_account_may_not_see(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
-        place.ask("CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
-                  "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF")  # fmt: skip
+        place.ask(
+            "CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
+            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF"
+        )
         url = account(place, "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP")
         sink = place.sink(key="id", url=url)
         receipt = prepare(sink, {"id": [1], "n": [5]})
@@ -229,8 +263,10 @@ class TestWhatTheTargetRefuses:
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (1,)]
 
     def test_two_timestamps_that_are_not_null(self, place: Place) -> None:
-        place.ask("CREATE TABLE t (id INT PRIMARY KEY, a TIMESTAMP NOT NULL DEFAULT '2001-01-01', "
-                  "b TIMESTAMP(6) NOT NULL DEFAULT '2001-01-01')")  # fmt: skip
+        place.ask(
+            "CREATE TABLE t (id INT PRIMARY KEY, a TIMESTAMP NOT NULL DEFAULT '2001-01-01', "
+            "b TIMESTAMP(6) NOT NULL DEFAULT '2001-01-01')"
+        )
         at = datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
         with settings(place, explicit_defaults_for_timestamp=0):
             sink = place.sink(key="id")
@@ -316,8 +352,7 @@ class TestWhatTheTargetRefuses:
             sink = place.sink(table, look=False, **options)
             settings = {"spark.speculation": speculates}
             context = SimpleNamespace(defaultParallelism=2, getConf=lambda held=settings: held)
-            site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
-            sink.attach(site)
+            sink.attach(SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), ""))
             if fits:
                 sink.preflight()
             else:

@@ -45,32 +45,56 @@ TYPES: dict[str, tuple[str, str, pa.DataType, Sequence[Any]]] = {
     "single": ("FLOAT", "float", pa.float32(), [0.5, -1.25e10, None]),
     "twice": ("DOUBLE", "double", pa.float64(), [0.1, 5e-324, None]),
     "exact": (
-        "DECIMAL(38,18)", "decimal(38,18)", pa.decimal128(38, 18),
-        [decimal.Decimal("12345678901234567890.123456789012345678"),
-         decimal.Decimal("-0.000000000000000001"), None],
+        "DECIMAL(38,18)",
+        "decimal(38,18)",
+        pa.decimal128(38, 18),
+        [
+            decimal.Decimal("12345678901234567890.123456789012345678"),
+            decimal.Decimal("-0.000000000000000001"),
+            None,
+        ],
     ),
     "words": ("LONGTEXT", "string", pa.string(), [ODD, "", None]),
     "bytes": ("VARBINARY(300)", "binary", pa.binary(), [bytes(range(256)), b"", None]),
     "day": (
-        "DATE", "date", pa.date32(),
+        "DATE",
+        "date",
+        pa.date32(),
         [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None],
     ),
     "instant": (
-        "DATETIME(6)", "timestamp", pa.timestamp("us", "America/New_York"),
-        [datetime.datetime(2024, 7, 1, 12, 0, 0, 1, datetime.timezone.utc),
-         datetime.datetime(1, 1, 1, 0, 0, 0, 0, datetime.timezone.utc), None],
+        "DATETIME(6)",
+        "timestamp",
+        pa.timestamp("us", "America/New_York"),
+        [
+            datetime.datetime(2024, 7, 1, 12, 0, 0, 1, datetime.timezone.utc),
+            datetime.datetime(1, 1, 1, 0, 0, 0, 0, datetime.timezone.utc),
+            None,
+        ],
     ),
     "stamp": (
-        "TIMESTAMP(6) NULL", "timestamp", pa.timestamp("us", "UTC"),
-        [datetime.datetime(2038, 1, 1, 1, 2, 3, 999999, datetime.timezone.utc),
-         datetime.datetime(1970, 1, 1, 0, 0, 1, 0, datetime.timezone.utc), None],
+        "TIMESTAMP(6) NULL",
+        "timestamp",
+        pa.timestamp("us", "UTC"),
+        [
+            datetime.datetime(2038, 1, 1, 1, 2, 3, 999999, datetime.timezone.utc),
+            datetime.datetime(1970, 1, 1, 0, 0, 1, 0, datetime.timezone.utc),
+            None,
+        ],
     ),
     "clock": (
-        "DATETIME(6)", "timestamp_ntz", pa.timestamp("us"),
+        "DATETIME(6)",
+        "timestamp_ntz",
+        pa.timestamp("us"),
         [datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), datetime.datetime(1969, 1, 1), None],
     ),
-    "tree": ("JSON", "struct<a:int,b:array<string>>", pa.string(), ['{"a":1,"b":["\\n"]}', "[]", None]),
-}  # fmt: skip
+    "tree": (
+        "JSON",
+        "struct<a:int,b:array<string>>",
+        pa.string(),
+        ['{"a":1,"b":["\\n"]}', "[]", None],
+    ),
+}
 
 
 def typed(columns: Mapping[str, Any] = TYPES) -> pa.RecordBatch:
@@ -171,17 +195,20 @@ class TestEveryTypeArrivesAsItWas:
         send_by(sink, way)
         day, at = datetime.date(1, 1, 1), datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999)
         columns = {
-            "n": pa.array([0, None, -(2**63), 3, 4]), "x": pa.array(["a", "", None, "d\te", "f"]),
-            "b": pa.array([b"a", None, b"\0\1", b"", b"x"]), "d": pa.array([day, day, None, day, day]),
+            "n": pa.array([0, None, -(2**63), 3, 4]),
+            "x": pa.array(["a", "", None, "d\te", "f"]),
+            "b": pa.array([b"a", None, b"\0\1", b"", b"x"]),
+            "d": pa.array([day, day, None, day, day]),
             "ts": pa.array([at, None, at, at, at], pa.timestamp("us")),
             "f": pa.array([0.0, -0.5, None, 1e300, 2.0]),
-        }  # fmt: skip
+        }
         whole = pa.RecordBatch.from_pydict(columns)
         assert sink.commit([prepare(sink, whole.slice(1, 3))]) == [DONE]
         assert place.ask("SELECT * FROM t ORDER BY n IS NULL DESC, n") == [
-            (None, "", None, day, None, -0.5), (-(2**63), None, b"\0\1", None, at, None),
+            (None, "", None, day, None, -0.5),
+            (-(2**63), None, b"\0\1", None, at, None),
             (3, "d\te", b"", day, at, 1e300),
-        ]  # fmt: skip
+        ]
 
     @WAYS
     def test_into_other_types_that_hold_them(self, place: Place, way: str) -> None:
@@ -194,17 +221,33 @@ class TestEveryTypeArrivesAsItWas:
         send_by(sink, way)
         uuid = "123e4567-e89b-12d3-a456-426614174000"
         rows = {
-            "a": pa.array([2**62]), "b": pa.array([7]), "c": pa.array([True]),
-            "d": pa.array([b"\0\1"]), "e": pa.array([uuid]), "f": pa.array(["::1"]),
-            "g": pa.array(['{"a": [1, "ü"]}']), "h": pa.array([datetime.date(9999, 12, 31)]),
-            "i": pa.array([0.1], pa.float32()), "j": pa.array([0.1], pa.float32()),
-        }  # fmt: skip
+            "a": pa.array([2**62]),
+            "b": pa.array([7]),
+            "c": pa.array([True]),
+            "d": pa.array([b"\0\1"]),
+            "e": pa.array([uuid]),
+            "f": pa.array(["::1"]),
+            "g": pa.array(['{"a": [1, "ü"]}']),
+            "h": pa.array([datetime.date(9999, 12, 31)]),
+            "i": pa.array([0.1], pa.float32()),
+            "j": pa.array([0.1], pa.float32()),
+        }
         assert sink.commit([prepare(sink, pa.RecordBatch.from_pydict(rows))]) == [DONE]
         shown = "a, b, c, d, CAST(e AS CHAR), CAST(f AS CHAR), g, h, i, j"
         assert place.ask(f"SELECT {shown} FROM t") == [
-            (2**62, decimal.Decimal("7.00"), 1.0, b"\0\1", uuid, "::1", '{"a": [1, "ü"]}',
-             datetime.datetime(9999, 12, 31), 0.1, 0.1),
-        ]  # fmt: skip
+            (
+                2**62,
+                decimal.Decimal("7.00"),
+                1.0,
+                b"\0\1",
+                uuid,
+                "::1",
+                '{"a": [1, "ü"]}',
+                datetime.datetime(9999, 12, 31),
+                0.1,
+                0.1,
+            )
+        ]
 
     @WAYS
     def test_the_ends_of_float(self, place: Place, way: str) -> None:
@@ -234,8 +277,9 @@ class TestEveryTypeArrivesAsItWas:
         place.ask(
             "CREATE TABLE `we``ird 'x` (`a b``c` INT, `%s` VARCHAR(5), PRIMARY KEY (`a b``c`))"
         )
-        sink = MySQL(f"{place.database}.we`ird 'x", url=place.server.address, name="out",
-                     key="a b`c")  # fmt: skip
+        sink = MySQL(
+            f"{place.database}.we`ird 'x", url=place.server.address, name="out", key="a b`c"
+        )
         sink.preflight()
         receipt = prepare(sink, {"a b`c": [1, 2], "%s": ["x", "%d"]})
         assert sink.check([receipt]) == [None]
@@ -262,22 +306,34 @@ class TestBadRowsAreNamed:
         ("set", "x SET('a','b')", pa.array(["b,a", "3", None, "a,c", "", "a"]), {1, 3}, "members"),
         ("characters", "x TEXT CHARACTER SET utf8mb3", pa.array(["é", "𝄞"]), {1}, "characters"),
         (
-            "year", "x DATE", pa.array([0, 10**7], pa.int32()).cast(pa.date32()), {1},
+            "year",
+            "x DATE",
+            pa.array([0, 10**7], pa.int32()).cast(pa.date32()),
+            {1},
             "years 1 to 9999",
         ),
         (
-            "fraction", "x DATETIME(3)",
-            pa.array([1_000, 1_001], pa.int64()).cast(pa.timestamp("us")), {1}, "fraction",
+            "fraction",
+            "x DATETIME(3)",
+            pa.array([1_000, 1_001], pa.int64()).cast(pa.timestamp("us")),
+            {1},
+            "fraction",
         ),
         (
-            "epoch", "x TIMESTAMP(6) NULL",
-            pa.array([5_000_000, 2**55], pa.int64()).cast(pa.timestamp("us", "UTC")), {1}, "range",
+            "epoch",
+            "x TIMESTAMP(6) NULL",
+            pa.array([5_000_000, 2**55], pa.int64()).cast(pa.timestamp("us", "UTC")),
+            {1},
+            "range",
         ),
         (
-            "decimal", "x DECIMAL(3,1)",
-            pa.array([decimal.Decimal("1.5"), decimal.Decimal("100.5")]), {1}, "range",
+            "decimal",
+            "x DECIMAL(3,1)",
+            pa.array([decimal.Decimal("1.5"), decimal.Decimal("100.5")]),
+            {1},
+            "range",
         ),
-    )  # fmt: skip
+    )
 
     @BOTH
     @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])

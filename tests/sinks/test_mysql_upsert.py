@@ -50,9 +50,12 @@ class TestUpsert:
         sink = keyed.sink(key="id", delete="gone", **PARTITIONED[mode == "xa"])
         sink.known = None
         assert sink.project(
-            {"id": Column("id", "int"), "word": Column("word", "string"),
-             "gone": Column("gone", "boolean")}
-        ) == {"id": "id", "word": "word", DELETE: "gone"}  # fmt: skip
+            {
+                "id": Column("id", "int"),
+                "word": Column("word", "string"),
+                "gone": Column("gone", "boolean"),
+            }
+        ) == {"id": "id", "word": "word", DELETE: "gone"}
         sink.preflight()
         rows = {"id": [1, 2, 9], "word": [None, "new", None], DELETE: [True, None, True]}
         receipt = prepare(sink, rows)
@@ -63,10 +66,20 @@ class TestUpsert:
 
     def test_the_last_by_order_counts_over_all_tasks(self, keyed: Place) -> None:
         sink = keyed.sink(key="id", order_by="at", delete="gone")
-        first = {"id": [1, 1, 2], "word": ["b", "a", "x"], ORDER: [2, 1, 5], "at": [2, 1, 5],
-                 DELETE: [False, False, False]}  # fmt: skip
-        second = {"id": [1, 2], "word": ["c", None], ORDER: [3, 6], "at": [3, 6],
-                  DELETE: [False, True]}  # fmt: skip
+        first = {
+            "id": [1, 1, 2],
+            "word": ["b", "a", "x"],
+            ORDER: [2, 1, 5],
+            "at": [2, 1, 5],
+            DELETE: [False, False, False],
+        }
+        second = {
+            "id": [1, 2],
+            "word": ["c", None],
+            ORDER: [3, 6],
+            "at": [3, 6],
+            DELETE: [False, True],
+        }
         receipts = [prepare(sink, first, task=0), prepare(sink, second, task=1)]
         assert sink.check(receipts) == [None, None]
         assert sink.commit(receipts) == [DONE, DONE]
@@ -80,8 +93,10 @@ class TestUpsert:
         tasks = [rows | {ORDER: rows["n"]} for rows in (older, newer)]
 
         def attempt(number: int) -> list[Receipt]:
-            return [prepare(sink, tasks[task], task, task_attempt=10 * number + task,
-                            attempt=number) for task in range(2)]  # fmt: skip
+            return [
+                prepare(sink, tasks[task], task, task_attempt=10 * number + task, attempt=number)
+                for task in range(2)
+            ]
 
         first = attempt(1)
         assert sink.check(first) == [None, None]
@@ -150,10 +165,14 @@ class TestUpsert:
         sink = place.sink(key="id", order_by="ts")
         for batch, (left, right) in enumerate((("abc", "ABC"), ("abc", "abc "), ("é", "e"))):
             receipts = [
-                prepare(sink, {"id": [1], "ts": [5], ORDER: [5], "v": [word], "j": ["{}"]},
-                        task=task, batch=batch)
+                prepare(
+                    sink,
+                    {"id": [1], "ts": [5], ORDER: [5], "v": [word], "j": ["{}"]},
+                    task=task,
+                    batch=batch,
+                )
                 for task, word in enumerate((left, right))
-            ]  # fmt: skip
+            ]
             assert all("neither is the last" in str(reason) for reason in sink.check(receipts))
             assert sink.abort(sink.find(OURS)) == [LOST, LOST]
         same = {"id": [1], "ts": [5], ORDER: [5], "v": ["é"], "j": ['{"a": 1}']}

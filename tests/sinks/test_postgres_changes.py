@@ -30,11 +30,20 @@ class TestTheTableIsAltered:
         [
             ("int8", "bigint", pa.array([2**62 + 12345]), "ALTER TABLE t ALTER v TYPE float8"),
             ("timestamp", "timestamp_ntz", AT, "ALTER TABLE t ALTER v TYPE timestamptz"),
-            ("int8", "bigint", pa.array([7]), "DROP TABLE t; CREATE TABLE public.t (v timestamptz)"),
-            ("numeric(10,2)", "decimal(10,2)", pa.array([D("1.75")], pa.decimal128(10, 2)),
-             "ALTER TABLE t ALTER v TYPE int"),
+            (
+                "int8",
+                "bigint",
+                pa.array([7]),
+                "DROP TABLE t; CREATE TABLE public.t (v timestamptz)",
+            ),
+            (
+                "numeric(10,2)",
+                "decimal(10,2)",
+                pa.array([D("1.75")], pa.decimal128(10, 2)),
+                "ALTER TABLE t ALTER v TYPE int",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_no_value_is_taken_for_another(
         self,
         db: Database,
@@ -142,8 +151,10 @@ class TestTheOptionsAreChanged:
 def test_a_staged_batch_goes_whole_though_the_mode_was_changed(db: Database) -> None:
     db("CREATE TABLE t (k int PRIMARY KEY, v text, at int)")
     sink = db.sink(key="k", order_by="at")
-    receipts = [db.prepare(sink, keyed((1, f"at {at}", at), names="k v at"), task)
-                for task, at in enumerate((9, 1))]  # fmt: skip
+    receipts = [
+        db.prepare(sink, keyed((1, f"at {at}", at), names="k v at"), task)
+        for task, at in enumerate((9, 1))
+    ]
     later = db.sink(key="k", order_by="at", mode="prepared", key_partitioned=True)
     own = db.prepare(later, keyed((2, "b", 1), names="k v at"), 5)
     assert (

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -19,6 +19,7 @@ from poundlock.core.protocol import BranchState
 from poundlock.errors import GuaranteeBroken, Rejected, Unavailable, UsageError
 from poundlock.servers import postgres
 from poundlock.sinks import Postgres
+from poundlock.spark.pipeline.site import SparkSite
 
 
 class TestTroubles:
@@ -157,7 +158,7 @@ class TestTroubles:
         with pytest.raises(UsageError, match="max_connections allows"):
             db.sink(connections=10_000)
         context = SimpleNamespace(defaultParallelism=5, getConf=dict)
-        site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
+        site = SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), "")
         for connections, said in ((5, ["connections=5, but 6 may be opened"]), (6, []), (None, [])):
             sink = Postgres("t", dsn=db.dsn, connections=connections)
             sink.attach(site)
@@ -226,10 +227,16 @@ def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> Non
             for attempt in itertools.count(1):
                 try:
                     receipts = [
-                        db.prepare(sink, keyed((batch * 2 + task, "x")), task, batch=batch,
-                                   attempt=attempt, task_attempt=attempt * 2 + task)
+                        db.prepare(
+                            sink,
+                            keyed((batch * 2 + task, "x")),
+                            task,
+                            batch=batch,
+                            attempt=attempt,
+                            task_attempt=attempt * 2 + task,
+                        )
                         for task in (0, 1)
-                    ]  # fmt: skip
+                    ]
                     assert sink.check(receipts) == [None, None]
                     break
                 except (Unavailable, Rejected):

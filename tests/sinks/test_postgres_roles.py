@@ -16,8 +16,10 @@ class TestTheRoleHasTimeouts:
     @pytest.mark.parametrize("options", [{"mode": "staged"}, {"key": "k"}], ids=str)
     def test_a_move_is_not_cut(self, db: Database, options: dict[str, Any]) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")
-        db("CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-           "'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END'")  # fmt: skip
+        db(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END'"
+        )
         db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION slow()")
         sink = db.sink(dsn=f"options='-c statement_timeout=250ms' {keywords(db.dsn)}", **options)
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -44,8 +46,12 @@ class TestRoles:
         name = f"role_{db.name}"
         db(f"CREATE ROLE {name} LOGIN PASSWORD 'hidden'")
         db("CREATE TABLE t (k int, v text)")
-        yield lambda: f"host=127.0.0.1 port={db.connection.info.port} dbname={db.name} user={name} " \
-                      "password=hidden"  # fmt: skip
+        yield (
+            lambda: (
+                f"host=127.0.0.1 port={db.connection.info.port} dbname={db.name} user={name} "
+                "password=hidden"
+            )
+        )
         db(f"DROP OWNED BY {name}")
         db(f"DROP ROLE {name}")
 
@@ -79,8 +85,10 @@ class TestRoles:
     def test_another_role_may_not_finish(self, db: Database, role: Callable[[], str]) -> None:
         name = f"role_{db.name}"
         receipt = db.prepare(db.sink(), keyed((1, "a")))
-        db(f"GRANT INSERT ON t TO {name}; GRANT ALL ON SCHEMA poundlock TO {name}; "
-           f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
+        db(
+            f"GRANT INSERT ON t TO {name}; GRANT ALL ON SCHEMA poundlock TO {name}; "
+            f"GRANT ALL ON poundlock.witness TO {name}"
+        )
         sink = db.sink(dsn=role())
         [reason] = sink.check([receipt])
         assert reason and "prepared by role poundlock" in reason
@@ -93,8 +101,10 @@ class TestRoles:
         self, db: Database, role: Callable[[], str], granted: str
     ) -> None:
         name = f"role_{db.name}"
-        db(f"CREATE SCHEMA poundlock; GRANT {granted} ON SCHEMA poundlock TO {name}; "
-           f"GRANT INSERT ON public.t TO {name}")  # fmt: skip
+        db(
+            f"CREATE SCHEMA poundlock; GRANT {granted} ON SCHEMA poundlock TO {name}; "
+            f"GRANT INSERT ON public.t TO {name}"
+        )
         for mode in ("prepared", "staged"):
             with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
                 db.sink(dsn=role(), mode=mode)
@@ -104,8 +114,10 @@ class TestRoles:
     ) -> None:
         name = f"role_{db.name}"
         db.prepare(db.sink(), keyed((1, "a")), 9)
-        db(f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
-           f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
+        db(
+            f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
+            f"GRANT ALL ON poundlock.witness TO {name}"
+        )
         sink = db.sink(dsn=role())
         assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
         sink.close()
@@ -118,8 +130,10 @@ class TestRoles:
         name = f"role_{db.name}"
         db("CREATE SCHEMA poundlock")
         db(Postgres("t", dsn=db.dsn).target.witness.create[-1])
-        db(f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
-           f"GRANT ALL ON poundlock.witness TO {name}")  # fmt: skip
+        db(
+            f"GRANT INSERT ON t TO {name}; GRANT USAGE ON SCHEMA poundlock TO {name}; "
+            f"GRANT ALL ON poundlock.witness TO {name}"
+        )
         sink = db.sink(dsn=role())
         receipt = db.prepare(sink, keyed((1, "a")))
         assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
@@ -127,8 +141,10 @@ class TestRoles:
 
     def test_rights_to_the_columns_will_do(self, db: Database, role: Callable[[], str]) -> None:
         name, frame = f"role_{db.name}", {"k": "int", "v": "string"}
-        db(f"ALTER TABLE t ADD x int, ADD PRIMARY KEY (k); GRANT INSERT (k, v) ON t TO {name}; "
-           f"GRANT CREATE ON DATABASE {db.name} TO {name}")  # fmt: skip
+        db(
+            f"ALTER TABLE t ADD x int, ADD PRIMARY KEY (k); GRANT INSERT (k, v) ON t TO {name}; "
+            f"GRANT CREATE ON DATABASE {db.name} TO {name}"
+        )
         with pytest.raises(NotAuthorised, match="GRANT INSERT ON"):
             db.sink(dsn=role(), frame=frame, mode="prepared", key_partitioned=True)
         sink = db.sink(dsn=role(), frame=frame, mode="staged")
@@ -155,8 +171,10 @@ class TestRoles:
     ) -> None:
         name = f"role_{db.name}"
         db("ALTER TABLE t ADD PRIMARY KEY (k), ENABLE ROW LEVEL SECURITY")
-        db(f"CREATE POLICY p ON t USING (k < 10); GRANT ALL ON t TO {name}; "
-           f"GRANT CREATE ON DATABASE {db.name} TO {name}")  # fmt: skip
+        db(
+            f"CREATE POLICY p ON t USING (k < 10); GRANT ALL ON t TO {name}; "
+            f"GRANT CREATE ON DATABASE {db.name} TO {name}"
+        )
         with pytest.raises(UsageError, match="what is hidden is not deleted"):
             db.sink(dsn=role(), key="k", delete="gone")
         with pytest.raises(UsageError, match=r"row level security.*use mode='staged'"):

@@ -66,9 +66,11 @@ class TestStaging:
         assert sink.commit([longer]) == [DONE]
 
     def test_a_constant_default_needs_no_rehearsal(self, db: Database) -> None:
-        db("CREATE TABLE t (k int, a text DEFAULT 'x''y', b timestamptz DEFAULT now(), c numeric "
-           "DEFAULT (-1.5), d jsonb DEFAULT '{}', e varchar(9) DEFAULT 'z', f bigserial, "
-           "g uuid DEFAULT gen_random_uuid())")  # fmt: skip
+        db(
+            "CREATE TABLE t (k int, a text DEFAULT 'x''y', b timestamptz DEFAULT now(), c numeric "
+            "DEFAULT (-1.5), d jsonb DEFAULT '{}', e varchar(9) DEFAULT 'z', f bigserial, "
+            "g uuid DEFAULT gen_random_uuid())"
+        )
         sink = Postgres("t", dsn=db.dsn, mode="staged")
         sink.project({"k": Column("k", "int")})
         assert sink.preflight() == []
@@ -119,8 +121,10 @@ class TestStaging:
         assert sink.commit([lost, ready]) == [LOST, LOST]
         assert db.open() == [] and db("SELECT v FROM t") == [("of a batch before",)]
         assert sink.commit([lost, ready]) == [LOST, LOST]
-        replay = [db.prepare(sink, rows, task, attempt=2, task_attempt=8 + task)
-                  for task, rows in enumerate((first, second))]  # fmt: skip
+        replay = [
+            db.prepare(sink, rows, task, attempt=2, task_attempt=8 + task)
+            for task, rows in enumerate((first, second))
+        ]
         assert sink.commit(replay) == [DONE, DONE]
         assert db("SELECT k, v FROM t") == [(2, "later batch")]
 

@@ -38,8 +38,11 @@ class TestTypes:
         "real": ("float4", pa.float32(), [1.5, -math.inf]),
         "double": ("float8", pa.float64(), [math.inf, 5e-324]),
         "money": ("numeric(10,2)", pa.decimal128(10, 2), [D("-12345678.91"), D("0.00")]),
-        "huge": ("numeric(38,10)", pa.decimal128(38, 10),
-                 [D("-9999999999999999999999999999.9999999999"), D("0.0000000001")]),
+        "huge": (
+            "numeric(38,10)",
+            pa.decimal128(38, 10),
+            [D("-9999999999999999999999999999.9999999999"), D("0.0000000001")],
+        ),
         "text": ("text", pa.string(), ["grüße 👋\t\\N", ""]),
         "short": ("varchar(5)", pa.string(), ["grüße", "ab   "]),
         "fixed": ("char(3)", pa.string(), ["abc", "a  "]),
@@ -47,13 +50,19 @@ class TestTypes:
         "dom": ("positive", pa.int32(), [1, 2**31 - 1]),
         "bytes": ("bytea", pa.binary(), [b"\x00\xff\\", b""]),
         "day": ("date", pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31)]),
-        "at": ("timestamptz", pa.timestamp("us", "Europe/Berlin"),
-               [dt.datetime(1, 1, 2, tzinfo=UTC), dt.datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)]),
-        "wall": ("timestamp", pa.timestamp("us"),
-                 [dt.datetime(9999, 12, 31, 23, 59, 59, 999999), dt.datetime(1, 1, 1)]),
+        "at": (
+            "timestamptz",
+            pa.timestamp("us", "Europe/Berlin"),
+            [dt.datetime(1, 1, 2, tzinfo=UTC), dt.datetime(1969, 12, 31, 23, 59, 59, 999999, UTC)],
+        ),
+        "wall": (
+            "timestamp",
+            pa.timestamp("us"),
+            [dt.datetime(9999, 12, 31, 23, 59, 59, 999999), dt.datetime(1, 1, 1)],
+        ),
         "long": ("interval", pa.duration("us"), [dt.timedelta(-3, 0, 7), dt.timedelta(0)]),
         "clock": ("time", pa.time64("ns"), [dt.time(23, 59, 59, 999999), dt.time(0)]),
-    }  # fmt: skip
+    }
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
     def test_every_type_whole(self, db: Database, mode: str) -> None:
@@ -99,8 +108,12 @@ class TestTypes:
         with decimal.localcontext() as context:
             context.prec = 60
             limit = 10**precision
-            values = [D(chance.randrange(1 - limit, limit) // 10 ** chance.randrange(precision))
-                      .scaleb(-scale) for _ in range(500)]  # fmt: skip
+            values = [
+                D(chance.randrange(1 - limit, limit) // 10 ** chance.randrange(precision)).scaleb(
+                    -scale
+                )
+                for _ in range(500)
+            ]
         rows = pa.RecordBatch.from_arrays(
             [pa.array(range(500), pa.int32()), pa.array(values, pa.decimal128(precision, scale))],
             ["n", "d"],
@@ -111,14 +124,25 @@ class TestTypes:
 
     def test_a_slice_with_nulls_is_spelled_as_a_whole(self, db: Database) -> None:
         db("CREATE TABLE t (a int, s text, b bool, x bytea)")
-        given = [(n if n % 3 else None, f"row {n}" if n % 2 else None, None if n % 5 else True,
-                  b"x" * n if n % 7 else None) for n in range(200)]  # fmt: skip
+        given = [
+            (
+                n if n % 3 else None,
+                f"row {n}" if n % 2 else None,
+                None if n % 5 else True,
+                b"x" * n if n % 7 else None,
+            )
+            for n in range(200)
+        ]
         columns = list(zip(*given, strict=True))
         rows = pa.RecordBatch.from_arrays(
-            [pa.array(c, kind) for c, kind in
-             zip(columns, (pa.int32(), pa.string(), pa.bool_(), pa.binary()), strict=True)],
+            [
+                pa.array(c, kind)
+                for c, kind in zip(
+                    columns, (pa.int32(), pa.string(), pa.bool_(), pa.binary()), strict=True
+                )
+            ],
             ["a", "s", "b", "x"],
-        ).slice(50, 100)  # fmt: skip
+        ).slice(50, 100)
         sink = db.sink()
         assert sink.commit([db.prepare(sink, rows)]) == [DONE]
         assert sorted(map(str, db("SELECT a, s, b, x FROM t"))) == sorted(map(str, given[50:150]))
@@ -148,9 +172,15 @@ class TestTypes:
 
         writer = sink.begin(db.branch())
         with pytest.raises(BadRow, match="more digits after the second") as caught:
-            writer.write(rows((whole, milli, tenth, micro), (milli, milli, tenth, micro),
-                              (whole, micro, tenth, micro), (whole, milli, micro.time(), micro),
-                              (None, None, None, None)))  # fmt: skip
+            writer.write(
+                rows(
+                    (whole, milli, tenth, micro),
+                    (milli, milli, tenth, micro),
+                    (whole, micro, tenth, micro),
+                    (whole, milli, micro.time(), micro),
+                    (None, None, None, None),
+                )
+            )
         assert set(caught.value.rows) == {1, 2, 3}
         writer.abort()
         assert sink.commit([db.prepare(sink, rows((whole, milli, tenth, micro)))]) == [DONE]
@@ -180,9 +210,12 @@ class TestTypes:
     def test_complex_types_become_json_by_spark(self) -> None:
         sink = Postgres("t", dsn="host=nowhere")
         wanted = sink.project(
-            {"a": Column("`a`", "array<int>"), "m": Column("`m`", "map<string,int>"),
-             "n": Column("`n`", "int")}
-        )  # fmt: skip
+            {
+                "a": Column("`a`", "array<int>"),
+                "m": Column("`m`", "map<string,int>"),
+                "n": Column("`n`", "int"),
+            }
+        )
         assert wanted["a"].startswith("to_json(`a`,") and wanted["m"].startswith("to_json(`m`,")
         assert wanted["n"] == "`n`"
         for option in ("'timestampFormat', '", "'timestampNTZFormat', '"):  # not milliseconds
@@ -191,10 +224,19 @@ class TestTypes:
 
 class TestTheFrameMustFit:
     def test_every_difference_is_named(self, db: Database) -> None:
-        db("CREATE TABLE t (id int NOT NULL, small int2, price numeric(6,2), at timestamp, "
-           "need text NOT NULL, made int GENERATED ALWAYS AS (1) STORED, ok text)")  # fmt: skip
-        frame = {"id": "bigint", "small": "smallint", "price": "decimal(10,4)", "at": "timestamp",
-                 "made": "int", "ok": "string", "extra": "int"}  # fmt: skip
+        db(
+            "CREATE TABLE t (id int NOT NULL, small int2, price numeric(6,2), at timestamp, "
+            "need text NOT NULL, made int GENERATED ALWAYS AS (1) STORED, ok text)"
+        )
+        frame = {
+            "id": "bigint",
+            "small": "smallint",
+            "price": "decimal(10,4)",
+            "at": "timestamp",
+            "made": "int",
+            "ok": "string",
+            "extra": "int",
+        }
         with pytest.raises(UsageError) as caught:
             db.sink(frame=frame)
         text = str(caught.value)
@@ -316,8 +358,10 @@ class TestBadRows:
     def test_a_trigger_that_raises_is_told_without_its_words(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         for how in ("", " USING ERRCODE = 'check_violation'", " USING ERRCODE = 'ZZ001'"):
-            db("CREATE OR REPLACE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS "
-               f"$$BEGIN RAISE EXCEPTION 'no: %', NEW.v{how}; END$$")  # fmt: skip
+            db(
+                "CREATE OR REPLACE FUNCTION judge() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$BEGIN RAISE EXCEPTION 'no: %', NEW.v{how}; END$$"
+            )
             db(
                 "CREATE OR REPLACE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION judge()"
             )
@@ -338,8 +382,10 @@ class TestBadRows:
         if refuses == "index":
             db("CREATE INDEX ON t (v)")
         else:
-            db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS "
-               "$$BEGIN IF NEW.k > 1 THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END$$")  # fmt: skip
+            db(
+                "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$BEGIN IF NEW.k > 1 THEN RAISE EXCEPTION 'no'; END IF; RETURN NEW; END$$"
+            )
             db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
         sink = db.sink()
         writer = sink.begin(db.branch(tolerant=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -14,6 +14,7 @@ from poundlock.core.participant import Commitment
 from poundlock.errors import BadRow, Rejected, UsageError
 from poundlock.sinks import Postgres
 from poundlock.sinks.postgres.move import FLAG
+from poundlock.spark.pipeline.site import SparkSite
 
 
 class TestKeys:
@@ -28,8 +29,10 @@ class TestKeys:
         db(self.TABLE)
         db("INSERT INTO t VALUES (1, 'old', 1), (9, 'stays', 1)")
         sink = db.sink(key="k")
-        receipts = [db.prepare(sink, keyed((1, "new", 2), (2, "b", 2), names=self.NAMES), 0),
-                    db.prepare(sink, keyed((3, "c", 2), names=self.NAMES), 1)]  # fmt: skip
+        receipts = [
+            db.prepare(sink, keyed((1, "new", 2), (2, "b", 2), names=self.NAMES), 0),
+            db.prepare(sink, keyed((3, "c", 2), names=self.NAMES), 1),
+        ]
         assert sink.check(receipts) == [None, None]
         assert sink.commit(receipts) == [DONE, DONE]
         assert db("SELECT k, v FROM t ORDER BY k") == [(1, "new"), (2, "b"), (3, "c"), (9, "stays")]
@@ -44,8 +47,10 @@ class TestKeys:
         def prepared(sink: Postgres, batch: int, *rows: tuple[Any, ...]) -> list[Receipt]:
             if tasks == 1:
                 return [db.prepare(sink, keyed(*rows, names=self.NAMES), 0, batch=batch)]
-            return [db.prepare(sink, keyed(row, names=self.NAMES), task, batch=batch)
-                    for task, row in enumerate(rows)]  # fmt: skip
+            return [
+                db.prepare(sink, keyed(row, names=self.NAMES), task, batch=batch)
+                for task, row in enumerate(rows)
+            ]
 
         plain = db.sink(key="k")
         with pytest.raises(BadRow, match=r"one key \(k\).*order_by") as caught:
@@ -64,8 +69,13 @@ class TestKeys:
         db("INSERT INTO t VALUES (1, 'goes', 1), (2, 'stays', 1), (3, 'changes', 1)")
         frame = {"k": "int", "v": "string", "at": "int", "gone": "boolean"}
         sink = db.sink(key="k", delete="gone", order_by="at", frame=frame)
-        rows = keyed((1, None, 2, True), (3, "changed", 2, False), (4, None, 2, True),
-                     (5, "back", 3, False), names=f"{self.NAMES} {FLAG}")  # fmt: skip
+        rows = keyed(
+            (1, None, 2, True),
+            (3, "changed", 2, False),
+            (4, None, 2, True),
+            (5, "back", 3, False),
+            names=f"{self.NAMES} {FLAG}",
+        )
         rows = rows.set_column(1, "v", pa.array([None, "changed", None, "back"], pa.string()))
         late = keyed((5, "x", 2, True), names=f"{self.NAMES} {FLAG}")
         receipts = [db.prepare(sink, rows), db.prepare(sink, late, 1)]
@@ -99,8 +109,10 @@ class TestKeys:
         db(self.TABLE)
         db("INSERT INTO t VALUES (1, 'old', 1)")
         sink = db.sink(key="k", mode="prepared", key_partitioned=True)
-        receipts = [db.prepare(sink, keyed((1, "new", 2), names=self.NAMES), 0),
-                    db.prepare(sink, keyed((2, "b", 2), names=self.NAMES), 1)]  # fmt: skip
+        receipts = [
+            db.prepare(sink, keyed((1, "new", 2), names=self.NAMES), 0),
+            db.prepare(sink, keyed((2, "b", 2), names=self.NAMES), 1),
+        ]
         assert db("SELECT v FROM t") == [("old",)]
         with pytest.raises(Rejected, match="two tasks touch one key"):
             db.prepare(sink, keyed((1, "third", 3), names=self.NAMES), 2)
@@ -121,10 +133,8 @@ class TestKeys:
 
     def test_speculation_is_refused_where_attempts_would_meet(self, db: Database) -> None:
         conf = {"spark.speculation": "True"}
-        spark = SimpleNamespace(
-            sparkContext=SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
-        )
-        site: Any = SimpleNamespace(spark=spark)
+        context = SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
+        site = SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), "")
         db(self.TABLE)
         db("CREATE TABLE plain (k int, v text)")
         for options in ({"key": "k"}, {}):

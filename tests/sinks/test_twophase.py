@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import like_oracle
 import psycopg
@@ -37,6 +37,7 @@ from poundlock.sinks import TwoPhase
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.witness import Witness
 from poundlock.sinks.twophase.link import Link, _parts, number
+from poundlock.spark.pipeline.site import SparkSite
 
 DONE, LOST, OPEN = BranchState.COMMITTED, BranchState.ABORTED, BranchState.PREPARED
 UNKNOWN = BranchState.NO_WITNESS
@@ -198,9 +199,9 @@ def test_a_speculative_attempt_rolls_nothing_back(
 ) -> None:
     execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
     sink = made(connect, node.dsn())
-    context = SimpleNamespace(getConf=lambda: {"spark.speculation": "True"})
-    site: Any = SimpleNamespace(spark=SimpleNamespace(sparkContext=context))
-    sink.attach(site)
+    conf = {"spark.speculation": "True"}
+    context = SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
+    sink.attach(SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), ""))
     assert any("spark.speculation" in warning for warning in sink.preflight())
     decided = prepare(sink, rows(1))
     with pytest.raises(Rejected, match=r"55P03"):

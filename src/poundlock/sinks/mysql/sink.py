@@ -113,12 +113,14 @@ class MySQL(SqlSink):
 
     def _check_arguments(self) -> None:
         if self.mode not in _MODES:
-            raise UsageError(f"mode={self.mode!r}: take 'xa' or 'staged', or leave it out",
-                             sink=self.name)  # fmt: skip
+            raise UsageError(
+                f"mode={self.mode!r}: take 'xa' or 'staged', or leave it out", sink=self.name
+            )
         for option, value in (("delete", self.delete), ("order_by", self.order_by)):
             if value and not self.key:
-                raise UsageError(f"{option}= needs key=: without one, rows are only appended",
-                                 sink=self.name)  # fmt: skip
+                raise UsageError(
+                    f"{option}= needs key=: without one, rows are only appended", sink=self.name
+                )
         if self.mode == "xa" and self.key and not self.key_partitioned:
             raise contended_key(self.name, ", ".join(self.key))
 
@@ -156,8 +158,10 @@ class MySQL(SqlSink):
                 if self._orders(name):
                     wanted[ORDER] = spelled
                     if spelled != column.sql:
-                        problems.append(f"column {name!r} for order_by= is {column.type}, which has "
-                                        "no order in MySQL")  # fmt: skip
+                        problems.append(
+                            f"column {name!r} for order_by= is {column.type}, which has "
+                            "no order in MySQL"
+                        )
         self._frame = {
             name: column.type
             for name, column in columns.items()
@@ -201,9 +205,12 @@ class MySQL(SqlSink):
             }
             self._check_table(target)
             warnings += bound.check(
-                self.connection_count, tasks=self._tasks, driver=AT_ONCE,
-                limits=connection_limits(link), sink=self.name,
-            )  # fmt: skip
+                self.connection_count,
+                tasks=self._tasks,
+                driver=AT_ONCE,
+                limits=connection_limits(link),
+                sink=self.name,
+            )
             if self.semantic is Semantic.EXACTLY_ONCE:
                 self._choose(target)
                 self._check_upserts(variables)
@@ -231,8 +238,9 @@ class MySQL(SqlSink):
             return
         missing = [name for name in self.key if target.column(name) is None]
         if missing:
-            raise UsageError(f"the table has no column {', '.join(map(repr, missing))} for key=",
-                             sink=self.name)  # fmt: skip
+            raise UsageError(
+                f"the table has no column {', '.join(map(repr, missing))} for key=", sink=self.name
+            )
         wanted = frozenset(name.lower() for name in self.key)
         if wanted not in target.unique:
             there = "; ".join(", ".join(sorted(key)) for key in target.unique) or "none"
@@ -379,8 +387,9 @@ class MySQL(SqlSink):
         """Return how rows with these columns go into the target."""
         target = self.target
         spelled = {key: column.name for key, column in target.columns.items()}
-        written = tuple(spelled.get(name.lower(), name) for name in names
-                        if name not in (ORDER, DELETE))  # fmt: skip
+        written = tuple(
+            spelled.get(name.lower(), name) for name in names if name not in (ORDER, DELETE)
+        )
         key = tuple(spelled.get(name.lower(), name) for name in self.key)
         return Move(target, written, key, order, bool(self.key and self.delete))
 

@@ -159,14 +159,17 @@ def read(link: Link, database: str, table: str) -> Target | None:
         (database, database, table),
     )
     return Target(
-        database, table, (engine or kind or "").lower(),
+        database,
+        table,
+        (engine or kind or "").lower(),
         describe(link, database, table),
-        tuple(frozenset(key) for key in keys.values()), tuple(strict),
+        tuple(frozenset(key) for key in keys.values()),
+        tuple(strict),
         partitioned="partitioned" in (options or ""),
         # Only those of tables that the account may use are shown.
         referenced=bool(referenced) or not rights.beyond,
         hides_triggers=not (link.is_mariadb or rights.triggers),  # MariaDB shows them to all
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -281,10 +284,14 @@ def _column(row: tuple[Any, ...], *, literals: bool) -> TargetColumn:
 def _members(full_type: str) -> tuple[str, ...]:
     """Read the members of an ENUM or SET off its type, where the server spells them as literals."""
     return tuple(
-        re.sub(r"''|\\(.)", lambda found: _ESCAPED.get(found[1], found[1]) if found[1] else "'",
-               spelled, flags=re.DOTALL)
+        re.sub(
+            r"''|\\(.)",
+            lambda found: _ESCAPED.get(found[1], found[1]) if found[1] else "'",
+            spelled,
+            flags=re.DOTALL,
+        )
         for spelled in _LITERAL.findall(full_type)
-    )  # fmt: skip
+    )
 
 
 def spark_kind(type_name: str) -> str:

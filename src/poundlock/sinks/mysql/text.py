@@ -55,10 +55,14 @@ class Rows:
         For servers that take no LOAD DATA LOCAL. Each row ends with a comma.
         """
         values = [
-            pc.binary_join_element_wise("UNHEX('" if name in self.binary else "'", text,
-                                        "')" if name in self.binary else "'", "")
+            pc.binary_join_element_wise(
+                "UNHEX('" if name in self.binary else "'",
+                text,
+                "')" if name in self.binary else "'",
+                "",
+            )
             for name, text in zip(self.names, self.texts, strict=True)
-        ]  # fmt: skip
+        ]
         joined = pc.binary_join_element_wise(
             *values, ",", null_handling="replace", null_replacement="NULL"
         )
@@ -88,8 +92,12 @@ def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
         if is_binary(values.type):
             binary.add(name)
         texts.append(_escaped(values.cast(pa.string())) if is_text(values.type) else plain(values))
-    return Rows(len(rows), tuple(columns[n].name for n in rows.schema.names), tuple(texts),
-                frozenset(columns[name].name for name in binary))  # fmt: skip
+    return Rows(
+        len(rows),
+        tuple(columns[n].name for n in rows.schema.names),
+        tuple(texts),
+        frozenset(columns[name].name for name in binary),
+    )
 
 
 def exact(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> pa.RecordBatch:

@@ -137,16 +137,18 @@ class RowWriter(Writer):
                 raise UsageError(f"the table has no column {name!r}", sink=sink.name)
             self._columns[name] = replace(column, nullable=False) if column.name in key else column
         self._sender = Sender(
-            sink, self._open_link, self._stage if self._aside else sink.into, self._columns,
+            sink,
+            self._open_link,
+            self._stage if self._aside else sink.into,
+            self._columns,
             # A trigger that inserts takes the rows of a bulk for its own, before MariaDB 10.11.7.
             bulks=sink.bulks and (self._aside or "trigger" not in target.strict),
             turns=self._turns(target),
-        )  # fmt: skip
+        )
         with MYSQL.translated_errors(sink.name):
             if self._aside:
                 temporary = not self._staged
-                self._open_link.run(self._move.create(
-                    self._stage, self._id, temporary=temporary))  # fmt: skip
+                self._open_link.run(self._move.create(self._stage, self._id, temporary=temporary))
                 self._open_link.run("START TRANSACTION")
             else:
                 self._start()
@@ -199,8 +201,9 @@ class RowWriter(Writer):
 
     def prepare(self) -> PreparedBranch | None:
         if self._move is None or self._rows == 0:
-            raise Rejected("there is nothing to prepare: the branch has no rows",
-                           sink=self._sink.name)  # fmt: skip
+            raise Rejected(
+                "there is nothing to prepare: the branch has no rows", sink=self._sink.name
+            )
         assert self._sender is not None
         with tolerate_loss(self._sink.name, self._sink.semantic, Unavailable):
             self._sender.arrive()
@@ -304,5 +307,6 @@ def _order_column(sink: MySQL, kind: Any) -> TargetColumn:
             return TargetColumn(
                 ORDER, name, full, charset=texts[0], collation=texts[1], length=longest
             )
-    raise UsageError(f"order_by={sink.order_by!r} has type {kind}, which has no order in MySQL",
-                 sink=sink.name)  # fmt: skip
+    raise UsageError(
+        f"order_by={sink.order_by!r} has type {kind}, which has no order in MySQL", sink=sink.name
+    )

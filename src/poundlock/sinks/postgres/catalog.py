@@ -139,15 +139,18 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
             for index, columns, plain in connection.execute(_INDEXES, [oid]).fetchall()
         ),
         tuple(
-            Check(check, definition.replace(" NOT VALID", "").replace(" NO INHERIT", ""),
-                  tuple(columns or ()))
+            Check(
+                check,
+                definition.replace(" NOT VALID", "").replace(" NO INHERIT", ""),
+                tuple(columns or ()),
+            )
             for check, definition, columns in connection.execute(_CHECKS, [oid]).fetchall()
             if not definition.endswith("NOT ENFORCED")
         ),
         tuple(hurdles),
         tuple(tuple(names) for (names,) in connection.execute(_LONG, [oid]).fetchall() if names),
         _shape(connection, oid),
-    )  # fmt: skip
+    )
 
 
 def _shape(connection: Connection[Any], oid: int) -> str:

@@ -250,9 +250,7 @@ class Encoder:
 
     def __init__(self, columns: Sequence[TableColumn], schema: pa.Schema):
         self._columns = columns
-        self._fields = [
-            field_for(column, schema.field(column.name).type) for column in columns
-        ]  # fmt: skip
+        self._fields = [field_for(column, schema.field(column.name).type) for column in columns]
 
     def problems(self, rows: pa.RecordBatch, required: frozenset[str]) -> dict[int, str]:
         """Say of each row that PostgreSQL would refuse why it would, as far as can be seen here."""

@@ -189,12 +189,16 @@ def move(
     )
     if target.key:
         return _upsert(link, target, table, branches, written, into)
-    return Moved({
-        branch: link.execute(
-            sql.SQL("{} SELECT {} FROM {}").format(into, _names(written), target.staging(branch))
-        ).rowcount
-        for branch in branches
-    })  # fmt: skip
+    return Moved(
+        {
+            branch: link.execute(
+                sql.SQL("{} SELECT {} FROM {}").format(
+                    into, _names(written), target.staging(branch)
+                )
+            ).rowcount
+            for branch in branches
+        }
+    )
 
 
 def _upsert(

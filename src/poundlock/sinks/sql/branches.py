@@ -50,10 +50,7 @@ class SqlSink(Participant):
         """Lend a connection, and translate the driver's errors."""
 
     def attach(self, site: Site) -> None:
-        if site.spark is not None:
-            context = site.spark.sparkContext
-            self._tasks = int(context.defaultParallelism)
-            self.speculates = context.getConf().get("spark.speculation", "").lower() == "true"
+        self._tasks, self.speculates = site.tasks_at_once, site.speculation
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         return self.branches.check(receipts)

@@ -13,7 +13,6 @@ from typing import Any
 
 from poundlock.core.model import Branch, Namespace, checked_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
-from poundlock.core.site import Site
 from poundlock.core.sparksql import to_json
 from poundlock.errors import UsageError
 from poundlock.sinks.sql.branches import SqlSink
@@ -107,11 +106,6 @@ class TwoPhase(SqlSink):
             wanted[target] = to_json(column.sql) if nested else column.sql
         self._written = tuple(wanted)
         return wanted
-
-    def attach(self, site: Site) -> None:
-        if site.spark is not None:
-            conf = site.spark.sparkContext.getConf()
-            self.speculates = conf.get("spark.speculation", "").lower() == "true"
 
     def preflight(self) -> list[str]:
         with self.lend() as link:

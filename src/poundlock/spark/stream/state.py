@@ -23,7 +23,6 @@ class OperatorState:
 
     number: int
     kind: str  # Spark's name for it
-    stores: tuple[str, ...]
     partitions: int
     batches: tuple[int, int]  # the first and the last batch whose state exists
 
@@ -53,7 +52,6 @@ def operators(spark: SparkSession, checkpoint: str) -> list[OperatorState]:
         OperatorState(
             number,
             rows[0].operatorName,
-            tuple(row.stateStoreName for row in rows),
             rows[0].numPartitions,
             (rows[0].minBatchId, rows[0].maxBatchId),
         )
