@@ -89,7 +89,8 @@ def _reading(path: Path) -> Iterator[None]:
 
     def refuse(*_: object, **__: object) -> NoReturn:
         raise UsageError(
-            f"{path} starts a query when it is loaded. Put start() under if __name__ == '__main__':"
+            f"{path} starts a query when it is loaded. Put start() inside an "
+            "`if __name__ == '__main__'` block"
         )
 
     starting = [(Pipeline, "start"), *STARTS]

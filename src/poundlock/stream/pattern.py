@@ -384,7 +384,8 @@ class Pattern:
         last = self._last
         if last.contiguity.negative:
             raise UsageError(
-                f"{last.title} is negative and cannot repeat: leave times(...) or one_or_more() out"
+                f"{last.title} was added with not_next() or not_followed_by() and cannot repeat: leave "
+                "out times(...) or one_or_more()"
             )
         if last.repeat is not Repeat.ONCE:
             raise UsageError(f"{last.title} repeats already: give the number of times only once")
