@@ -114,7 +114,7 @@ class FilesSubject(Subject):
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
-        says = "there is no column 'odd' to partition by. It has number bigint"
+        says = "there is no column 'odd' to partition by. The DataFrame has number bigint"
         make = lambda: self._refused(sink, {"number": "bigint"})  # noqa: E731
         yield FaultCase(says, UsageError, make=make)
 

@@ -148,7 +148,7 @@ class RedisSubject(Subject):
         """Its disk is its memory. A real one that is full ends the server: see `killed`."""
         eyes = self._eyes
         yield FaultCase(
-            r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: make room",
+            r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: free some memory",
             Unavailable,
             during=lambda: eyes.config_set("maxmemory", 1),
             over=lambda: eyes.config_set("maxmemory", 0),
