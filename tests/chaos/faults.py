@@ -175,10 +175,10 @@ class Watched(Participant):
 
 
 class WatchedKafka(Watched, sinks.Kafka):
-    def _seen(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
+    def _read_settlements(self, receipts: Sequence[Receipt]) -> dict[str, BranchState]:
         if receipts:
             self.faults.reached("commit:sent", sink=self.name)
-        return super()._seen(receipts)
+        return super()._read_settlements(receipts)
 
 
 class WatchedPostgres(Watched, sinks.Postgres):

@@ -39,7 +39,9 @@ class TestTheWitness:
         foreign = sink.begin(db.branch(1))
         foreign.write(keyed((2, "b")))
         foreign._finish_copy()
-        foreign._insert_witness()  # as far as a task may come before its machine stops
+        foreign._target.witness.insert_own(
+            foreign._connection, foreign._id
+        )  # as far as a task may come before its machine stops
         unknown = Receipt("t", foreign._id, 1, Fingerprint(1, 0))
         assert sink.commit([receipt, unknown]) == [DONE, OPEN]
         foreign.abort()

@@ -35,7 +35,7 @@ _STATE_BY_OUTCOME = {
     Outcome.UNKNOWN: BranchState.NO_WITNESS,
 }
 
-_SEEN = {
+_STATE_BY_PROGRESS = {
     Progress.SETTLED: BranchState.COMMITTED,
     Progress.PENDING: BranchState.PREPARED,
     # The topic of a decided batch was deleted, or deleted and created again: an operator must decide.
@@ -143,7 +143,9 @@ class KafkaBranches(ClientOwner, Participant):
                     sink=self.name,
                 )
             hidden = settlement.hidden  # only where it is settled
-            states[receipt.id] = BranchState.HIDDEN if hidden else _SEEN[settlement.progress]
+            states[receipt.id] = (
+                BranchState.HIDDEN if hidden else _STATE_BY_PROGRESS[settlement.progress]
+            )
         return states
 
     def _conclude(self, receipt: Receipt, answer: Answer) -> BranchState:
