@@ -44,7 +44,7 @@ def source(kafka: oracle.Kafka) -> str:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_the_coordinator_goes(
+def test_the_pipeline_survives_the_loss_of_its_coordinator(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
@@ -76,7 +76,7 @@ def test_the_coordinator_goes(
 
 
 @pytest.mark.parametrize("patient", [True, False], ids=["waits", "is-stopped"])
-def test_a_partition_without_leader(
+def test_a_commit_waits_for_a_partition_without_leader(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,

@@ -92,7 +92,9 @@ SCRIPT: list[Points] = [
 
 
 @pytest.mark.timeout(2400)  # dozens of drivers, one after the other
-def test_driver_killed_at_every_point(kafka_server: Cluster, tmp_path: Path) -> None:
+def test_output_is_exact_when_the_driver_is_killed_at_every_point(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
     groups = {kind: f"{kind}-{uuid.uuid4().hex[:8]}" for kind in KINDS}
     sources = {
         "stateless": {"group": groups["stateless"], "offsets": "transactional"},
@@ -139,7 +141,9 @@ def faults_of(points: Points) -> list[Fault]:
     return [fault for each in points.values() for fault in several(each)]
 
 
-def test_jvm_outlives_its_python(kafka_server: Cluster, tmp_path: Path) -> None:
+def test_a_task_that_outlives_the_python_driver_writes_nothing_visible(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
     """The driver's Python is dead, its JVM and a task are not; the task writes after the take-over."""
     query = Query("stateless", rows=150, settings={"sweep_every_s": 0})
     chaos = Chaos(tmp_path, kafka_server.bootstrap_servers, [query])

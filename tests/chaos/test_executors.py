@@ -51,7 +51,7 @@ def master(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("master", ["local", "standalone"], indirect=True)
-def test_undisturbed(kafka_server: Cluster, tmp_path: Path, master: str) -> None:
+def test_output_is_exact_without_faults(kafka_server: Cluster, tmp_path: Path, master: str) -> None:
     query = Query("stateless", rows=100, rows_per_batch=50)
     servers = kafka_server.bootstrap_servers
     chaos = Chaos(tmp_path, servers, [query], master=master, conf=EXECUTORS)
@@ -77,7 +77,7 @@ def names(faults: list[Fault]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["outputs", "stateful"])
-def test_executor_worker_and_task_lost_after_prepare(
+def test_output_is_exact_when_executor_worker_and_task_are_lost_after_prepare(
     kafka_server: Cluster, tmp_path: Path, kind: str
 ) -> None:
     query = Query(kind, rows=150, settings=NO_SWEEP)
@@ -93,7 +93,9 @@ def test_executor_worker_and_task_lost_after_prepare(
     chaos.check()
 
 
-def test_two_copies_of_one_task(kafka_server: Cluster, tmp_path: Path, standalone: str) -> None:
+def test_output_is_exact_when_spark_runs_two_copies_of_a_task(
+    kafka_server: Cluster, tmp_path: Path, standalone: str
+) -> None:
     """Speculation: a copy wins while the first attempt is still running, and prepared already."""
     query = Query("outputs", rows=90, settings=NO_SWEEP)
     servers, conf = kafka_server.bootstrap_servers, EXECUTORS | SPECULATION
@@ -108,7 +110,9 @@ def test_two_copies_of_one_task(kafka_server: Cluster, tmp_path: Path, standalon
     chaos.check()
 
 
-def test_loser_that_comes_late(kafka_server: Cluster, tmp_path: Path) -> None:
+def test_late_rows_of_a_losing_attempt_are_not_visible(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
     """An attempt that lost may write at any time: between two batches, and after the last one."""
     query = Query("stateless", rows=60, settings=NO_SWEEP)
     chaos = Chaos(tmp_path, kafka_server.bootstrap_servers, [query])

@@ -320,7 +320,9 @@ SCRIPT: list[Fault | list[Fault]] = [
 
 
 @pytest.mark.timeout(2400)  # dozens of drivers, one after the other
-def test_driver_killed_at_every_point(systems: Systems, tmp_path: Path) -> None:
+def test_output_is_exact_when_the_driver_is_killed_at_every_point(
+    systems: Systems, tmp_path: Path
+) -> None:
     five = Five(tmp_path, systems, ROWS)
     for fault in SCRIPT:
         five.die_at({"five": fault})
@@ -338,7 +340,9 @@ def test_driver_killed_at_every_point(systems: Systems, tmp_path: Path) -> None:
     assert {"Decided", "Repaired", "Finished"} <= {record["kind"] for record in five.log("five")}
 
 
-def test_each_server_killed_between_decision_and_commit(systems: Systems, tmp_path: Path) -> None:
+def test_output_is_exact_when_each_server_is_killed_before_commit(
+    systems: Systems, tmp_path: Path
+) -> None:
     """The decision stands while a server is away; when it is back, the same driver commits."""
     five = Five(tmp_path, systems, 8 * ROWS_PER_BATCH)
     faults = [
@@ -369,7 +373,9 @@ def test_each_server_killed_between_decision_and_commit(systems: Systems, tmp_pa
     assert [record["kind"] for record in five.log("five")].count("Generation") == 1
 
 
-def test_each_server_killed_between_prepare_and_decision(systems: Systems, tmp_path: Path) -> None:
+def test_output_is_exact_when_each_server_is_killed_before_decision(
+    systems: Systems, tmp_path: Path
+) -> None:
     """A server that is killed after prepare and comes back still holds its branch, or all abort."""
     five = Five(tmp_path, systems, 6 * ROWS_PER_BATCH)
     driver = five.start(

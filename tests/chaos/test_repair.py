@@ -109,7 +109,7 @@ def case(spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path) -> Case:
 # Repaired.
 
 
-def test_all_lost_while_the_driver_was_dead(case: Case) -> None:
+def test_branches_lost_while_the_driver_was_dead_are_repaired(case: Case) -> None:
     pipeline = case.pipeline()
     assert len(case.lose(pipeline)) == 2
     assert case.kafka.values(case.target) == Counter()
@@ -118,7 +118,7 @@ def test_all_lost_while_the_driver_was_dead(case: Case) -> None:
     case.check()
 
 
-def test_all_lost_while_the_driver_was_held(case: Case) -> None:
+def test_branches_lost_while_the_driver_was_paused_are_repaired(case: Case) -> None:
     """The driver lives, comes late to its own commit, and repairs in the same breath."""
 
     def wait(step: Step, facts: Mapping[str, object]) -> None:
@@ -130,7 +130,7 @@ def test_all_lost_while_the_driver_was_held(case: Case) -> None:
     case.check()
 
 
-def test_partly_lost(case: Case) -> None:
+def test_only_lost_branches_are_repaired(case: Case) -> None:
     """One branch was committed before the driver died: only the other is written again."""
     pipeline = case.pipeline()
     assert len(case.lose(pipeline, at=Step.COMMITTED_ONE)) == 1
@@ -141,7 +141,7 @@ def test_partly_lost(case: Case) -> None:
     case.check()
 
 
-def test_all_lost_and_cut_otherwise(case: Case) -> None:
+def test_a_replay_with_other_partitions_repairs_a_complete_loss(case: Case) -> None:
     """A replay with other partitions has other branches but the same rows: good, if all are lost."""
     case.lose(case.pipeline())
     finish(case.pipeline(minPartitions=5))
@@ -150,7 +150,7 @@ def test_all_lost_and_cut_otherwise(case: Case) -> None:
     case.check()
 
 
-def test_partly_lost_and_cut_otherwise(case: Case) -> None:
+def test_a_replay_with_other_partitions_is_refused_after_a_partial_loss(case: Case) -> None:
     """Rows of the committed branch could come twice: refused, until it is cut as it was."""
     case.lose(case.pipeline(), at=Step.COMMITTED_ONE)
     before = case.kafka.values(case.target)
@@ -165,7 +165,7 @@ def test_partly_lost_and_cut_otherwise(case: Case) -> None:
     case.check()
 
 
-def test_lost_to_another_producer(case: Case) -> None:
+def test_a_branch_fenced_by_another_producer_is_repaired(case: Case) -> None:
     """Somebody opened the id anew: the broker forgot the outcome, the rows themselves prove it."""
     pipeline = case.pipeline()
     die(pipeline, Step.DECIDED)
@@ -181,7 +181,7 @@ def test_lost_to_another_producer(case: Case) -> None:
     [Step.REPAIRING, "prepared", Step.REPAIRED, Step.COMMITTED_ONE, Step.COMMITTED, Step.FINISHED],
     ids=str,
 )
-def test_died_again_in_the_repair(
+def test_a_driver_killed_during_the_repair_repairs_again(
     case: Case, step: Step | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever it dies, the next start finishes the repair, or makes another."""
@@ -205,7 +205,7 @@ def _die(*arguments: Any) -> Any:
     raise Died
 
 
-def test_lost_again_after_the_repair(case: Case) -> None:
+def test_branches_lost_after_the_repair_are_repaired_again(case: Case) -> None:
     """The new branches time out as well: repaired once more."""
     pipeline = case.pipeline()
     case.lose(pipeline)
@@ -217,7 +217,7 @@ def test_lost_again_after_the_repair(case: Case) -> None:
     case.check()
 
 
-def test_a_query_of_every_kind_killed_for_real(
+def test_every_kind_of_query_is_repaired_after_a_kill(
     cluster: servers.Cluster, kafka: oracle.Kafka, tmp_path: Path
 ) -> None:
     """SIGKILL after the decision: one output, several, one with state; repaired by the next life."""
@@ -245,7 +245,7 @@ def test_a_query_of_every_kind_killed_for_real(
 # Not repaired.
 
 
-def test_a_query_that_never_gives_the_same_twice(case: Case) -> None:
+def test_a_nondeterministic_query_stops_until_an_operator_decides(case: Case) -> None:
     """Stopped with both fingerprints; nothing written, nothing lost in silence; then ruled on."""
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline)
@@ -270,7 +270,7 @@ def test_a_query_that_never_gives_the_same_twice(case: Case) -> None:
     case.kafka.assert_settled(case.target)
 
 
-def test_loss_is_accepted(case: Case) -> None:
+def test_an_operator_accepts_the_loss(case: Case) -> None:
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline)
     with pytest.raises(GuaranteeBroken):
@@ -282,7 +282,7 @@ def test_loss_is_accepted(case: Case) -> None:
     case.kafka.assert_settled(case.target)
 
 
-def test_partly_lost_and_never_the_same_twice(case: Case) -> None:
+def test_a_partial_loss_of_a_nondeterministic_query_can_only_be_accepted(case: Case) -> None:
     """No replay can stand in for half of the rows: only their loss can be accepted."""
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline, at=Step.COMMITTED_ONE)
@@ -341,7 +341,9 @@ def refused(case: Case, pipeline: lock.Pipeline, *words: str) -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["new-rows", "no-new-rows"])
-def test_checkpoint_restored_to_an_older_state(case: Case, tmp_path: Path, fresh: bool) -> None:
+def test_a_checkpoint_restored_to_an_older_state_is_refused(
+    case: Case, tmp_path: Path, fresh: bool
+) -> None:
     """Spark plans batch 1 anew. It may be the very same rows, or not: its number says nothing."""
     pipeline = case.pipeline()
     finish(pipeline)
@@ -360,7 +362,7 @@ def test_checkpoint_restored_to_an_older_state(case: Case, tmp_path: Path, fresh
     case.check([*ROWS, "one", "two"] if fresh else [*ROWS, "one"])
 
 
-def test_log_restored_to_an_older_state(case: Case, tmp_path: Path) -> None:
+def test_a_log_restored_to_an_older_state_is_refused(case: Case, tmp_path: Path) -> None:
     pipeline = case.pipeline()
     finish(pipeline)
     shutil.copytree(case.checkpoint / "poundlock", tmp_path / "old")
@@ -379,7 +381,7 @@ def test_log_restored_to_an_older_state(case: Case, tmp_path: Path) -> None:
     case.check([*ROWS, "one", "two", "three"])
 
 
-def test_checkpoint_deleted(case: Case, tmp_path: Path) -> None:
+def test_a_deleted_checkpoint_is_refused(case: Case, tmp_path: Path) -> None:
     pipeline = case.pipeline()
     finish(pipeline)
     save(case.checkpoint, tmp_path / "saved")
@@ -393,7 +395,7 @@ def test_checkpoint_deleted(case: Case, tmp_path: Path) -> None:
     case.check()
 
 
-def test_checkpoint_of_another_query(case: Case, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_query_is_refused(case: Case, tmp_path: Path) -> None:
     pipeline = case.pipeline()
     finish(pipeline)
     save(case.checkpoint, tmp_path / "saved")
@@ -407,7 +409,7 @@ def test_checkpoint_of_another_query(case: Case, tmp_path: Path) -> None:
     case.check()
 
 
-def test_checkpoint_copied_with_its_log(case: Case, tmp_path: Path) -> None:
+def test_a_checkpoint_copied_with_its_log_is_refused(case: Case, tmp_path: Path) -> None:
     """A copy has the identity of the original: both at once would undo each other's work."""
     pipeline = case.pipeline()
     finish(pipeline)
@@ -423,7 +425,7 @@ def test_checkpoint_copied_with_its_log(case: Case, tmp_path: Path) -> None:
     case.check([*ROWS, "more"])
 
 
-def test_checkpoint_moved_for_good(case: Case, tmp_path: Path) -> None:
+def test_a_moved_checkpoint_can_be_adopted(case: Case, tmp_path: Path) -> None:
     """The way out that the refusal names."""
     finish(case.pipeline())
     case.kafka.produce(case.source, ["more"])

@@ -113,7 +113,7 @@ def grant(kafka: oracle.Kafka, rules: Iterable[Rule]) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_the_password_is_nowhere(
+def test_the_password_appears_nowhere(
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
     source: str,
@@ -188,7 +188,7 @@ def run_child(config: dict[str, Any], directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("of", ["sink", "source"])
-def test_a_wrong_password(
+def test_a_wrong_password_is_refused_at_the_start(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
@@ -243,7 +243,7 @@ def secured(
     ],
     ids=["topic", "transactional-id", "group"],
 )
-def test_a_missing_permission(
+def test_a_missing_permission_is_named(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,

@@ -50,7 +50,7 @@ ASLEEP = {
 }
 
 
-def test_a_driver_that_wakes_after_its_successor_is_done(
+def test_a_driver_that_wakes_after_its_successor_finished_is_fenced(
     kafka_server: Cluster, tmp_path: Path, keep: Keep
 ) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
@@ -94,7 +94,9 @@ def high_watermarks(chaos: Chaos, pipeline: str) -> int:
     return sum(stable_and_high(chaos.servers, chaos.outputs(pipeline))[1].values())
 
 
-def test_two_drivers_at_once(kafka_server: Cluster, tmp_path: Path, keep: Keep) -> None:
+def test_only_one_of_two_drivers_continues(
+    kafka_server: Cluster, tmp_path: Path, keep: Keep
+) -> None:
     """A second driver is started by mistake, beside one that runs; and two at the same moment."""
     queries = [Query("stateless", name, rows=100, rows_per_batch=10) for name in ("running", "new")]
     chaos = Chaos(tmp_path, kafka_server.bootstrap_servers, queries)
@@ -123,7 +125,7 @@ def test_two_drivers_at_once(kafka_server: Cluster, tmp_path: Path, keep: Keep) 
     chaos.check()
 
 
-def test_tasks_that_wake_after_they_were_replaced(
+def test_replaced_tasks_that_wake_write_nothing_visible(
     kafka_server: Cluster, tmp_path: Path, keep: Keep
 ) -> None:
     """Two executors fall silent, each in the middle of a task. Spark runs the tasks elsewhere.

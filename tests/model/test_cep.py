@@ -280,7 +280,7 @@ def in_order(batches: list[list[Event]]) -> list[Event]:
 
 @settings(max_examples=200, deadline=None)
 @given(patterns(plain=True), streams())
-def test_a_pattern_finds_what_every_choice_of_rows_allows(pattern, batches):
+def test_a_pattern_finds_every_allowed_match(pattern, batches):
     main = run(pattern, batches, partial=False).get("main", [])
     found = Counter(tuple(sorted(map(tuple, rows))) for rows, _ in main)
     assert found == oracle(pattern, in_order(batches))

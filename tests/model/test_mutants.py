@@ -52,7 +52,7 @@ def test_there_are_enough_mutants() -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_it_is_caught(
+def test_every_mutant_is_caught(
     mutant: Mutant, model_seed: int, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
 ) -> None:
     mutant.plant(monkeypatch)

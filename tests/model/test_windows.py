@@ -249,7 +249,7 @@ def test_every_trigger_fires_valid_rows_and_leaves_no_state(batches, assigner, l
 
 @quick
 @given(histories(), st.none() | st.integers(1, 15), st.integers(0, 20), WAYS)
-def test_sessions(batches, gap, lateness, how):
+def test_sessions_agree_with_the_oracle(batches, gap, lateness, how):
     batches = [*batches, Batch(FOREVER, [])]
     assigner = SessionWindows(gap or (lambda row: f"{row.gap} ms"))
     seen, left = run(operator(assigner, lateness=lateness, how=how), batches)

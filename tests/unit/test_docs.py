@@ -39,12 +39,12 @@ def test_every_invariant_names_tests_that_exist() -> None:
 
 
 @every_document
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_have_existing_targets(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text()):
         assert (document.parent / target).exists(), target
 
 
-def test_architecture_names_the_lines_that_matter() -> None:
+def test_architecture_names_the_important_lines() -> None:
     coordinator = (ROOT / "src/poundlock/core/coordinator.py").read_text()
     assert coordinator.count("The line that decides.") == 1
     assert coordinator.count("The line that commits.") == 1
@@ -202,7 +202,7 @@ def test_an_entry_that_is_not_on_disk_is_found(entry: str, error: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ["txn.py", "txn/", "sinks/mysql/", "core/model.py"])
-def test_what_the_tree_lacks_is_found(entry: str) -> None:
+def test_an_entry_that_the_tree_lacks_is_found(entry: str) -> None:
     assert tree_errors(tree_of(TREE), DISK | {entry}) == {f"not in the tree: {entry}"}
 
 
@@ -220,7 +220,7 @@ def test_a_line_that_cannot_be_read_is_refused(line: str, complaint: str) -> Non
         tree_of(TREE.replace("  errors.py ", f"{line}\n  errors.py "))
 
 
-def test_documents_speak_of_the_product_alone() -> None:
+def test_documents_describe_only_the_product() -> None:
     for document in DOCUMENTS:
         found = re.findall(r"(?i)\.\./shared|subagent|\bLLM\b|\bSEEDS\b", document.read_text())
         assert not found, (document.name, found)
@@ -235,7 +235,7 @@ FIGURES = {  # the beginning of a line in README's table, and where its figures 
 
 
 @pytest.mark.parametrize("line", FIGURES)
-def test_figures_are_those_that_were_measured(line: str) -> None:
+def test_figures_match_the_measurements(line: str) -> None:
     readme = (ROOT / "README.md").read_text().splitlines()
     [written] = [it.split("|")[-2] for it in readme if it.startswith(line)]
     measured: list[str] = []

@@ -140,7 +140,7 @@ def ask_record(
 OURS = batch(10, 7, 3)
 
 
-def test_the_first_marker_of_our_producer_decides():
+def test_the_first_marker_of_our_producer_decides_the_outcome():
     other = batch(11, 8, 0, marker=ABORT)
     ours, next_one = batch(12, 7, 4, marker=COMMIT), batch(14, 7, 5, marker=ABORT)
     assert ask_record(OURS, other, ours, next_one, aborted=(13,)).outcome is Outcome.COMMITTED
@@ -156,7 +156,7 @@ def test_marker_and_index_must_agree():
     assert "says aborted" in evidence.why
 
 
-def test_no_marker_and_readers_held_back_is_open():
+def test_a_transaction_without_marker_that_holds_readers_back_is_open():
     assert ask_record(OURS, batch(11, 8, 0), stable=10).outcome is Outcome.OPEN
 
 
@@ -172,7 +172,7 @@ def test_no_marker_and_readers_held_back_is_open():
         ([], "no record"),
     ],
 )
-def test_records_that_prove_nothing_are_unknown(batches: list[bytes], why: str):
+def test_records_without_evidence_give_an_unknown_outcome(batches: list[bytes], why: str):
     evidence = ask_record(*batches)
     assert evidence.outcome is Outcome.UNKNOWN
     assert why in evidence.why

@@ -61,7 +61,7 @@ def test_one_bad_row_fails_the_branch(picky: Picky) -> None:
     assert (caught.value.sink, caught.value.transaction) == ("picky", str(TRANSACTION))
 
 
-def test_no_row_is_left_out_for_what_went_wrong_before_it(picky: Picky) -> None:
+def test_an_earlier_error_does_not_count_as_a_bad_row(picky: Picky) -> None:
     def refuse(branch: Branch) -> Writer:
         raise BadRow("the role is gone")  # as some drivers call it
 
@@ -83,7 +83,7 @@ def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
     assert sink_task.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
 
 
-def test_a_sink_may_name_one_bad_row_at_a_time() -> None:
+def test_a_sink_can_report_one_bad_row_at_a_time() -> None:
     class First(PickyWriter):
         def write(self, rows: pa.RecordBatch) -> None:
             try:
@@ -99,7 +99,7 @@ def test_a_sink_may_name_one_bad_row_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_a_task_that_may_run_once_says_no_to_a_second_time(
+def test_a_task_that_may_run_once_refuses_a_second_run(
     monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
     context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: attempt)
@@ -117,7 +117,7 @@ def test_a_task_that_may_run_once_says_no_to_a_second_time(
         assert len(read_votes(votes)[0]) == 1
 
 
-def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
+def test_bad_rows_are_written_as_dead_letters_in_their_own_branch(picky: Picky) -> None:
     dead = Memory("dead", MemorySystem())
     dead_letters = SinkTask(dead, branch("dead", tolerant=False))
     sink_task = SinkTask(picky, branch("picky", tolerant=True), dead_letters)
@@ -132,14 +132,14 @@ def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
     assert dead_letters.offered == Fingerprint(), "letters are known only by writing"
 
 
-def test_a_branch_with_bad_rows_alone_is_not_prepared(picky: Picky) -> None:
+def test_a_branch_with_only_bad_rows_is_not_prepared(picky: Picky) -> None:
     sink_task = SinkTask(picky, branch("picky", tolerant=True))
     sink_task.take(*columns([1, 3]))
     assert sink_task.prepare() is None
     assert picky.server.branches == {}
 
 
-def test_a_lane_without_a_branch_only_counts(picky: Picky) -> None:
+def test_a_task_without_a_branch_only_counts_rows(picky: Picky) -> None:
     sink_task = SinkTask(picky, None)
     sink_task.take(*columns([1, 2]))
     assert sink_task.prepare() is None
@@ -158,7 +158,7 @@ FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))  # beyond 
         (FAR, "18029-12-31 00:00:00.000000"),
     ],
 )
-def test_a_letter_spells_any_value(value: pa.Scalar, text: object) -> None:
+def test_a_dead_letter_contains_any_value(value: pa.Scalar, text: object) -> None:
     dead, sink = Memory("dead", MemorySystem()), Refusing("refusing", MemorySystem())
     dead_letters = SinkTask(dead, branch("dead", tolerant=False))
     sink_task = SinkTask(sink, branch("refusing", tolerant=True), dead_letters)

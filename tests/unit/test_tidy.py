@@ -83,7 +83,7 @@ def test_the_core_needs_only_the_standard_library(path: Path) -> None:
     assert not strangers
 
 
-def test_the_protocol_has_no_clock_thread_chance_or_io() -> None:
+def test_the_protocol_uses_no_clock_thread_randomness_or_io() -> None:
     forbidden = {"time", "threading", "random", "secrets", "uuid", "os", "io", "socket", "asyncio"}
     for name in ("protocol.py", "model.py", "guarantee.py"):
         assert not {i.split(".")[0] for i in imports(PACKAGE / "core" / name)} & forbidden
@@ -175,12 +175,12 @@ def test_systems_do_not_know_each_other(path: Path) -> None:
 
 
 @every()
-def test_nobody_imports_the_command_line(path: Path) -> None:
+def test_no_other_module_imports_the_command_line(path: Path) -> None:
     if path.relative_to(PACKAGE).parts[0] not in ("cli", "cli.py", "__main__.py"):
         assert not [name for name in imports(path) if within(name, "poundlock.cli")]
 
 
-def test_errors_import_nothing_of_ours() -> None:
+def test_the_errors_module_imports_no_other_module_of_ours() -> None:
     assert not [name for name in imports(PACKAGE / "errors.py") if within(name, "poundlock")]
 
 
@@ -293,7 +293,7 @@ def test_complexity_is_counted_as_radon_counts_it() -> None:
 
 
 @every()
-def test_a_module_says_what_it_is(path: Path) -> None:
+def test_a_module_has_a_docstring(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert not tree.body or ast.get_docstring(tree)
 
