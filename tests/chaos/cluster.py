@@ -51,7 +51,7 @@ def _daemon(name: str, log: Path, *arguments: str) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()  # a worker takes its executors with it
+        process.terminate()  # a worker stops its executors too
         process.wait(30)
 
 

@@ -1,4 +1,4 @@
-"""The child of `test_security`: a driver that talks as much as it can, and must not say the password.
+"""The child of `test_security`: a driver that logs as much as it can, but not the password.
 
 Reads its configuration from stdin, for what is in an argument, in the environment or in a file would be
 found there. Runs one pipeline with every kind of Kafka client that there is: Spark's source, producers

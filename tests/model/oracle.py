@@ -34,7 +34,7 @@ class Story:
     decided: Decided
     receipts: dict[Key, Receipt]
     finished: bool
-    excused: bool = False  # a person ruled, and takes what comes
+    excused: bool = False  # an operator decided, and accepts the result
 
     @property
     def rows(self) -> Range:
@@ -203,7 +203,7 @@ class Oracle:
     def _state(self, key: Key) -> str:
         return self.systems[key[0]].state_of(key)
 
-    # What is left in the end.
+    # The state at the end.
 
     def spark_committed(self, batch: int, kept: Mapping[str, Fingerprint] | None) -> None:
         """Spark writes `commits/N`; `kept` is what the state it keeps belongs to, if it has one."""

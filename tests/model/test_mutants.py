@@ -16,7 +16,7 @@ MOST_RANDOM = 2000
 
 
 def first_violation(mutant: Mutant, model_seed: int) -> tuple[int, str]:
-    """Play the schedules of `test_model` until one breaks. Return how many that took, and how."""
+    """Play the schedules of `test_model` until one fails. Return their number and the failure."""
     played = 0
 
     def play(schedule: Schedule) -> None:

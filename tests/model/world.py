@@ -1,7 +1,7 @@
 """The simulated world: drivers, systems, disk, checkpoint, and the faults of a schedule.
 
-The world also judges. A driver may only stop for a reason that the schedule gave it, and what its
-message asks a person to do is then done.
+The world also judges. A driver may only stop for a reason that the schedule gave it. The remedy
+in its message is then applied.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ class World:
         self.pass_time(1.0)
         if not self.stopped:
             if self.replans or self.checkpoint.swallows:
-                self.sizes.append(1)  # log and checkpoint may have parted: go on, to find out
+                # Log and checkpoint may no longer match. The next start finds out.
+                self.sizes.append(1)
             self._finish()
         self._replay_log()
         position = max((end for _, end in self.checkpoint.offsets.values()), default=0)
@@ -312,7 +313,7 @@ class World:
         for path in [p for p in self.disk.live if p.startswith(f"{LOG}-copy")]:
             del self.disk.live[path]
 
-    # Judging how a driver ended, and doing what its message asks a person to do.
+    # Judging how a driver ended, and applying the remedy in its message.
 
     def _judge(self, driver: Driver) -> None:
         if self.oracle.violation is not None:
@@ -349,7 +350,7 @@ class World:
             case LogCorrupt():
                 return "failed to make the log durable" in str(error)
             case InDoubt():
-                # A person may have ruled on it before this driver got to say so.
+                # An operator may have decided before this driver reported it.
                 ruled = any(history.excused for history in self.oracle.stories.values())
                 return driver.stopping or ruled or self._unprovable()
             case GuaranteeBroken():

@@ -1,4 +1,4 @@
-"""The command line: quick to start, clear when called wrongly, JSON everywhere."""
+"""The command line starts quickly, explains wrong calls, and has JSON output everywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call(*arguments: str, expect: int = 0, text: str | None = None) -> str:
 
 @pytest.fixture
 def log(tmp_path: Path) -> FileLog:
-    """A log with one batch finished and one decided, whose driver died then."""
+    """A log with a finished batch and a decided one, whose driver has died."""
     log = FileLog(tmp_path / "checkpoint" / "poundlock")
     log.append(Generation(1, NAMESPACE, log.uri, "query", "host:1"))
     for batch in (0, 1):
@@ -57,7 +57,7 @@ def test_every_command_has_help(command: str) -> None:
 
 
 def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield the commands that do something."""
+    """Yield the commands that have no subcommands."""
     if not isinstance(command, click.Group):
         yield name, command
         return
@@ -186,7 +186,7 @@ def test_a_missing_log_is_reported(tmp_path: Path) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call the program itself: `CliRunner` goes past `main`."""
+    """Call the program itself, because `CliRunner` bypasses `main`."""
     command = [sys.executable, "-c", "from poundlock.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -196,7 +196,7 @@ def test_main_prints_an_error_in_one_line_and_sets_the_exit_status(tmp_path: Pat
     assert done.returncode == 2, "the call was wrong"
     assert done.stderr.startswith("poundlock: UsageError: there is no log")
     assert "Traceback" not in done.stderr
-    assert run("txn", "commit").returncode == 2, "click says the same"
+    assert run("txn", "commit").returncode == 2, "click reports a wrong call in the same way"
 
 
 def test_main_exits_with_the_status_of_the_command(

@@ -67,7 +67,7 @@ def test_a_sink_without_transactions_is_written_and_never_committed() -> None:
     assert bench.sinks["b"].server.visible == [1, 2] and not bench.sinks["b"].asked
 
 
-# The first gate: tries.
+# The first gate: attempts.
 
 
 def test_a_batch_is_retried_after_a_no_vote_and_its_branches_are_aborted() -> None:
@@ -89,7 +89,7 @@ def test_the_error_is_raised_after_the_last_attempt(error: PoundlockError) -> No
         bench.coordinator.run(0, "hash-0", job)
     assert len(job.written) == 2 and bench.kinds() == []
     assert len(bench.sinks["a"].swept) == 2
-    bench.run()  # and nothing is in the way of the next start
+    bench.run()  # nothing prevents the next start
 
 
 @pytest.mark.parametrize("error", [BadRow("too long"), UsageError("no such topic")])
@@ -139,7 +139,7 @@ def test_two_tasks_with_one_branch_vote_no(monkeypatch: pytest.MonkeyPatch) -> N
         bench.run()
 
 
-# The second gate: order, patience, errors.
+# The second gate: order, waiting, errors.
 
 
 def test_an_error_names_its_sink() -> None:
@@ -196,7 +196,7 @@ def test_the_branch_that_expires_first_is_committed_first() -> None:
     for name, sink in bench.sinks.items():
         sink.answer = lambda receipt, name=name: order.append(name + receipt.id[-1])  # type: ignore
     bench.run()
-    # Sink b has the two that expire first; within each sink, too, the later task comes first.
+    # The two branches of sink b expire first. Within each sink the later task expires first.
     assert order == ["b1", "b0", "a1", "a0"]
 
 
@@ -205,7 +205,7 @@ def test_the_oldest_batch_is_finished_first() -> None:
     bench.run(0)
     log = MemoryLog(bench.records)
     log.load()
-    for batch in (2, 1):  # as no driver would: the order of records must not matter
+    for batch in (2, 1):  # no driver writes them so, but their order must not matter
         ids = tuple(Receipt("a", f"feed/a/1.{batch}.1.{n}", n, Fingerprint(1, n)) for n in range(1))
         log.append(Decided(batch, 1, 1, f"hash-{batch}", ids, {}))
     bench.sinks["a"].asked.clear()
@@ -272,7 +272,7 @@ def test_strays_are_swept_while_a_commit_waits() -> None:
     orphan: list[str] = []
 
     def answer(receipt: Receipt) -> BranchState | None:
-        if not orphan:  # a task that lost leaves a branch, behind which the commit is hidden
+        if not orphan:  # a losing task leaves a branch that hides the commit
             transaction = bench.coordinator._transaction(0, 1)
             writer = bench.sinks["b"].begin(Branch(transaction, "b", 9, 999))
             prepared = writer.prepare()
@@ -298,8 +298,8 @@ def test_a_stray_that_hides_committed_rows_is_swept_after_the_batch() -> None:
     bench.run(1)
     finished = len(bench.steps) - bench.steps[::-1].index(Step.FINISHED)
     assert bench.steps[finished:] == [Step.SWEEPING, Step.SWEPT]
-    assert bench.kinds() == [Decided, Finished] * 2  # hidden is committed
-    assert len(bench.sinks["a"].asked) == 4  # and is not committed again
+    assert bench.kinds() == [Decided, Finished] * 2  # a hidden branch is committed
+    assert len(bench.sinks["a"].asked) == 4  # and it is not committed again
 
 
 def test_an_unknown_outcome_stops_the_pipeline() -> None:

@@ -40,7 +40,7 @@ from poundlock.errors import (
 
 
 def lose_first(bench: Bench, name: str = "a", count: int = 1) -> None:
-    """Let the system abort the first branches that are to be committed in sink `name`."""
+    """Let the system abort the next branches that sink `name` commits."""
     sink, done = bench.sinks[name], list[str]()
 
     def answer(receipt: Receipt) -> BranchState | None:
@@ -60,7 +60,7 @@ def test_only_the_lost_branch_is_written_again() -> None:
     assert sorted(bench.sinks["a"].server.visible) == [1, 2]
     assert bench.sinks["b"].server.visible == [1, 2]
     assert len(job.written) == 2 and len(bench.sinks["b"].asked) == 4
-    assert len(bench.sinks["a"].swept) == 1  # the replayed branch that nobody needs
+    assert len(bench.sinks["a"].swept) == 1  # the replayed branch that is not needed
 
 
 def test_a_branch_that_is_lost_again_is_repaired_again() -> None:
@@ -72,7 +72,7 @@ def test_a_branch_that_is_lost_again_is_repaired_again() -> None:
 
 
 class OtherRows(Job):
-    """A query that is not deterministic: each run gives other rows."""
+    """A nondeterministic query: each run gives other rows."""
 
     def write(self, *given: object) -> Votes:  # type: ignore[override]
         self.rows = [row + 10 for row in self.rows]
@@ -95,7 +95,7 @@ def test_other_rows_do_not_replace_lost_ones() -> None:
     bench = Bench()
     broken(bench, count=2)
     assert bench.kinds() == [Decided] and bench.sinks["a"].server.visible == []
-    assert len(bench.sinks["a"].swept) == 2  # the replay's branches are not left behind
+    assert len(bench.sinks["a"].swept) == 2  # the replay's branches are swept
 
 
 def ruled(bench: Bench, operator_decision: OperatorDecision) -> None:
@@ -187,7 +187,7 @@ def test_a_replay_that_computes_another_state_stops_the_pipeline() -> None:
     bench.coordinator.run(0, "hash-0", job)
 
 
-# Taking over, sweeping, being replaced.
+# Take-over, sweep, replaced drivers.
 
 
 def test_a_start_finishes_decided_batches_and_sweeps_other_branches() -> None:
@@ -323,7 +323,7 @@ def test_a_log_of_another_pipeline_or_place_is_refused(
     found = Coordinator(MemoryLog(bench.records, uri=uri), bench.sinks)
     with pytest.raises(LogMismatch, match=reason):
         found.take_over(pipeline, query=lambda: query, owner="here:2")
-    assert bench.kinds() == [Decided, Finished]  # and nothing was written
+    assert bench.kinds() == [Decided, Finished]  # nothing was written
 
 
 def test_a_log_is_bound_to_its_query_once() -> None:

@@ -190,7 +190,7 @@ def test_the_json_report_has_exactly_these_fields(tmp_path: Path) -> None:
 
 
 class _Balance(HTMLParser):
-    """Sees that every tag that is opened is closed, in order."""
+    """Checks that every opened tag is closed, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ def test_the_page_is_complete_and_loads_nothing() -> None:
     balance = _Balance()
     balance.feed(page)
     assert balance.open == []
-    assert balance.titles > 15  # every bar, mark and kill can be hovered
+    assert balance.titles > 15  # every bar, mark and kill has a tooltip
     assert not re.search(r"https?:|src=|<link|@import|url\(|<script", page)
     assert "$" not in page
 
@@ -289,7 +289,7 @@ time.sleep(600)
 
 
 def test_a_kill_ends_the_whole_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grandchild in a process group of its own, as Spark's workers are, dies with the child."""
+    """A grandchild in its own process group, like a worker of Spark, dies with the child."""
     (tmp_path / "parent.py").write_text(PARENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     child = Child("parent", [], tmp_path / "log")

@@ -106,7 +106,7 @@ def tree_of(text: str) -> list[str]:
 
     The tree is a fenced block whose first line is `src/poundlock/`. Each level below it is indented
     by two spaces more. A line has one or more names, then a description, all two or more spaces
-    apart. A line that is indented by 20 columns or more goes on with the description above it.
+    apart. A line that is indented by 20 columns or more continues the description above it.
     """
     _, _, rest = text.partition("```\nsrc/poundlock/\n")
     found: list[str] = []
@@ -226,7 +226,7 @@ def test_documents_describe_only_the_product() -> None:
         assert not found, (document.name, found)
 
 
-FIGURES = {  # the beginning of a line in README's table, and where its figures were measured
+FIGURES = {  # the start of a line in README's table, and the file with its measurements
     "| Kafka to Kafka": ["kafka:ratio_vs_spark_sink"],
     "| files to PostgreSQL": ["postgres:ratio_vs_spark_jdbc", "postgres:ratio_vs_spark_jdbc_tuned"],
     "| files to MariaDB": ["mysql:ratio_vs_spark_jdbc", "mysql:ratio_vs_spark_jdbc_tuned"],

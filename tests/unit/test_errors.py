@@ -1,4 +1,4 @@
-"""Errors cross from workers to the driver, and say where they happened."""
+"""Errors travel from workers to the driver, and name the place where they happened."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from poundlock.core.participant import Commitment, Semantic
 from poundlock.errors import UsageError
 from poundlock.sinks.memory import Memory, MemorySystem
 
-# Kind of sink: what it gives with a source that cannot be replayed, and with one that can.
+# Kind of sink: its guarantee without and with a source that can be replayed.
 TABLE = {
     "any": ("at_most_once", "at_least_once"),
     "idempotent": ("at_most_once", "exactly_once"),
@@ -68,7 +68,7 @@ def test_a_sink_gets_the_guarantee_of_its_cell(commitment: Commitment, replayabl
     [
         (Semantic.AT_LEAST_ONCE, True, Guarantee.AT_LEAST_ONCE),
         (Semantic.AT_LEAST_ONCE, False, Guarantee.AT_MOST_ONCE),
-        (Semantic.NONE, True, Guarantee.NONE),  # errors are not waited for
+        (Semantic.NONE, True, Guarantee.NONE),  # the driver does not wait for errors
         (Semantic.NONE, False, Guarantee.NONE),
     ],
 )

@@ -1,4 +1,4 @@
-"""The lock, and how jars enter the cache. Ivy is replaced: nothing here uses the network."""
+"""The lock file and the cache of jars. A fake replaces Ivy, so nothing here uses the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sha256(content: bytes) -> str:
 
 
 class Repository:
-    """Stands in for Ivy: puts what it has where Ivy would."""
+    """Replaces Ivy: puts its jars where Ivy would put them."""
 
     def __init__(self, content: dict[str, bytes]):
         self.content = dict(content)
@@ -29,7 +29,7 @@ class Repository:
 
     def __call__(self, wanted, downloads: Path, *, transitive, on_jar) -> Path:
         self.asked.append([jar.coordinate for jar in wanted])
-        time.sleep(0.3)  # long enough for a second one to come in
+        time.sleep(0.3)  # long enough for a second thread to arrive
         arrived = downloads / "arrived"
         for jar in wanted:
             if jar.coordinate in self.content:
@@ -41,7 +41,7 @@ class Repository:
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch) -> Repository:
-    """An empty cache, a lock with one set named `set`, and a repository that has all of it."""
+    """An empty cache, a lock with one set named `set`, and a repository with all its jars."""
     lock = tmp_path / "jars.lock"
     lines = [f"{coordinate} {sha256(content)}" for coordinate, content in CONTENT.items()]
     lock.write_text("[set]\n" + "\n".join(lines) + "\n")
@@ -72,7 +72,7 @@ def test_the_lock_is_read_as_sets():
     "line",
     [
         "g:x:1",  # no hash
-        f"g:x:1 {'0' * 63}",  # a hash cut short
+        f"g:x:1 {'0' * 63}",  # a truncated hash
         f"g:x {'0' * 64}",  # no version
         f"g:x:1 {'0' * 64} more",
     ],
@@ -113,7 +113,7 @@ def test_a_missing_jar_is_fetched_only_once(repository):
     assert not jars.missing("set")
     assert jars.paths("set") == files
     assert len(repository.asked) == 1
-    assert in_cache() == [".lock", "one-1.jar", "two-2-rc.1.jar"]  # and nothing left over
+    assert in_cache() == [".lock", "one-1.jar", "two-2-rc.1.jar"]  # no temporary file is left
 
 
 def test_a_jar_that_changed_in_the_cache_is_fetched_again(repository):
@@ -132,11 +132,11 @@ def test_a_jar_with_a_wrong_hash_never_enters_the_cache(repository, false):
     with pytest.raises(Unavailable, match=r"g:two:2-rc\.1 arrived with SHA-256") as caught:
         jars.paths("set")
     assert sha256(b"second") in str(caught.value)
-    assert in_cache() == [".lock", "one-1.jar"]  # the good one is kept, the other dropped
+    assert in_cache() == [".lock", "one-1.jar"]  # the good jar is kept, the other deleted
 
 
 def test_a_jar_is_verified_before_its_name_appears(tmp_path):
-    """A reader sees a jar whole or not at all: the last step is a rename."""
+    """A reader never sees part of a jar, because the last step is a rename."""
     jar = jars.Jar("g", "one", "1", sha256(b"first"))
     (tmp_path / "arrived/g/one").mkdir(parents=True)
     (tmp_path / "arrived" / jar.file).write_bytes(b"first")
@@ -176,12 +176,12 @@ def test_two_threads_fetch_a_jar_only_once(repository, monkeypatch):
     assert len(repository.asked) == 1
 
 
-# --- Ivy itself, played by a script ---
+# --- Ivy itself, replaced by a script ---
 
 
 @pytest.fixture
 def ivy(tmp_path, monkeypatch):
-    """A Java that notes how it was called, prints what is in `says`, and fails."""
+    """A Java that records its arguments, prints the content of `says`, and fails."""
     home = tmp_path / "jdk"
     (home / "bin").mkdir(parents=True)
     (home / "release").write_text('JAVA_VERSION="17.0.1"\n')

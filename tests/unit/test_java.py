@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said when there is none."""
+"""Which Java is chosen, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poundlock.jvm import java
 
 
 def fake_java(home: Path, version: str | None, prints: str = "") -> Path:
-    """A directory that looks like a Java: with a `release` file, or telling when asked."""
+    """A directory that looks like a Java. It has a `release` file, or prints its version."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{prints}' >&2\n")
@@ -72,7 +72,7 @@ def test_a_class_archive_is_recorded_once_and_then_used(tmp_path, monkeypatch):
     archive = java.ClassArchive.of([jar], tmp_path / "classes")
     assert archive.flags(record=False) == []
     assert archive.flags(record=True) == [f"-XX:ArchiveClassesAtExit={archive.file}"]
-    archive.file.write_bytes(bytes(4096))  # as a JVM leaves it that was killed while writing
+    archive.file.write_bytes(bytes(4096))  # as a JVM that was killed while writing leaves it
     assert archive.flags(record=True) == [f"-XX:ArchiveClassesAtExit={archive.file}"]
     archive.file.write_bytes(b"\xa8\xba\x0b\xf0")
     assert archive.flags(record=True) == [f"-XX:SharedArchiveFile={archive.file}"]

@@ -25,7 +25,7 @@ def test_tasks_of_a_batch_have_different_ids_while_enough_are_free() -> None:
 
 
 def test_an_id_that_a_decided_batch_holds_is_never_opened_again() -> None:
-    """Opening it would abort what is decided."""
+    """Opening it would abort a decided branch."""
     held = frozenset(ids(tasks=8)[:6])
     chosen = ids(held)
     assert len(set(chosen)) == 2

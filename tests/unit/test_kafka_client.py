@@ -1,4 +1,4 @@
-"""The driver's Kafka client without a broker: what it makes of each answer."""
+"""The driver's Kafka client without a broker: how it interprets each answer."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_refused_login_is_not_an_outage():
     _raise_if_refused(errors.KafkaConnectionError("reset"))
 
 
-# Questions to scripted brokers.
+# Requests to scripted brokers.
 
 
 def test_a_listing_asks_every_broker_and_filters_the_answers():
@@ -136,7 +136,7 @@ def test_a_broker_that_cannot_list_makes_the_listing_unavailable(bad):
 
 
 def test_coordinators_without_a_leader_make_the_listing_unavailable():
-    for leader in (-1, 3):  # nobody, and one that is not listed
+    for leader in (-1, 3):  # no broker, and one that is not listed
         client, _ = wired(lambda node, request, leader=leader: metadata({0: 1, 1: leader}))
         with pytest.raises(TryAgain, match=r"partitions \[1\] of __transaction_state"):
             asyncio.run(list_by_prefix(client, "a."))

@@ -58,7 +58,7 @@ def test_evidence_of_partitions_is_combined(parts: list[Evidence], outcome: Outc
         ("Ongoing", 7, 4, Outcome.UNKNOWN),  # the next one
         ("PrepareCommit", 7, 4, Outcome.COMMITTED),
         ("CompleteCommit", 7, 4, Outcome.COMMITTED),
-        ("CompleteCommit", 7, 3, Outcome.COMMITTED),  # by a version below 5
+        ("CompleteCommit", 7, 3, Outcome.COMMITTED),  # from EndTxn below version 5
         ("CompleteAbort", 7, 4, Outcome.ABORTED),
         ("CompleteAbort", 7, 3, Outcome.ABORTED),
         ("PrepareAbort", 7, 4, Outcome.ABORTED),
@@ -93,11 +93,12 @@ COMMIT, ABORT = 1, 0
 def batch(
     offset: int, producer_id: int, epoch: int, *, marker: int | None = None, rows: int = 1
 ) -> bytes:
-    """Lay out one batch as a broker stores it; rows are not looked at, markers are."""
+    """Return one batch as a broker stores it. Only markers need their content."""
     attributes, body = 0x10, b"rows"
     if marker is not None:
         key = struct.pack(">hh", 0, marker)
-        record = bytes([0, 0, 0, 2 * len(key)]) + key + bytes([0, 0])  # varints, small and even
+        # A small varint is twice its number.
+        record = bytes([0, 0, 0, 2 * len(key)]) + key + bytes([0, 0])
         attributes, body = 0x30, bytes([2 * len(record)]) + record
     fields = (max(rows, 1) - 1, 0, 0, producer_id, epoch, -1, rows)
     checked = struct.pack(">hiqqqhii", attributes, *fields) + body
@@ -108,7 +109,7 @@ def batch(
 def ask_record(
     *batches: bytes, offset: int = 10, stable: int = 100, aborted: tuple[int, ...] = ()
 ) -> Evidence:
-    """Ask the record at `offset` of producer 7; each fetch brings one of the batches."""
+    """Ask for the record at `offset` of producer 7. Each fetch returns one of the batches."""
     topic = SimpleNamespace(
         error_code=0,
         name="t",

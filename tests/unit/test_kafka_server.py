@@ -1,4 +1,4 @@
-"""What a local Kafka is told, without starting one."""
+"""The configuration of a local Kafka, without starting one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poundlock.servers.kafka_security import Security, _jaas
 
 
 def settings(server: KafkaServer, home, node: str = "1") -> dict[str, str]:
-    """The configuration file of a broker. The storage passes for formatted: no Java is run."""
+    """The configuration file of a broker. The storage counts as formatted, so no Java runs."""
     (home / "formatted").touch()
     server.prepare(home, {name: 10_000 + i for i, name in enumerate(server.port_names)})
     file = home / f"server-{node}.properties"

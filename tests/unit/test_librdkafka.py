@@ -23,7 +23,7 @@ ROWS = [b"one", None, b"", b"\x00\xff four", b"five" * 100]
 
 
 def seen_by_c(column: pa.Array) -> list[bytes | None]:
-    """Read a column as the library would: through addresses and lengths alone."""
+    """Read a column as the library does, only through addresses and lengths."""
     flat = columns.flat(column, "value")
     return [
         ctypes.string_at(int(address), int(length)) if address else None
@@ -181,7 +181,7 @@ def test_bootstrap_servers_are_required():
 
 
 def test_messages_and_repr_contain_no_secret():
-    secret = "hunter2\0"  # the NUL makes the setting wrong
+    secret = "hunter2\0"  # the NUL makes the setting invalid
     with pytest.raises(errors.UsageError) as caught:
         check_settings(NOBODY | {"sasl.password": secret})
     assert "hunter2" not in str(caught.value) and "sasl.password" in str(caught.value)
@@ -255,9 +255,8 @@ def test_a_missing_driver_is_reported_with_the_install_command(monkeypatch):
 
 def test_the_library_of_a_source_build_is_found_in_the_process(tmp_path):
     bundled = librdkafka.load().path
-    found = list(
-        librdkafka._candidates(tmp_path / "confluent_kafka")
-    )  # nothing lies beside it there
+    # There is no bundled library beside it.
+    found = list(librdkafka._candidates(tmp_path / "confluent_kafka"))
     assert os.path.realpath(bundled) in map(os.path.realpath, found)
 
 

@@ -61,7 +61,7 @@ def file_of(path: Path, number: int) -> Path:
 
 
 class SpoiledDisk(Disk):
-    """A real disk whose calls can be made to fail, before or after they took effect."""
+    """A real disk whose calls can fail, before or after they take effect."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -126,7 +126,7 @@ def test_a_record_is_synced_before_it_is_published(tmp_path: Path) -> None:
     log.append(generation(1))
     disk.calls.clear()
     log.append(generation(2))
-    # Aside and synced, then published and synced, then read back, it and its predecessor.
+    # Written aside and synced, published and synced, then read back together with its predecessor.
     assert disk.calls == ["write", "sync", "link", "sync", "read", "read"]
 
 
@@ -176,7 +176,7 @@ def test_audits_are_kept_beside_the_records(tmp_path: Path) -> None:
 def test_an_existing_number_fences_the_driver(tmp_path: Path) -> None:
     old = written(tmp_path, generation(1))
     new = written(tmp_path, generation(2))
-    for _ in range(2):  # and it stays fenced
+    for _ in range(2):  # it stays fenced
         with pytest.raises(Fenced, match="another driver"):
             old.append(decided(0))
     with pytest.raises(Fenced):
@@ -197,7 +197,7 @@ def test_two_drivers_can_start_at_once(tmp_path: Path) -> None:
 def test_success_is_never_concluded_from_a_call_that_returned() -> None:
     class Swallowing(MemoryLog):
         def _create(self, number: int, data: bytes) -> None:
-            self.records.setdefault(number, data)  # the loser hears nothing
+            self.records.setdefault(number, data)  # the loser gets no error
 
     records: dict[int, bytes] = {}
     winner, loser = Swallowing(records), Swallowing(records)
@@ -279,7 +279,7 @@ def test_a_damaged_record_stops_everything(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(LogCorrupt, match="record 1"):
         opened(tmp_path)
-    with pytest.raises(LogCorrupt):  # the running driver looks at its predecessor, too
+    with pytest.raises(LogCorrupt):  # the running driver checks its predecessor too
         log.append(decided(0))
 
 
@@ -369,7 +369,7 @@ def test_a_driver_that_wakes_after_compaction_is_fenced(tmp_path: Path) -> None:
         old.ensure_owned()
     with pytest.raises(Fenced):
         old.append(decided(0))
-    assert file_of(tmp_path, 1).exists()  # it was written, and does not count
+    assert file_of(tmp_path, 1).exists()  # it was written, but does not count
     assert opened(tmp_path).state == new.state
     new.append(decided(4))
 
@@ -397,7 +397,7 @@ def test_a_failed_fsync_is_fatal_and_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(LogCorrupt, match="failed to make the log durable"):
         log.append(decided(0))
     assert disk.calls == []  # nothing was written or synced again
-    opened(tmp_path).append(generation(2))  # a driver that starts anew goes on
+    opened(tmp_path).append(generation(2))  # a new driver can continue
 
 
 def test_a_temporary_file_that_another_driver_deleted_is_written_again(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_an_interrupted_append_becomes_durable_when_it_is_found(tmp_path: Path) 
     disk.fail = lambda call, path: None
     disk.calls.clear()
     log.settle()
-    assert disk.calls.count("sync") == 2  # of the second copy aside, and of the directory
+    assert disk.calls.count("sync") == 2  # the second copy, and the directory
     assert set(log.state.batches) == {0}
 
 

@@ -44,7 +44,7 @@ from poundlock.errors import LogCorrupt, LogMismatch
 
 OURS = Namespace("lock", "feed")
 
-# The recovery table as the design document writes it.
+# The recovery table of the design document.
 DESIGN = """
 | last record of batch | prepared | committed | hidden | aborted | no witness | unreachable |
 | none                 | abort    | stop      |        | nothing | nothing    | retry       |
@@ -52,7 +52,7 @@ DESIGN = """
 | finished             | stop     |           |        |         |            |             |
 """
 
-# Which record may follow which in the story of a batch.
+# Which record can follow which in the history of a batch.
 STORY = """
 |                 | Decided | Repaired | OperatorDecided | Finished |
 | nothing         | yes     |          |                 |          |
@@ -64,7 +64,7 @@ STORY = """
 
 
 def cells(table: str) -> list[tuple[str, str, str]]:
-    """Read a table: (row, column, cell) of each cell."""
+    """Read a table. Return (row, column, cell) for each cell."""
     lines = [line.strip("|").split("|") for line in table.strip().splitlines()]
     (_, *columns), *rows = [[cell.strip() for cell in line] for line in lines]
     return [
@@ -138,7 +138,7 @@ def test_records_follow_each_other_as_in_the_table(last: str, following: str, al
     before = dict(state.batches)
     with pytest.raises(LogCorrupt, match="cannot follow"):
         state.apply(RECORDS[following])
-    assert state.batches == before  # and the state is as it was
+    assert state.batches == before  # the state is unchanged
 
 
 def test_the_table_of_records_has_no_other_row() -> None:
@@ -185,7 +185,7 @@ def test_compaction_drops_old_batches_and_later_records_about_them() -> None:
     state = state_of(decided(0), Finished(0), decided(1), Finished(1))
     state.apply(Compacted(3, 1, generation()))
     assert set(state.batches) == {1} and state.batch_floor == 1
-    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))  # a ruling on an old batch
+    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))  # on an old batch
     assert set(state.batches) == {1}
 
 
@@ -229,7 +229,7 @@ FLOORED = (decided(0), Finished(0), decided(1), Finished(1), Compacted(3, 1, gen
     ("records", "batch", "stage"),
     [
         ((), 0, Stage.NONE),
-        ((), 17, Stage.NONE),  # a query that had batches before it had a log
+        ((), 17, Stage.NONE),  # a query that ran batches before it had a log
         ((decided(0),), 0, Stage.DECIDED),
         ((decided(0), RECORDS["Repaired"]), 0, Stage.DECIDED),
         ((decided(0), Finished(0)), 0, Stage.FINISHED),
@@ -350,7 +350,7 @@ def test_a_replay_of_the_same_branches_replaces_only_lost_branches(
 def test_a_repair_never_repeats_or_omits_rows(
     before: list[int], after: list[int], data: st.DataObject
 ) -> None:
-    """Whatever the replay gives: kept and chosen together are what was decided, or it is refused."""
+    """For any replay, kept and chosen branches have the decided rows, or the replay is refused."""
     recorded, replayed = branches(before, "old"), branches(after, "new")
     gone = data.draw(st.sets(st.sampled_from([r.id for r in recorded]), min_size=1))
     chosen = match_lost(recorded, frozenset(("out", id_) for id_ in gone), replayed)

@@ -1,4 +1,4 @@
-"""Rows kept beside the log: whole or found out, and nothing half-written stays."""
+"""Rows kept beside the log: truncation is detected, and incomplete branches are swept."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_truncation_at_a_message_boundary_is_detected(sink: Kept, tmp_path: Path
     receipt = prepare(sink)
     (file,) = (tmp_path / "kept").glob("*.arrow")
     with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, ROWS.schema) as stream:
-        stream.write_batch(ROWS)  # a stream may end after any message: no end says that it is whole
+        stream.write_batch(ROWS)  # a stream can end after any message; nothing marks it as complete
     with pytest.raises(InDoubt, match="are damaged"):
         sink.commit([receipt])
     assert sink.sent == []
@@ -85,7 +85,7 @@ def test_a_sent_branch_is_not_sent_again_when_another_fails(sink: Kept) -> None:
     receipts = [prepare(sink, task) for task in range(4)]
     sink.errors = {1: PermanentlyRefused("never"), 2: Unavailable("busy")}
     for _ in range(2):
-        with pytest.raises(Unavailable, match="busy"):  # what may pass is waited for first
+        with pytest.raises(Unavailable, match="busy"):  # a transient error is retried first
             sink.commit(receipts)
     del sink.errors[2]
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_task_that_died_while_writing_leaves_a_stray(sink: Kept, tmp_path: Pat
 
 
 def test_an_unexpected_exception_is_reported_by_its_type_only() -> None:
-    """It is told and not raised, or the others would be sent again; what it says may hold a row."""
+    """It is returned and not raised, or the others would be sent again. Its text may contain a row."""
     told = _fails(ZeroDivisionError("secret"))
     assert isinstance(told, InDoubt) and "ZeroDivisionError" in str(told)
     assert "secret" not in str(told)

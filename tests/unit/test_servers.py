@@ -1,4 +1,4 @@
-"""The mechanism under all local servers, driven by a tiny server of our own."""
+"""The mechanism that all local servers share, tested with a tiny server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from poundlock.errors import Unavailable, UsageError
 from poundlock.servers import base, process
 
-# Answers on its port with its node's name; `mode` makes it misbehave.
+# Answers on its port with the name of its node. `mode` selects a fault.
 PROGRAM = """
 import signal, socket, sys
 port, node, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -42,7 +42,7 @@ while True:
 
 @dataclasses.dataclass
 class Tiny:
-    """As little of a server as can be."""
+    """A minimal server."""
 
     nodes: tuple[str, ...] = ("a",)
     mode: str = "good"
@@ -95,7 +95,7 @@ def pids(home: Path) -> dict[str, int]:
 
 
 def record(home: Path, **changes: object) -> None:
-    """Change what is recorded of the only process."""
+    """Change the record of the only process."""
     state = base.State.load(home)
     assert state
     ((node, it),) = state.processes.items()
@@ -140,7 +140,7 @@ def test_up_starts_only_dead_nodes(home):
 
 
 def test_two_ups_at_once_start_one_server(home):
-    """In two processes, for a lock between threads alone would not do."""
+    """In two processes, because a lock between threads is not enough."""
     program = textwrap.dedent(f"""
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         from pathlib import Path
@@ -153,7 +153,7 @@ def test_two_ups_at_once_start_one_server(home):
         for _ in range(2)
     ]
     said = [it.communicate(timeout=60)[0].strip() for it in both]
-    # It outlives the programs that started it, and their terminals.
+    # The server outlives the programs that started it, and their terminals.
     pid = pids(home)["a"]
     assert said == [str(pid)] * 2
     assert os.getsid(pid) == pid
@@ -250,7 +250,7 @@ def test_only_the_owner_may_read_the_state(home):
 def test_a_reused_pid_is_not_killed(home, stranger, changes):
     base.Instance(Tiny(), home).up()
     ours = pids(home)["a"]
-    # As if our process had died long ago and the system had given its pid to the stranger.
+    # As if our process had died and the system had given its pid to the stranger.
     real = process._start_time(stranger.pid)
     record(home, **({"pid": stranger.pid, "started": real} | changes))
     assert not base.status(home).running
@@ -268,7 +268,7 @@ def test_a_zombie_process_is_not_alive():
 
 
 def test_down_stops_only_the_recorded_process(home, tmp_path):
-    """Two servers with the same program: the other one lives."""
+    """Two servers run the same program. The other one stays alive."""
     other = tmp_path / "other"
     base.Instance(Tiny(), home).up()
     base.Instance(Tiny(), other).up()
@@ -352,7 +352,7 @@ def test_a_paused_node_can_be_stopped(home):
     instance = base.Instance(Tiny(stop_timeout=3600), home)
     instance.up()
     instance.pause("a")
-    base.down(home)  # by its own will: it is woken to hear the request
+    base.down(home)  # it is resumed, so that it receives the signal and ends by itself
     assert base.status(home).nodes == {}
 
 

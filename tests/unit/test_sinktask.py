@@ -1,4 +1,4 @@
-"""Bad rows in a task: left out or sent elsewhere, and the good ones written once."""
+"""Bad rows in a task are left out or written as dead letters. Good rows are written once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSACTION = Transaction(Namespace("trial", "00"), 1, 7, 1)
 
 
 class Picky(Memory):
-    """Refuses odd numbers: whole batches only, naming the rows or not."""
+    """A sink that refuses batches with odd numbers, and may name the bad rows."""
 
     names_rows = True
 
@@ -57,13 +57,13 @@ def test_one_bad_row_fails_the_branch(picky: Picky) -> None:
     sink_task = SinkTask(picky, branch("picky", tolerant=False))
     with pytest.raises(BadRow) as caught:
         sink_task.take(*columns([2, 3]))
-    # Where, the sink itself did not say.
+    # The task adds the place, which the sink did not give.
     assert (caught.value.sink, caught.value.transaction) == ("picky", str(TRANSACTION))
 
 
 def test_an_earlier_error_does_not_count_as_a_bad_row(picky: Picky) -> None:
     def refuse(branch: Branch) -> Writer:
-        raise BadRow("the role is gone")  # as some drivers call it
+        raise BadRow("the role is gone")  # some drivers raise this error for it
 
     picky.begin = refuse  # type: ignore[method-assign]
     sink_task = SinkTask(picky, branch("picky", tolerant=True))
@@ -80,7 +80,7 @@ def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
     assert picky.commit([receipt]) and sorted(r["n"] for r in picky.server.visible) == [2, 4, 6, 8]
     assert sink_task.bad == 3
     assert receipt.fingerprint == Fingerprint(4, 20_000)
-    assert sink_task.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
+    assert sink_task.offered == Fingerprint(7, 35_000), "a drain counts all rows and writes none"
 
 
 def test_a_sink_can_report_one_bad_row_at_a_time() -> None:
@@ -129,7 +129,7 @@ def test_bad_rows_are_written_as_dead_letters_in_their_own_branch(picky: Picky) 
     assert {(x["pipeline"], x["batch"], x["sink"]) for x in found} == {("trial", 7, "picky")}
     assert all("odd" in dead_letter["error"] for dead_letter in found)
     assert receipts[1].fingerprint == Fingerprint(2, 4000)  # type: ignore[union-attr]
-    assert dead_letters.offered == Fingerprint(), "letters are known only by writing"
+    assert dead_letters.offered == Fingerprint(), "dead letters are known only after writing"
 
 
 def test_a_branch_with_only_bad_rows_is_not_prepared(picky: Picky) -> None:
@@ -146,7 +146,8 @@ def test_a_task_without_a_branch_only_counts_rows(picky: Picky) -> None:
     assert sink_task.offered.rows == 2
 
 
-FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))  # beyond Python's years
+# Later than Python's last year.
+FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SQL jobs without Spark: the file, the cutting of statements, windows and patterns as text."""
+"""SQL jobs without Spark: the file, the split into statements, windows and patterns as text."""
 
 from __future__ import annotations
 
