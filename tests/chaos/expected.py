@@ -58,7 +58,7 @@ def _outputs(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
 
 
 def _stateful(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
-    """Each batch gives one row for every window that it changed. Counts grow, so no row comes twice."""
+    """Each batch gives one row for every window that it changed. Counts grow, so all rows differ."""
     counts: Counter[tuple[str, int]] = Counter()
     totals: Counter[tuple[str, int]] = Counter()
     values: list[str] = []

@@ -183,7 +183,7 @@ class Child:
         return json.loads((self._reports / f"{pipeline}@{point}").read_text())
 
     def release(self, pipeline: str, point: str) -> None:
-        """Let a pipeline continue that waits at a point."""
+        """Let a pipeline that waits at a point continue."""
         (self._reports / f"{pipeline}@{point}.go").touch()
 
     def group(self) -> list[int]:

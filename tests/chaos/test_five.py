@@ -216,7 +216,7 @@ class Five(Chaos):
         assert not any(self.held().values()), self.held()
 
     def show_the_newest(self) -> set[str]:
-        """Return the sinks to which the last batch is committed, in whole or in part."""
+        """Return the sinks to which the last batch is committed, completely or partly."""
         *before, newest = self.batches("five")
         rows = counted([newest])
         shown = {name for name, found in self.systems.rows(self.table).items() if found & rows}

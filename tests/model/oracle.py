@@ -29,7 +29,7 @@ from .systems import PROTOCOL, Crash, Key, Row, System, key_of
 
 @dataclass
 class Story:
-    """What the log says of a batch, as the oracle reads it."""
+    """The history of a batch in the log, as the oracle reads it."""
 
     decided: Decided
     receipts: dict[Key, Receipt]
@@ -50,7 +50,7 @@ class Oracle:
         self.counts: Counter[str] = Counter()
         self.violation: str | None = None
         self.last_writer: str | None = None
-        self.late = False  # a request is being delivered whose sender has long gone on
+        self.late = False  # the sender of the request that is being delivered has long continued
         self.stories: dict[int, Story] = {}
         self._forget_log()
         self._ended: dict[Key, str] = {}

@@ -99,7 +99,7 @@ def run(windows, batches, *, turn=lambda rows: rows, now=lambda watermark: 0):
 
 def aligned(size, slide, offset, lateness, batches):
     """Return what windows of one size do: check every window for every row."""
-    came = defaultdict(list)  # (key, start): the numbers that are in it
+    came = defaultdict(list)  # the numbers in each (key, start)
     before, expected = -(10**9), []
     for watermark, rows in batches:
         fired, late = defaultdict(list), defaultdict(list)

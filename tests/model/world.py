@@ -127,7 +127,7 @@ class World:
         return batch < len(self.sizes)
 
     def planned(self, batch: int, start: int, driver: Driver) -> Range:
-        """Plan a batch as Spark does: from where the one before ended. Planned again, it differs."""
+        """Plan a batch as Spark does, from the end of the previous one. A second plan differs."""
         differs = self.replans + (self.drivers.index(driver) if self.checkpoint.swallows else 0)
         return start, start + self.sizes[batch] + differs % 2
 
@@ -172,7 +172,7 @@ class World:
         return [driver for driver in self.drivers if driver.started and not driver.ended]
 
     def _switch(self, now: Driver) -> Driver:
-        """Choose who goes on after a switch: a driver that was paused before, or a new one."""
+        """Choose the driver that continues after a switch: a paused one, or a new one."""
         others = [driver for driver in self._paused() if driver is not now]
         if others and self.switched % 2:
             self.oracle.count("paused driver went on")
@@ -345,7 +345,7 @@ class World:
             case Fenced():
                 return self.oracle.last_writer != driver.name
             case LogMismatch():
-                # Somebody tampered with the checkpoint, or two drivers wrote to it.
+                # The checkpoint was changed from outside, or two drivers wrote to it.
                 return self.replans > 0 or self.checkpoint.swallows
             case LogCorrupt():
                 return "failed to make the log durable" in str(error)

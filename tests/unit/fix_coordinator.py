@@ -116,7 +116,7 @@ class Job:
 
 
 class Bench:
-    """A coordinator over sinks `a` and `b`, taken over and ready."""
+    """A coordinator over sinks `a` and `b` that has taken over."""
 
     def __init__(self, names: Sequence[str] = ("a", "b"), **settings: float):
         self.clock = Clock()

@@ -67,7 +67,7 @@ def test_truncated_rows_are_not_sent(sink: Kept, tmp_path: Path, share: float) -
     with pytest.raises(InDoubt, match="are damaged"):
         sink.commit([receipt])
     assert sink.sent == []
-    file.unlink()  # as the error says
+    file.unlink()  # as the error advises
     assert sink.commit([receipt]) == [BranchState.ABORTED]
 
 

@@ -20,7 +20,7 @@ TESTS = sorted(file for folder in ("tests", "benchmarks") for file in (ROOT / fo
 MODULE_LINES, FUNCTION_LINES, COMPLEXITY = 600, 60, 20
 TEST_LINES = 600
 SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
-# The machine's configuration decides where packages come from; the source never does.
+# The machine's configuration decides where packages come from. The source never does.
 REGISTRIES = ("pypi", "pythonhosted", "maven", "npmjs", "jfrog", "artifactory", "nexus", "docker")
 
 
@@ -145,7 +145,7 @@ def test_dependencies_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("part", sorted(set(RANK) - {"cli"}))
 def test_an_import_from_a_higher_layer_is_found(part: str) -> None:
-    """Plants one in each part, so that no part can escape the rule."""
+    """The test plants one in each part, so that no part escapes the rule."""
     higher = f"poundlock.{LAYERS[RANK[part] + 1][0]}.planted"
     assert climbs(f"poundlock.{part}.module", {"os", higher}) == [higher]
     assert climbs(f"poundlock.{part}.module", {"poundlock", "poundlock.pipeline"})

@@ -1,4 +1,4 @@
-"""The same tests for every sink, with its real server, checked by the server's own view.
+"""The same tests for every sink, with its real server. The server's own view checks the results.
 
 The classes are the five requirements that two-phase commit makes of a sink.
 """
@@ -31,7 +31,7 @@ __all__ = [  # the tests, and the fixture that they share
     "test_rows_are_arrow_batches",
 ]
 
-# New ones for each test, because systems remember them: see `sink`.
+# Each test gets new ones from `sink`, because systems remember them.
 OURS = SIMILAR = COPIED = Namespace("trial", "00")
 
 DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
@@ -90,7 +90,7 @@ def receipt_of(
 
 
 def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
-    """Commit as the coordinator does: again while a branch is not committed yet.
+    """Commit as the coordinator does. It repeats the call until every branch has an outcome.
 
     A hidden branch is committed too. Readers see its rows when the transaction before it has ended.
     """
@@ -313,7 +313,7 @@ class TestSurvivesItsOwnTimeOut:
         subject.lose(sink, first)
         assert sink.check([first]) != [None]
         assert commit(sink, [first]) == [LOST]
-        # It stays lost: the witness is final, and a replay takes its place.
+        # It stays lost, because the witness is final. A replay replaces it.
         assert commit(again(subject, sink), [first]) == [LOST]
         replay = prepare(subject, sink, range(10), task=0, attempt=2, task_attempt=7)
         assert commit(sink, [replay]) == [DONE]
