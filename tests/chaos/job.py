@@ -1,8 +1,8 @@
 """The child of the chaos tests: a real Spark driver with one or several pipelines in it.
 
-Run by `harness` as `python job.py CONFIG.json`. Each pipeline runs in a thread of its own. Ends with
-0 when all pipelines have nothing left to do, and with 1 (and the error on stderr) when one of them
-fails or ends without having reached its points.
+`harness` runs it as `python job.py CONFIG.json`. Each pipeline has its own thread. The exit status is 0
+when all pipelines have finished. It is 1, with the error on stderr, when one fails or ends before
+it reaches its points.
 """
 
 from __future__ import annotations

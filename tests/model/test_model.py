@@ -86,7 +86,7 @@ class Play:
         self.reached.update(world.oracle.counts)
 
 
-def test_exactly_once_under_every_schedule(
+def test_output_is_exact_under_every_schedule(
     model_seed: int, model_schedules: int, report: Callable[[str], None]
 ) -> None:
     play = Play()

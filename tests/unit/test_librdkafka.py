@@ -41,7 +41,7 @@ def codes() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
-def test_spans_of_binary_columns(kind):
+def test_spans_of_binary_columns_contain_their_bytes(kind):
     assert seen_by_c(pa.array(ROWS, kind)) == ROWS
 
 
@@ -52,11 +52,11 @@ def test_spans_of_text_contain_its_utf8(kind):
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
 @pytest.mark.parametrize(("start", "length"), [(0, 0), (1, 3), (2, 1), (4, 1), (5, 0)])
-def test_spans_of_slices(kind, start, length):
+def test_spans_of_a_slice_contain_only_its_rows(kind, start, length):
     assert seen_by_c(pa.array(ROWS, kind).slice(start, length)) == ROWS[start : start + length]
 
 
-def test_spans_of_a_slice_of_a_slice():
+def test_spans_of_a_nested_slice_contain_only_its_rows():
     assert seen_by_c(pa.array(ROWS * 3).slice(2, 11).slice(4, 5)) == (ROWS * 3)[6:11]
 
 
@@ -344,7 +344,7 @@ def test_drop_is_fast_and_can_be_repeated():
     assert threading.active_count() == before
 
 
-def test_a_forgotten_producer_is_collected():
+def test_an_unreferenced_producer_is_garbage_collected():
     before = threading.active_count()
     producer = ArrowProducer(NOBODY, transactional_id="x")
     assert threading.active_count() == before + 1

@@ -139,7 +139,7 @@ def test_up_starts_only_dead_nodes(home):
     assert after["b"] != before["b"]
 
 
-def test_two_ups_at_once_start_one_server(home):
+def test_two_concurrent_ups_start_one_server(home):
     """In two processes, because a lock between threads is not enough."""
     program = textwrap.dedent(f"""
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
