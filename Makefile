@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself, from a bare clone.
-# demo and test are the two commands of the README; check answers in two minutes without servers.
+# demo and test are the two commands of the README. check takes two minutes and needs no servers.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -35,13 +35,13 @@ bench: setup
 	$(BIN)/python -m benchmarks.streams
 	$(BIN)/python -m benchmarks.cep
 
-# Has Flink itself answer the scenarios again: 400 MB to download, and a JDK. Not part of test.
+# Runs the scenarios on Flink itself again. Needs a download of 400 MB and a JDK. Not part of test.
 .PHONY: flink
 flink: setup .venv-flink/.ready
 	.venv-flink/bin/python tests/flink/flink_run.py build/flink
 	FLINK_ANSWERS=build/flink $(BIN)/python -m pytest -q tests/flink
 
-# The MySQL sink's tests on MySQL itself, from Debian's unstable packages. Not part of test.
+# Runs the MySQL sink's tests on MySQL itself, from Debian's unstable packages. Not part of test.
 .PHONY: mysql
 mysql: setup
 	scripts/mysql

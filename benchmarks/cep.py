@@ -1,10 +1,10 @@
 """How fast patterns are matched, and whether more partial matches make it slower.
 
-One stream of readings at a fixed rate goes through a pattern of three stages with conditions in Python,
-for several lengths of `within`: the longer, the more partial matches wait at a time. Once the matcher
-alone, with one key; once through pages as Spark runs them, with many keys, batches, state that is read
-and written as bytes with every batch, and a watermark. Speeds are per second of this process's own time
-on the processor, so that what else runs on the machine counts less.
+A stream of readings at a fixed rate goes through a pattern of three stages with conditions in Python,
+for several lengths of `within`. A longer `within` means more partial matches at a time. One part runs
+only the matcher, with one key. The other runs pages as Spark does: with many keys, batches, a
+watermark, and state that each batch reads and writes as bytes. Speeds are per second of this process's
+CPU time, so that other programs on the machine matter less.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Reading = row_type(("id", "number", "celsius"))
 
 
 def pattern(within: str) -> Pattern:
-    """One row in ten starts a match, one in a thousand goes on, one in fifty thousand ends it."""
+    """One row in ten starts a match, one in a thousand continues it, one in fifty thousand ends it."""
     return (
         begin("warm")
         .where(lambda row: row.celsius > 90)
@@ -58,7 +58,7 @@ def readings(rows: int) -> list[Event]:
 
 
 def alone(events: list[Event], within: str) -> dict[str, Any]:
-    """Run the matcher alone, with all rows under one key."""
+    """Run only the matcher, with all rows under one key."""
     matcher = Matcher(Machine(pattern(within), Reading._fields))
     matches, left = 0, iter(events)
     began = time.process_time()
@@ -71,7 +71,7 @@ def alone(events: list[Event], within: str) -> dict[str, Any]:
 
 
 def pages(events: list[Event], within: str) -> dict[str, Any]:
-    """Run the operator over batches, each on the page that the one before has left."""
+    """Run the operator over batches. Each batch gets the page that the previous one left."""
     operator = MatchOperator(
         pattern(within),
         columns=Reading._fields,
@@ -107,7 +107,7 @@ def _measured(rows: int, took: float, matches: int, waiting: int, size: int) -> 
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw the median speeds, by how long a match may take."""
+    """Draw the median speeds for each length of `within`."""
     medians = results["medians"]
     top = max(medians.values()) * 1.1
     slot = (plot._WIDTH - plot._LEFT - 20) / len(LENGTHS)

@@ -1,9 +1,9 @@
-"""Poundlock's Kafka sink beside Spark's own, in one run: `make bench`.
+"""Compare Poundlock's Kafka sink with Spark's own in one run: `make bench`.
 
-Sensor lines go from one topic, parsed and turned into JSON, to another: by Spark's own sink, which is
-at least once, and by ours, which is exactly once. The two alternate in one Spark session on one broker,
-so that whatever slows one slows the other. A first round warms the JITs and is not counted. A second
-part measures the memory of each process for one batch of a million rows and one of ten million.
+Sensor lines are read from one topic, converted to JSON, and written to another: by Spark's own sink,
+which is at least once, and by ours, which is exactly once. The two alternate in one Spark session on
+one broker, so that a slow machine affects both. A first round warms the JITs and is not counted. A
+second part measures the memory of each process for one batch of a million rows and one of ten million.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def create_topic(servers: str, topic: str) -> None:
 def delete_topic(servers: str, topic: str) -> None:
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": servers})  # must outlive the call's answer
+    # The client must live until the answer.
+    admin = AdminClient({"bootstrap.servers": servers})
     admin.delete_topics([topic])[topic].result()
 
 
@@ -90,7 +91,7 @@ def run_once(
     per_batch: int,
     watch: AbstractContextManager[Any] | None = None,
 ) -> dict[str, Any]:
-    """Send `rows` rows through one side; return seconds, by the wall and by batch.
+    """Send `rows` rows through one side. Return the wall time and the seconds of each batch.
 
     `watch` is entered while the query runs, and left before its output is counted.
     """
@@ -136,7 +137,7 @@ def start(frame: Any, servers: str, side: str, topic: str, checkpoint: str) -> A
 
 
 def count_rows(servers: str, topic: str) -> int:
-    """Count what a read_committed reader gets, so that no side is faster by leaving rows out."""
+    """Count the rows that a read_committed reader gets, so that no side gains by omitting rows."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer(
@@ -183,7 +184,7 @@ def compare(servers: str, source: str, rows: int, per_batch: int, rounds: int) -
 
 
 def child(side: str, servers: str, source: str, rows: int) -> None:
-    """Run one batch in this process alone, and print the peak memory of every process of ours."""
+    """Run one batch in this process, and print the peak memory of each of our processes."""
     from benchmarks.memory import Watch
 
     spark = session()
@@ -193,7 +194,7 @@ def child(side: str, servers: str, source: str, rows: int) -> None:
 
 
 def memory(servers: str, sizes: tuple[int, int]) -> dict[str, Any]:
-    """Measure one small and one large batch, each in a fresh driver, over a topic that is as large."""
+    """Measure one small and one large batch, each in a new driver, with a topic of that size."""
     peaks: dict[str, Any] = {"poundlock": {}, "spark_sink": {}}
     for rows in sizes:
         source = f"lines-{rows}"

@@ -1,4 +1,4 @@
-"""Peak memory of a driver's processes, by the role that each plays."""
+"""Peak memory of a driver's processes, by role."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Watch:
                 self.peaks_mb[role] = round(max(self.peaks_mb.get(role, 0.0), size), 1)
 
     def _role(self, pid: int) -> str | None:
-        """None: a moment's child of the JVM, such as Hadoop's `ls`, that borrows its memory."""
+        """Return None for a short-lived child that shares the JVM's memory, such as Hadoop's `ls`."""
         if pid == self._root:
             return "driver"
         name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -65,7 +65,7 @@ def _family(root: int) -> Iterator[int]:
 
 
 def _resident_mb(pid: int) -> float:
-    """Memory of its own: pages shared with a parent that forked it are counted once, there."""
+    """Return its private memory. Pages shared with the parent that forked it count only there."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(
         int(line.split()[1]) / 1024

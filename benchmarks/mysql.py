@@ -1,9 +1,9 @@
-"""Poundlock's MySQL sink beside Spark's own JDBC writer, in one run.
+"""Compare Poundlock's MySQL sink with Spark's own JDBC writer in one run.
 
-The same files of sensor readings go into a table of MariaDB: by `df.write.jdbc` in a `foreachBatch`,
-which is at least once, once as Spark has it and once tuned as its users do it; and by ours, which is
-exactly once (append, XA). The sides alternate in one Spark session on one server, so that whatever
-slows one slows the others. A first round warms the JITs and is not counted.
+The same files of sensor readings are written to a table of MariaDB by three sides: `df.write.jdbc` in a
+`foreachBatch` with Spark's defaults, the same with the usual tuning, and our sink. The first two are at
+least once, ours is exactly once (append, XA). The sides alternate in one Spark session on one server,
+so that a slow machine affects all of them. A first round warms the JITs and is not counted.
 
     python -m benchmarks.mysql
 """
@@ -60,7 +60,7 @@ def ask(server: Any, statement: str) -> Any:
 
 
 def run_once(spark: Any, server: Any, source: Path, side: str, rows: int) -> dict[str, Any]:
-    """Send all rows through one side; return seconds and rows per second."""
+    """Send all rows through one side. Return seconds and rows per second."""
     import poundlock as lock
     from poundlock.sinks import MySQL
 
@@ -91,7 +91,7 @@ def run_once(spark: Any, server: Any, source: Path, side: str, rows: int) -> dic
 
 def _jdbc(server: Any, table: str, side: str) -> Any:
     to = server.connect_arguments()
-    # By this scheme Spark knows its dialect: with jdbc:mariadb it quotes names as MariaDB cannot read.
+    # Spark chooses its dialect by this scheme. With jdbc:mariadb it quotes names in a wrong way.
     url = f"jdbc:mysql://{to['host']}:{to['port']}/{to['database']}?permitMysqlScheme"
     properties = {
         "user": to["user"],
@@ -125,7 +125,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rows", type=int, default=4_000_000)
     arguments.add_argument("--per-batch", type=int, default=1_000_000)
-    # The sides are near each other, and on a shared machine rounds differ by a third.
+    # The sides are similarly fast, and on a shared machine rounds differ by a third.
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument("--out", type=Path, default=RESULTS / "mysql.json")
     options = arguments.parse_args()

@@ -1,4 +1,4 @@
-"""Plots of the results, as SVG written by hand: no plotting library is needed to look at them."""
+"""Plots of the results as plain SVG, without a plotting library."""
 
 from __future__ import annotations
 

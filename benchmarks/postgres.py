@@ -1,9 +1,9 @@
-"""Poundlock's PostgreSQL sink beside Spark's own, in one run.
+"""Compare Poundlock's PostgreSQL sink with Spark's own JDBC writer in one run.
 
-Sensor rows go from files into a table: by `df.write.jdbc(mode="append")` in `foreachBatch`, which is at
-least once, once as Spark has it and once tuned as its users do it, and by ours, which is exactly once.
-The sides alternate in one Spark session on one server, so that whatever slows one slows the others. A
-first round warms the JITs and is not counted.
+Sensor rows are written from files to a table by three sides: `df.write.jdbc(mode="append")` in
+`foreachBatch` with Spark's defaults, the same with the usual tuning, and our sink. The first two are at
+least once, ours is exactly once. The sides alternate in one Spark session on one server, so that a slow
+machine affects all of them. A first round warms the JITs and is not counted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def start(
 
 
 def run_once(spark: Any, side: str, dsn: str, source: Path, rows: int, per: int) -> dict[str, Any]:
-    """Send all rows through one side; return seconds, by the wall and by batch."""
+    """Send all rows through one side. Return the wall time and the seconds of each batch."""
     table, checkpoint = f"out_{uuid.uuid4().hex[:12]}", tempfile.mkdtemp(prefix="poundlock-bench-")
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"CREATE TABLE {table} ({TABLE})")  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def run_once(spark: Any, side: str, dsn: str, source: Path, rows: int, per: int)
             for progress in map(json.loads, (item.json for item in running.recentProgress))
             if progress["numInputRows"]
         ]
-        # Counted and summed, so that no side is faster by leaving rows out or writing some twice.
+        # Counted and summed, so that no side gains by omitting or repeating rows.
         found = connection.execute(f"SELECT count(*), sum(number) FROM {table}")  # type: ignore[arg-type]
         expected = (rows, rows * (rows - 1) // 2)
         if (said := found.fetchone()) != expected:
@@ -103,7 +103,7 @@ def run_once(spark: Any, side: str, dsn: str, source: Path, rows: int, per: int)
 
 
 def compare(dsn: str, source: Path, rows: int, per: int, rounds: int) -> dict[str, Any]:
-    """Alternate the sides, each round in another order; the first round warms up."""
+    """Alternate the sides, each round in another order. The first round warms up."""
     import poundlock as lock
     from poundlock.jvm import jars
 

@@ -1,4 +1,4 @@
-"""What every comparison shares: sides that take turns in one run, and the medians of their rounds."""
+"""Shared by all comparisons: sides that alternate in one run, and the medians of their rounds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 def alternate(
     sides: Sequence[str], rounds: int, run: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Run every side in each round, each time another first; the first round warms up.
+    """Run every side in each round, starting with another side each time. The first round warms up.
 
     `run(side)` returns at least `rows_per_second`. The first side is ours. Its ratio to another is the
-    median of the rounds' ratios: what slows the machine for a while slows both sides of a round.
+    median of the rounds' ratios, because a slow moment affects both sides of a round.
     """
     history: list[dict[str, Any]] = []
     for number in range(rounds + 1):
@@ -38,6 +38,6 @@ def alternate(
 
 
 def commit() -> str:
-    """Name what was measured."""
+    """Return the commit that was measured."""
     done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip()

@@ -1,12 +1,11 @@
-"""Windows beside Spark's own, in one run: by Spark's road, and on keyed state beside the same by hand.
+"""Compare our windows with Spark's own, and with the same logic written by hand, in one run.
 
-`native`: a tumbling sum by `flow.window(...)`, and the same by `groupBy(window(...))`.
+`native`: a tumbling sum by `flow.window(...)` and by `groupBy(window(...))`.
 `stateful`: the sum on keyed state (late rows are still taken), and the same logic written by hand with
-`transformWithStateInPandas`, for several numbers of keys. The sides take turns in one session. Every
-side writes to nowhere, and its results are counted and summed. A first round warms the JITs and is not
-counted.
+`transformWithStateInPandas`, for several numbers of keys. The sides alternate in one session. The
+results of each side are only counted and summed. A first round warms the JITs and is not counted.
 
-`profile`: where the time of our keyed road goes, measured step by step in one process without Spark.
+`profile`: the time of each step of our keyed operator, measured in one process without Spark.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ START = 1_767_225_600
 
 
 def fill(directory: Path, rows: int, keys: int) -> None:
-    """Write files, one for each batch, each some windows further on; and one that ends all windows."""
+    """Write one file for each batch, each some windows later, and one that ends all windows."""
     each = rows // BATCHES
     for file in range(BATCHES):
         numbers = np.arange(each)
@@ -132,7 +131,7 @@ SIDES: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 def run_once(spark: SparkSession, side: str, source: Path, rows: int) -> dict[str, Any]:
-    """Send all rows through one side. Returns seconds, and the peak memory of each kind of process."""
+    """Send all rows through one side. Return seconds, and the peak memory of each kind of process."""
     checkpoint = tempfile.mkdtemp(prefix="poundlock-bench-")
     frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
     totals: list[tuple[int, int]] = []
@@ -157,7 +156,7 @@ def run_once(spark: SparkSession, side: str, source: Path, rows: int) -> dict[st
 
 
 def profile(rows: int, keys: int) -> dict[str, float]:
-    """Return the seconds of each step of our road, in one process: what Spark adds is not in it."""
+    """Return the seconds of each step of our operator in one process, without Spark's overhead."""
     numbers = np.arange(rows)
     times = (START + numbers % (4 * WINDOW_S)) * 1_000_000
     pages = numbers % keys % keyed.PAGES

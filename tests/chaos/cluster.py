@@ -1,7 +1,7 @@
 """A Spark standalone cluster on this machine, from the scripts that pip installed with PySpark.
 
-Its two workers stand on two loopback addresses, 127.0.0.1 and 127.0.0.2: to Spark they are two
-hosts, and only then does it start a speculative copy of a task.
+Its two workers use two loopback addresses, 127.0.0.1 and 127.0.0.2. Spark sees two hosts, and starts
+speculative copies of tasks only then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPARK = Path(pyspark.__file__).parent
 
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
-    """Run a master and two workers of one core each; yields the master's URL."""
+    """Run a master and two workers of one core each. Yield the master's URL."""
     with ExitStack() as processes:
         log = directory / "master.log"
         processes.enter_context(_daemon("master.Master", log, "--host", "127.0.0.1"))
@@ -51,7 +51,7 @@ def _daemon(name: str, log: Path, *arguments: str) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()  # a worker takes its executors with it
+        process.terminate()  # a worker stops its executors too
         process.wait(30)
 
 

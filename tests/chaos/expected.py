@@ -19,7 +19,7 @@ class Row:
 
     @property
     def seconds(self) -> int:
-        return 1_700_000_040 + self.i  # the beginning of a minute
+        return 1_700_000_040 + self.i  # the start of a minute
 
     @property
     def temperature(self) -> int:
@@ -58,7 +58,7 @@ def _outputs(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
 
 
 def _stateful(batches: Sequence[Sequence[Row]]) -> list[list[str]]:
-    """Each batch gives one row for every window that it changed. Counts grow, so no row comes twice."""
+    """Each batch gives one row for every window that it changed. Counts grow, so all rows differ."""
     counts: Counter[tuple[str, int]] = Counter()
     totals: Counter[tuple[str, int]] = Counter()
     values: list[str] = []
@@ -99,7 +99,7 @@ def _json(value: Mapping[str, Any]) -> str:
 
 
 def assert_same(what: str, expected: Counter[str], found: Counter[str]) -> None:
-    """Compare as multisets, and name what is missing and what is too much."""
+    """Compare as multisets, and name the missing and the additional rows."""
     missing, extra = expected - found, found - expected
     assert not missing and not extra, (
         f"{what}: {missing.total()} of {expected.total()} rows are missing, such as "

@@ -4,16 +4,16 @@ Runs inside the child: on the driver, and in its tasks, to which it travels by p
 
     the members of `Step`     by their values: "decided", "committed-one", ...
     log:KIND:aside            a record of the log (Generation, Decided, ...) is written aside and synced
-    log:KIND:linked           it has its name, but the directory is not synced yet
-    commit:sent               EndTxn was answered; nobody has looked at the partitions yet
+    log:KIND:linked           the record has its name, but the directory is not synced yet
+    commit:sent               EndTxn was answered; the partitions have not been checked yet
     sweep:aborted-one         one stray of several is aborted
     offsets:prepared          the source's offsets are in their transaction; no receipt yet
-    task:beginning            in a task, for each sink: there are rows, and nothing is open yet
+    task:beginning            in a task, for each sink: it has rows, and nothing is open yet
     task:began, task:wrote, task:prepared     the same, after the effect
     task:refused              in a task: writing or preparing failed, for the reason in its facts
 
-Facts of a point, for `match`: phase ("take-over" or "batch") and those of the step (batch, sink,
-...); in a task batch, attempt, sink, task and retry.
+The facts of a point, for `match`, are: phase ("take-over" or "batch") and those of the step (batch,
+sink, ...); in a task batch, attempt, sink, task and retry.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ _POLL_S = 0.01
 
 @dataclass
 class Faults:
-    """The faults of one pipeline in one life of the driver."""
+    """The faults of one pipeline in one run of the driver."""
 
     pipeline: str
     wanted: Sequence[Mapping[str, Any]]  # as `harness.Fault` spells them
-    reports: str  # the life's directory of reports
-    killers: Sequence[str]  # reports that must all be there before the driver is killed
+    reports: str  # the directory with the reports of this run
+    killers: Sequence[str]  # reports that must all exist before the driver is killed
     driver: int  # process id, and the id of the driver's group
     phase: str = "take-over"
     _seen: Counter[int] = field(default_factory=Counter)
 
     def reached(self, point: str, **facts: Any) -> None:
-        """Carry out the fault that is wanted here, if any; once in a life."""
+        """Carry out the fault that is planned here, if there is one, once in a run."""
         facts = {"phase": self.phase} | facts
         for index, fault in enumerate(self.wanted):
             if fault["at"] != point or any(facts.get(k) != v for k, v in fault["match"].items()):
@@ -65,10 +65,10 @@ class Faults:
                 getattr(self, "_" + fault["then"].replace("-", "_"))(name)
 
     def _report(self, name: str, fault: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-        """Write the report, to survive whatever comes. False if another process was first.
+        """Write the report durably. Return False if another process was first.
 
-        It has its name only when it is whole: the last pipeline to come kills all the others as
-        soon as it sees their reports.
+        A report gets its name only when it is complete, because the last pipeline to arrive kills
+        all others as soon as it sees their reports.
         """
         body = {
             "pipeline": self.pipeline,
@@ -91,24 +91,24 @@ class Faults:
             aside.unlink()
         return True
 
-    # What can be done at a point.
+    # The actions at a point.
 
     def _kill(self, name: str) -> None:
-        """Kill the driver, Python and JVM at once, when all pipelines are at their points."""
+        """Kill Python and JVM of the driver together, when all pipelines are at their points."""
         self._end(lambda: os.killpg(self.driver, signal.SIGKILL))
 
     def _kill_python(self, name: str) -> None:
-        """Kill the driver's Python alone. Its JVM lives on as a zombie, until it notices."""
+        """Kill only the driver's Python. Its JVM continues as a zombie until it notices."""
         self._end(lambda: os.kill(self.driver, signal.SIGKILL))
 
     def _end(self, kill: Callable[[], None]) -> None:
         if all(Path(self.reports, killer).exists() for killer in self.killers):
             kill()
-        while True:  # nothing may happen past this point, until the last pipeline ends us all
+        while True:  # nothing may happen after this point until the last pipeline kills the driver
             time.sleep(_POLL_S)
 
     def _note(self, name: str) -> None:
-        """Do nothing: the report is all that is wanted."""
+        """Do nothing except the report."""
 
     def _hold(self, name: str) -> None:
         """Wait until the harness releases us."""
@@ -116,12 +116,12 @@ class Faults:
             time.sleep(_POLL_S)
 
     def _outlive(self, name: str) -> None:
-        """The same, and stay alive when the executor dies (in a task only)."""
-        os.setpgid(0, 0)  # a daemon whose executor has died ends its group
+        """Wait likewise, and stay alive when the executor dies (only in a task)."""
+        os.setpgid(0, 0)  # a daemon kills its group when its executor has died
         self._hold(name)
 
     def _kill_worker(self, name: str) -> None:
-        """Kill this Python worker (in a task only)."""
+        """Kill this Python worker (only in a task)."""
         assert os.getpid() != self.driver
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -135,7 +135,7 @@ class Faults:
             time.sleep(_POLL_S)
 
     def _fail(self, name: str) -> None:
-        """Raise an error that no part of Poundlock knows."""
+        """Raise an exception that Poundlock does not expect."""
         raise RuntimeError(f"injected at {name}")
 
     def _reject(self, name: str) -> None:
@@ -147,7 +147,7 @@ def _parent(pid: int) -> int:
 
 
 class Watched(Participant):
-    """A sink under test, with points around what it does."""
+    """A sink under test, with points around its calls."""
 
     faults: Faults
 
@@ -228,7 +228,7 @@ class WatchedWriter(Writer):
 
 
 class FaultyDisk(Disk):
-    """The disk under the log, with points around the one call that publishes a record."""
+    """The disk under the log, with points around the call that publishes a record."""
 
     def __init__(self, faults: Faults):
         self._faults = faults

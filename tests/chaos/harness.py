@@ -1,28 +1,29 @@
-"""Real drivers, killed at named points and started again; oracles that share no code with the
-product.
+"""Real drivers that are killed at named points and started again.
+
+The oracles share no code with the product.
 
     chaos = Chaos(directory, bootstrap_servers, [Query("stateless")])    # topics, input
-    life = chaos.live({"stateless": Fault("decided")})    # one driver, until it ends
-    assert life.killed and life.reached == {"stateless": ["decided"]}    # or both at once: `die_at`
-    chaos.live().ended()                # the last life must end by itself, without an error
+    life = chaos.live({"stateless": Fault("decided")})    # run one driver until it ends
+    assert life.killed and life.reached == {"stateless": ["decided"]}    # `die_at` does both
+    chaos.live().ended()                # the last run must end by itself, without an error
     chaos.check()                       # output exact, nothing left open, LSO == high watermark
 
-`Fault(at, then, nth, match)`: at which point (they are listed in `faults`), what to do there, the
-n-th time that it is reached in this life, and facts that must hold. `then` is one of
+`Fault(at, then, nth, match)` names a point (`faults` lists them), an action, how many times the point
+must be reached in this run (`nth`), and facts that must hold. `then` is one of
 
-    kill           SIGKILL for the driver, Python and JVM. Where several pipelines of one driver have a
-                   `kill`, each halts at its point, and the last to arrive kills all of them
+    kill           SIGKILL for the driver, Python and JVM. If several pipelines of one driver have a
+                   `kill`, each stops at its point, and the last to arrive kills all of them
     kill-python    the same, but the JVM stays behind as a zombie
     hold           wait for `child.release(pipeline, point)`
     outlive        the same in a task, which then outlives its executor
-    note           only report
+    note           only write the report
     fail, reject   raise an unknown error, or a no vote
     kill-worker, kill-executor    in a task: this Python worker, or the JVM of its executor
 
-A fault is carried out once in a life, by whoever comes first, after its report was written and
-synced. For more than one driver at a time: `child = chaos.start(...)`, `child.wait_for(pipeline,
-point)`, `child.release(...)`, `child.signal(SIGSTOP)`, `child.kill()`, `child.finish()`. `live` is
-start and finish.
+A fault is carried out once in a run, by the first process that reaches it, after its report was
+written and synced. `live` is `start` and `finish`. For more than one driver at a time, use
+`child = chaos.start(...)`, `child.wait_for(pipeline, point)`, `child.release(...)`,
+`child.signal(SIGSTOP)`, `child.kill()` and `child.finish()`.
 
 A `Query` is one of four kinds: "stateless" (one output topic), "outputs" (three sinks, four topics),
 "stateful" (a windowed aggregation in update mode) and "five" (five `systems`, see `test_five`). Its
@@ -58,7 +59,7 @@ HERE = Path(__file__).parent
 LIFE_TIMEOUT_S = 180.0
 _POLL_S = 0.02
 
-# A driver that lives for seconds: no compiler that pays later, no page to look at.
+# A driver runs only for seconds, so it needs no optimising compiler and no web page.
 CONF = {"spark.ui.enabled": "false", "spark.driver.memory": "600m"}
 _JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xlog:cds=off -Xlog:cds+dynamic=off"
 _JVM_OPTION = "spark.driver.extraJavaOptions"
@@ -70,7 +71,7 @@ class Fault:
     then: str = "kill"
     nth: int = 1
     match: Mapping[str, Any] = field(default_factory=dict)
-    name: str = ""  # of its report; the point's own by default
+    name: str = ""  # the name of its report; by default that of the point
 
     @property
     def report(self) -> str:
@@ -106,7 +107,7 @@ OUTPUTS = {
 
 
 class Life:
-    """What became of one driver."""
+    """One run of a driver, after its end."""
 
     def __init__(self, reports: Path, returncode: int, log: Path):
         self.returncode = returncode
@@ -124,27 +125,27 @@ class Life:
 
     @property
     def reached(self) -> dict[str, list[str]]:
-        """The names of the faults that were carried out, by pipeline, in the order of time."""
+        """The names of the faults that were carried out, by pipeline, in the order of their times."""
         names: dict[str, list[str]] = defaultdict(list)
         for report in self.reports:
             names[report["pipeline"]].append(report["name"])
         return dict(names)
 
     def ended(self) -> Life:
-        """See that it ended by itself, and without an error."""
+        """Check that the driver ended by itself and without an error."""
         assert self.returncode == 0, f"the driver ended with {self.returncode}:\n{self.tail()}"
         return self
 
     def tail(self, lines: int = 60) -> str:
-        """The end of what it printed, without the JVM's stacks."""
+        """Return the last lines that it printed, without the JVM's stack traces."""
         kept = [line for line in self.output.splitlines() if not line.startswith("\tat ")]
         return "\n".join(kept[-lines:])
 
 
 class Child:
-    """A driver that runs. It leads a process group of its own, with its JVM in it."""
+    """A running driver. It leads its own process group, which contains its JVM."""
 
-    all: ClassVar[list[Child]] = []  # `conftest` sees to it that none outlives its test
+    all: ClassVar[list[Child]] = []  # `conftest` kills those that a test leaves running
 
     def __init__(self, config: Path, reports: Path, log: Path):
         self.all.append(self)
@@ -178,19 +179,19 @@ class Child:
         wait_until(there, f"{pipeline} at {point}", timeout)
 
     def report(self, pipeline: str, point: str) -> dict[str, Any]:
-        """What a pipeline reported of a point: its facts, and the process."""
+        """Return the report of a pipeline about a point: its facts, and the process."""
         return json.loads((self._reports / f"{pipeline}@{point}").read_text())
 
     def release(self, pipeline: str, point: str) -> None:
-        """Let a pipeline go on that holds at a point."""
+        """Let a pipeline that waits at a point continue."""
         (self._reports / f"{pipeline}@{point}.go").touch()
 
     def group(self) -> list[int]:
-        """The living processes of the driver's group: its Python and its JVM."""
+        """Return the live processes of the driver's group: its Python and its JVM."""
         return [pid for pid, group, state in _processes() if group == self.pid and state != "Z"]
 
     def signal(self, number: int) -> None:
-        """Send a signal to the whole driver, Python and JVM."""
+        """Send a signal to the driver's Python and its JVM."""
         os.killpg(self.pid, number)
 
     def kill(self) -> None:
@@ -198,7 +199,7 @@ class Child:
             self.signal(signal.SIGKILL)
 
     def finish(self, timeout: float = LIFE_TIMEOUT_S, *, zombie: bool = False) -> Life:
-        """Wait until the driver is over, its JVM too unless a `zombie` is wanted, and say how."""
+        """Wait until the driver has ended, and its JVM unless `zombie`. Return how it ended."""
         try:
             self.process.wait(timeout)
             if not zombie:
@@ -212,7 +213,7 @@ class Child:
 
 
 class Chaos:
-    """Pipelines over fresh topics, and the lives of the drivers that run them."""
+    """Pipelines over new topics, and the runs of their drivers."""
 
     def __init__(
         self,
@@ -252,7 +253,7 @@ class Chaos:
         return self.directory / "checkpoints" / pipeline
 
     def feed(self, pipeline: str) -> None:
-        """Write the whole input, each row to the partition that follows from its number."""
+        """Write the whole input. The number of a row determines its partition."""
         query = self.queries[pipeline]
         producer = Producer(quiet(self.servers) | {"acks": "all"})
         for row in make_rows(query.rows):
@@ -261,7 +262,7 @@ class Chaos:
             )
         assert producer.flush(60) == 0
 
-    # Lives.
+    # Runs.
 
     def start(
         self,
@@ -270,7 +271,7 @@ class Chaos:
         only: Iterable[str] | None = None,
         **changes: Any,
     ) -> Child:
-        """Start a driver with all pipelines, or `only` some; `changes` replace fields of theirs."""
+        """Start a driver with all pipelines, or `only` some. `changes` replace their fields."""
         if self.conf[_JVM_OPTION] == _JVM:
             self.conf[_JVM_OPTION] += f" -XX:SharedArchiveFile={class_archive(self.servers)}"
         self.lives += 1
@@ -317,11 +318,11 @@ class Chaos:
         timeout: float = LIFE_TIMEOUT_S,
         **changes: Any,
     ) -> Life:
-        """Run one driver until it dies or has nothing left to do."""
+        """Run one driver until it dies or has no more rows."""
         return self.start(faults, only=only, **changes).finish(timeout)
 
     def die_at(self, faults: Mapping[str, Fault | Sequence[Fault]]) -> Life:
-        """Run one driver whose pipelines halt, each at its point, and are killed there; see to it."""
+        """Run one driver whose pipelines stop at their points, and check that it is killed there."""
         life = self.live(faults, only=faults)
         assert life.killed, f"ended with {life.returncode}, not at {faults}:\n{life.tail()}"
         assert life.reached == {
@@ -334,7 +335,7 @@ class Chaos:
     # Oracles.
 
     def check(self) -> None:
-        """See that every expected row is there once and no other, and that nothing is left open."""
+        """Check that the output has exactly the expected rows, and that nothing is left open."""
         for name, query in self.queries.items():
             batches = self.batches(name)
             assert sum(map(len, batches)) == query.rows, "Spark's offsets do not cover the input"
@@ -343,7 +344,7 @@ class Chaos:
             self.check_nothing_open(name)
 
     def check_underway(self, pipeline: str) -> None:
-        """See that all rows of finished batches are visible, and none of an undecided one."""
+        """Check that all rows of finished batches are visible, and none of an undecided one."""
         batches, log = self.batches(pipeline), self.log(pipeline)
         decided = [record["batch"] for record in log if record["kind"] == "Decided"]
         finished = [
@@ -360,7 +361,7 @@ class Chaos:
             assert not extra, f"{topic}: visible, but not decided: {list(extra)[:5]}"
 
     def check_nothing_open(self, pipeline: str) -> None:
-        # The log's identity is in the name of every transaction of ours.
+        # The name of each of our transactions contains the log's identity.
         log = [it["generation"] if it["kind"] == "Compacted" else it for it in self.log(pipeline)]
         identity = next(record["identity"] for record in log if "identity" in record)
         assert open_transactions(self.servers, self.outputs(pipeline), identity) == {}
@@ -368,7 +369,7 @@ class Chaos:
         assert stable == high, f"a reader of committed rows is held back: {stable} of {high}"
 
     def visible(self, pipeline: str) -> dict[str, Counter[str]]:
-        """Read the values of each output topic, as a reader of committed rows sees them now."""
+        """Read the values of each output topic that a reader of committed rows sees now."""
         return read(self.servers, self.outputs(pipeline))
 
     def expected(self, pipeline: str, batches: Sequence[Sequence[Row]]) -> dict[str, Counter[str]]:
@@ -397,16 +398,16 @@ class Chaos:
         return batches
 
     def log(self, pipeline: str) -> list[dict[str, Any]]:
-        """Read the records of the transaction log, as any reader of JSON would."""
+        """Read the records of the transaction log as plain JSON."""
         files = (self.checkpoint(pipeline) / "poundlock").glob("[0-9]*.json")
         return [json.loads(file.read_text())["body"]["record"] for file in sorted(files)]
 
 
 def class_archive(bootstrap_servers: str) -> Path:
-    """Return an archive of the classes that a driver loads: a third of the cost of every start.
+    """Return an archive of the classes that a driver loads. It saves a third of each start.
 
-    Made once, by a driver that runs each kind of query. To the JVM it is a hint: one that does not
-    fit is passed over.
+    A driver that runs each kind of query makes it once. The JVM ignores an archive that does not
+    match.
     """
     archive = jars.cache().parent / "chaos" / f"spark-{pyspark.__version__}.jsa"
     if not archive.exists():
@@ -427,7 +428,7 @@ def several(faults: Fault | Sequence[Fault]) -> list[Fault]:
 def wait_until(true: Callable[[], bool], what: str, timeout: float = LIFE_TIMEOUT_S) -> None:
     deadline = time.monotonic() + timeout
     while not true():
-        assert time.monotonic() < deadline, f"waited {timeout:.0f} s in vain for {what}"
+        assert time.monotonic() < deadline, f"waited {timeout:.0f} s without success for {what}"
         time.sleep(_POLL_S)
 
 

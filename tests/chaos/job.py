@@ -1,8 +1,8 @@
 """The child of the chaos tests: a real Spark driver with one or several pipelines in it.
 
-Run by `harness` as `python job.py CONFIG.json`. Each pipeline runs in a thread of its own. Ends with
-0 when all pipelines have nothing left to do, and with 1 (and the error on stderr) when one of them
-fails or ends without having reached its points.
+`harness` runs it as `python job.py CONFIG.json`. Each pipeline has its own thread. The exit status is 0
+when all pipelines have finished. It is 1, with the error on stderr, when one fails or ends before
+it reaches its points.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def guarded(spark: SparkSession, config: Any, query: Any, faults: Faults) -> Non
             if not Path(config["reports"], f"{query['name']}@{fault['name']}").exists()
         ]
         assert not missed, f"pipeline {query['name']} never came to {missed}"
-    except BaseException as error:  # noqa: BLE001 (whatever it is, this pipeline is over)
+    except BaseException as error:  # noqa: BLE001 (whatever the error is, this pipeline has ended)
         traceback.print_exc()
         print(f"pipeline {query['name']} ended with {type(error).__name__}", file=sys.stderr)
         sys.stderr.flush()
         if config["killers"]:
-            os._exit(1)  # the others would wait at their points, and be killed by nobody
+            os._exit(1)  # otherwise the others wait at their points, and nothing kills them
         failed.append(query["name"])
 
 
@@ -133,13 +133,13 @@ def rows(spark: SparkSession, config: Any, query: Any) -> DataFrame:
 
 
 def stateless(frame: DataFrame, query: Any, sink: Any) -> Any:
-    """Each row, to one topic."""
+    """Write each row to one topic."""
     shaped = frame.selectExpr("i", "sensor", "temperature * 2 AS doubled")
     return shaped, [(sink(query["outputs"][0], key="sensor", value="json"), {})], "append"
 
 
 def outputs(frame: DataFrame, query: Any, sink: Any) -> Any:
-    """All rows, the hot ones in another shape, and each row to the topic that it names."""
+    """Write all rows, the hot ones in another format, and each row to the topic that it names."""
     every, hot, even, odd = query["outputs"]
     shaped = frame.selectExpr(
         "i", "sensor", "temperature", f"IF(i % 2 = 0, '{even}', '{odd}') AS topic"
@@ -156,7 +156,7 @@ def outputs(frame: DataFrame, query: Any, sink: Any) -> Any:
 
 
 def stateful(frame: DataFrame, query: Any, sink: Any) -> Any:
-    """Counts and sums by window and sensor, each time they change."""
+    """Write counts and sums by window and sensor each time they change."""
     counted = (
         frame.withWatermark("ts", "1 hour")
         .selectExpr("sensor", "window(ts, '60 seconds') AS w", "temperature")
@@ -168,7 +168,7 @@ def stateful(frame: DataFrame, query: Any, sink: Any) -> Any:
 
 
 def five(frame: DataFrame, query: Any, sink: Any) -> Any:
-    """Each row, to five systems in one decision; to some of them in two ways."""
+    """Write each row to five systems in one decision, to some of them in two ways."""
     at, name = query["systems"], "t_" + query["outputs"][0].replace("-", "_")
     shaped = frame.selectExpr("i", "sensor", "temperature")
     routes = [
@@ -195,7 +195,7 @@ KINDS = {"stateless": stateless, "outputs": outputs, "stateful": stateful, "five
 
 
 def watch(queries: Any, faults: Mapping[str, Faults]) -> None:
-    """Put points where the product has no hook of its own: the log, the offsets, the vote."""
+    """Add points where the product has no hook: the log, the offsets, the vote."""
     by_place = {query["checkpoint"]: faults[query["name"]] for query in queries}
 
     def open_log(spark: SparkSession, location: str) -> FileLog:

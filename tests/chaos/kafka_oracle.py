@@ -1,4 +1,4 @@
-"""What is in Kafka, as clients see it that share no code with the product."""
+"""The content of Kafka, seen by clients that share no code with the product."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafka.admin import KafkaAdminClient
 
 
 def quiet(servers: str) -> dict[str, Any]:
-    """Settings of a client that does not tell, while tests go on, of brokers that are gone."""
+    """Settings of a client that does not log brokers which are down during a test."""
     return {"bootstrap.servers": servers, "log_level": 0}
 
 
@@ -37,7 +37,7 @@ def partitions_of(servers: str, topics: Iterable[str]) -> list[TopicPartition]:
 def read(
     servers: str, topics: Sequence[str], *, isolation: str = "read_committed"
 ) -> dict[str, Counter[str]]:
-    """Read all values of topics, up to where a reader of this isolation comes now."""
+    """Read all values of topics that a reader of this isolation level can read now."""
     consumer = Consumer(
         quiet(servers)
         | {
@@ -82,7 +82,7 @@ def stable_and_high(
 
 
 def open_transactions(servers: str, topics: Iterable[str], marked: str = "\0") -> dict[str, str]:
-    """Return the state of every transaction that is not over, by id.
+    """Return the state of every unfinished transaction, by id.
 
     Only those that touch one of the topics, or whose id is marked as given.
     """
@@ -115,7 +115,7 @@ def group_offsets(servers: str, group: str, topic: str) -> dict[int, int]:
 
 
 def abort_transactions(servers: str, topics: Iterable[str]) -> list[str]:
-    """Abort what is open on the topics, as anybody can who takes the transactional ids over."""
+    """Abort the open transactions on the topics, by opening their transactional ids again."""
     ids = list(open_transactions(servers, topics))
     for id_ in ids:
         Producer(quiet(servers) | {"transactional.id": id_}).init_transactions(30)

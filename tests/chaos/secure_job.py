@@ -1,7 +1,7 @@
-"""The child of `test_security`: a driver that talks as much as it can, and must not say the password.
+"""The child of `test_security`: a driver that logs as much as it can, but not the password.
 
-Reads its configuration from stdin, for what is in an argument, in the environment or in a file would be
-found there. Runs one pipeline with every kind of Kafka client that there is: Spark's source, producers
+It reads its configuration from stdin, because the test searches arguments, environment and files for
+the password. It runs one pipeline with every kind of Kafka client: Spark's source, producers
 in the tasks, the offsets' producer, and the driver's client for EndTxn and for listing.
 """
 

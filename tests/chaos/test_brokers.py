@@ -1,6 +1,6 @@
 """Three brokers, one of which dies between the decision and the commit.
 
-The pipeline is left alone: it must find the new coordinator, or wait for the partition, by itself.
+Nobody intervenes: the pipeline must find the new coordinator, or wait for the partition, by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def cluster() -> Iterator[servers.Cluster]:
 
 @pytest.fixture
 def kafka(cluster: servers.Cluster) -> Iterator[oracle.Kafka]:
-    """All three brokers up, before and after."""
+    """Three brokers, which all run before and after the test."""
     judge = oracle.Kafka(cluster.client_settings())
     yield judge
     for broker in set(cluster.brokers) - set(cluster.running()):
@@ -44,7 +44,7 @@ def source(kafka: oracle.Kafka) -> str:
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
-def test_the_coordinator_goes(
+def test_the_pipeline_survives_the_loss_of_its_coordinator(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
@@ -52,7 +52,7 @@ def test_the_coordinator_goes(
     tmp_path: Path,
     how: str,
 ) -> None:
-    """Killed, or alive and silent: another broker must be found, and nothing sent to it in vain."""
+    """The broker is killed, or paused. The pipeline must find the new coordinator."""
     target = kafka.create(replicas=[[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     gone: list[int] = []
 
@@ -71,12 +71,12 @@ def test_the_coordinator_goes(
     assert len(gone) == 1
     kafka.assert_exact(target, ROWS)
     if how == "kill":
-        cluster.start(gone[0])  # all brokers are asked what is open
+        cluster.start(gone[0])  # every broker must list its open transactions
     kafka.assert_settled(target)
 
 
 @pytest.mark.parametrize("patient", [True, False], ids=["waits", "is-stopped"])
-def test_a_partition_without_leader(
+def test_a_commit_waits_for_a_partition_without_leader(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
@@ -84,9 +84,9 @@ def test_a_partition_without_leader(
     tmp_path: Path,
     patient: bool,
 ) -> None:
-    """Its marker cannot be written: the commit waits, calls nothing finished, and goes on later.
+    """Its marker cannot be written, so the commit waits, finishes nothing, and continues later.
 
-    Or the driver is told to wait no more: then the next one goes on.
+    If the driver is stopped while it waits, the next driver continues.
     """
     target = kafka.create(replicas=[[1], [2], [3]])  # one broker each
     lost_broker = 2
@@ -99,12 +99,12 @@ def test_a_partition_without_leader(
 
     pipeline = trial.copying(
         *(spark, kafka, source, target, tmp_path),
-        # With a key, for rows without one may all go to another partition.
+        # With a key, because rows without one may all go to another partition.
         select=("CAST(value AS STRING) AS key", "CAST(value AS STRING) AS value"),
         sink={"transaction_timeout": "never"},
     )
     query = pipeline.observe(strike).start(availableNow=True)
-    # A round of commits is followed by this step: all branches were asked for, and seen so far.
+    # This step follows a round of commits, so every branch has been tried once.
     oracle.eventually(lambda: steps.of(Step.COMMITTED_ONE))
     states = {id_: kafka.transaction(id_) for id_ in trial.decided(tmp_path)}
     assert "PrepareCommit" in states.values(), states

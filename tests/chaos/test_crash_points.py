@@ -1,10 +1,9 @@
 """The driver is killed at every step of a batch's life, for three queries, in one long run.
 
-Each line of `SCRIPT` is the death of one driver. All three pipelines run in it; each halts at its
-point, and when all have, SIGKILL ends Python and JVM together. The next driver finds what that
-left. After every death the log, Spark's checkpoint and the topics are compared by clients that
-share no code with the product; after the last life the output must be exact and nothing may be left
-open.
+Each line of `SCRIPT` kills one driver. All three pipelines run in it. Each stops at its point, and
+when all have stopped, SIGKILL ends Python and JVM together. The next driver starts from what is left.
+After every kill, clients that share no code with the product compare the log, Spark's checkpoint and
+the topics. After the last run the output must be exact, and nothing may be left open.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ def at(point: str, phase: str) -> Fault:
 
 BATCH, TAKE_OVER = "batch", "take-over"
 
-# In the order of a batch's life. What a death leaves behind is what the next line begins with.
+# In the order of a batch's steps. Each line starts from the state that the previous kill left.
 SCRIPT: list[Points] = [
-    # Nothing is there yet.
+    # Nothing exists yet.
     at("taking-over", TAKE_OVER),
     at("log:Generation:aside", TAKE_OVER),
     at("log:Generation:linked", TAKE_OVER),
@@ -92,14 +91,16 @@ SCRIPT: list[Points] = [
 
 
 @pytest.mark.timeout(2400)  # dozens of drivers, one after the other
-def test_driver_killed_at_every_point(kafka_server: Cluster, tmp_path: Path) -> None:
+def test_output_is_exact_when_the_driver_is_killed_at_every_point(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
     groups = {kind: f"{kind}-{uuid.uuid4().hex[:8]}" for kind in KINDS}
     sources = {
         "stateless": {"group": groups["stateless"], "offsets": "transactional"},
         "outputs": {"group": groups["outputs"], "offsets": "on_batch"},
         "stateful": {},
     }
-    one_by_one = {"commits_at_once": 1}  # so that there is a middle of the commit
+    one_by_one = {"commits_at_once": 1}  # so that a kill can hit the middle of the commit
     queries = [
         Query(kind, rows=ROWS, rows_per_batch=ROWS_PER_BATCH, settings=one_by_one, source=source)
         for kind, source in sources.items()
@@ -118,7 +119,7 @@ def test_driver_killed_at_every_point(kafka_server: Cluster, tmp_path: Path) -> 
     for kind in ("stateless", "outputs"):
         found = group_offsets(chaos.servers, groups[kind], chaos.source(kind))
         assert found == dict.fromkeys(range(2), ROWS // 2)
-    # Each step that there is was a death, and each kind of record was torn.
+    # A driver was killed at every step, and the log has every kind of record.
     died_at = {fault.at for points in SCRIPT for fault in faults_of(points)}
     assert {step.value for step in Step} <= died_at
     for kind in KINDS:
@@ -127,7 +128,7 @@ def test_driver_killed_at_every_point(kafka_server: Cluster, tmp_path: Path) -> 
 
 
 def lose_what_is_decided(chaos: Chaos) -> None:
-    """Abort decided transactions behind the dead driver's back: all, or those of one sink."""
+    """Abort decided transactions while no driver runs: all, or those of one sink."""
     _, hot, *_ = chaos.outputs("outputs")
     for topics in (chaos.outputs("stateless"), [hot], chaos.outputs("stateful")):
         assert abort_transactions(chaos.servers, topics)
@@ -139,15 +140,17 @@ def faults_of(points: Points) -> list[Fault]:
     return [fault for each in points.values() for fault in several(each)]
 
 
-def test_jvm_outlives_its_python(kafka_server: Cluster, tmp_path: Path) -> None:
-    """The driver's Python is dead, its JVM and a task are not; the task writes after the take-over."""
+def test_a_task_that_outlives_the_python_driver_writes_nothing_visible(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
+    """Only the driver's Python is killed. A task of its JVM writes after the take-over."""
     query = Query("stateless", rows=150, settings={"sweep_every_s": 0})
     chaos = Chaos(tmp_path, kafka_server.bootstrap_servers, [query])
     outputs = chaos.outputs("stateless")
 
     zombie = chaos.start({"stateless": Fault("task:beginning", "hold", match={"batch": 1})})
     zombie.wait_for("stateless", "task:beginning")
-    zombie.signal(signal.SIGSTOP)  # or the JVM would notice, and end
+    zombie.signal(signal.SIGSTOP)  # otherwise the JVM would notice, and end
     zombie.process.kill()
 
     driver = chaos.start({"stateless": Fault("entered", "hold", match={"batch": 3})})

@@ -1,9 +1,7 @@
-"""Executors and Python workers that die, tasks that fail, and two copies of one task, after the
-prepare.
+"""Executors, workers and tasks that fail after the prepare, and two copies of one task.
 
-Each leaves a branch behind that no vote names: rows that are in the topic, in a transaction that
-nobody will ever commit. The batch itself must succeed, with the rows of the attempt that Spark
-counted and no other.
+Each leaves a branch that no vote names: its rows are in the topic, in a transaction that is never
+committed. The batch must succeed, with exactly the rows of the attempt that Spark counted.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ SPECULATION = {
 }
 
 
-# What is shown may not depend on the sweep that comes once a minute.
+# The visible rows may not depend on the sweep, which runs once a minute.
 NO_SWEEP = {"sweep_every_s": 3600}
 
 
@@ -51,7 +49,7 @@ def master(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("master", ["local", "standalone"], indirect=True)
-def test_undisturbed(kafka_server: Cluster, tmp_path: Path, master: str) -> None:
+def test_output_is_exact_without_faults(kafka_server: Cluster, tmp_path: Path, master: str) -> None:
     query = Query("stateless", rows=100, rows_per_batch=50)
     servers = kafka_server.bootstrap_servers
     chaos = Chaos(tmp_path, servers, [query], master=master, conf=EXECUTORS)
@@ -60,8 +58,11 @@ def test_undisturbed(kafka_server: Cluster, tmp_path: Path, master: str) -> None
 
 
 def orphans(batch: int, then: str) -> list[Fault]:
-    """The first attempt of a task to come so far suffers after its prepare; the next is noted."""
-    task = {"batch": batch, "task": 0}  # never the retry: it begins anew when Spark repeats a stage
+    """The first attempt that prepares gets a fault after its prepare. The next is only reported."""
+    task = {
+        "batch": batch,
+        "task": 0,
+    }  # not the retry number, which starts at 0 again when Spark repeats a stage
     return [
         Fault("task:prepared", then, match=task, name=then),
         Fault("task:prepared", "note", match=task, name=f"{then}, again"),
@@ -77,7 +78,7 @@ def names(faults: list[Fault]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["outputs", "stateful"])
-def test_executor_worker_and_task_lost_after_prepare(
+def test_output_is_exact_when_executor_worker_and_task_are_lost_after_prepare(
     kafka_server: Cluster, tmp_path: Path, kind: str
 ) -> None:
     query = Query(kind, rows=150, settings=NO_SWEEP)
@@ -86,19 +87,21 @@ def test_executor_worker_and_task_lost_after_prepare(
     lost = orphans(1, "kill-worker") + orphans(2, "fail") + orphans(3, "kill-executor")
     child = chaos.start({kind: [*lost, hold("returning", 3)]})
     child.wait_for(kind, "returning")
-    chaos.check_underway(kind)  # a branch left behind may not hide what is committed after it
+    chaos.check_underway(kind)  # a leftover branch may not hide later commits
     child.release(kind, "returning")
     life = child.finish().ended()
     assert life.reached == {kind: [*names(lost), "returning"]}
     chaos.check()
 
 
-def test_two_copies_of_one_task(kafka_server: Cluster, tmp_path: Path, standalone: str) -> None:
-    """Speculation: a copy wins while the first attempt is still running, and prepared already."""
+def test_output_is_exact_when_spark_runs_two_copies_of_a_task(
+    kafka_server: Cluster, tmp_path: Path, standalone: str
+) -> None:
+    """With speculation, a copy wins while the first attempt has prepared and is still running."""
     query = Query("outputs", rows=90, settings=NO_SWEEP)
     servers, conf = kafka_server.bootstrap_servers, EXECUTORS | SPECULATION
     chaos = Chaos(tmp_path, servers, [query], master=standalone, conf=conf)
-    copies = orphans(1, "hold")  # never released: Spark itself ends it
+    copies = orphans(1, "hold")  # never released: Spark ends the task itself
     child = chaos.start({"outputs": [*copies, hold("returning", 1)]})
     child.wait_for("outputs", "returning")
     chaos.check_underway("outputs")
@@ -108,8 +111,10 @@ def test_two_copies_of_one_task(kafka_server: Cluster, tmp_path: Path, standalon
     chaos.check()
 
 
-def test_loser_that_comes_late(kafka_server: Cluster, tmp_path: Path) -> None:
-    """An attempt that lost may write at any time: between two batches, and after the last one."""
+def test_late_rows_of_a_losing_attempt_are_not_visible(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
+    """A losing attempt can write at any time: between two batches, and after the last one."""
     query = Query("stateless", rows=60, settings=NO_SWEEP)
     chaos = Chaos(tmp_path, kafka_server.bootstrap_servers, [query])
     child = chaos.start({"stateless": [hold("entered", 1), hold("returning", 1)]})
@@ -117,9 +122,8 @@ def test_loser_that_comes_late(kafka_server: Cluster, tmp_path: Path) -> None:
     write_late(chaos, "stateless", 998)
     child.release("stateless", "entered")
     child.wait_for("stateless", "returning")
-    chaos.check_underway(
-        "stateless"
-    )  # the batch came after the late rows, and is not hidden by them
+    # The late rows precede the batch in the topic, but do not hide it.
+    chaos.check_underway("stateless")
     write_late(chaos, "stateless", 999)
     child.release("stateless", "returning")
     child.finish().ended()
@@ -127,7 +131,7 @@ def test_loser_that_comes_late(kafka_server: Cluster, tmp_path: Path) -> None:
 
 
 def write_late(chaos: Chaos, pipeline: str, attempt: int) -> None:
-    """Write to all partitions, as an attempt that lost and has not noticed, and leave it open."""
+    """Write to all partitions as a losing attempt would, and leave the transaction open."""
     generation = [it for it in chaos.log(pipeline) if it["kind"] == "Generation"][-1]
     (topic,) = chaos.outputs(pipeline)
     name = f"poundlock.{pipeline}.{generation['identity']}.{generation['number']}.{topic}.{attempt}"

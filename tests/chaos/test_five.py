@@ -1,9 +1,9 @@
 """One pipeline, one decision, five systems: Kafka, PostgreSQL, MariaDB, Valkey and OpenSearch.
 
-The databases are written to in both ways, by branches that they hold and by staging tables, and
-Valkey by values and by increments, which would show a repeat. The driver is killed at every step,
-and each server in turn between prepare and commit. What is in a system is asked of the system itself,
-by its own driver; nothing of ours takes part in judging.
+Each database gets rows in both ways: by branches that it holds, and by staging tables. Valkey gets
+values and increments; an increment would show a duplicate. The driver is killed at every step, and
+each server in turn between prepare and commit. The tests query each system through its own driver,
+without any of our code.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ class Systems:
         return found
 
     def sums(self, table: str) -> Counter[str]:
-        """Return what was added up for each sensor, by increments."""
+        """Return the sum of the increments of each sensor."""
         with redis.Redis.from_url(self.addresses["valkey"]) as client:
             fields: Any = client.hgetall(f"{table}_sums")
             return Counter({key.decode(): int(value) for key, value in fields.items()})
 
     def held(self) -> dict[str, list[Any]]:
-        """Return what the servers hold prepared and staged, by the sink that has to do with it."""
+        """Return what the servers hold as prepared or staged, by sink."""
         with self.sql("postgres") as connection, connection.cursor() as cursor:
             cursor.execute("SELECT gid FROM pg_prepared_xacts")
             prepared = [row[0] for row in cursor.fetchall()]
@@ -136,7 +136,7 @@ class Systems:
         }
 
     def lose(self) -> None:
-        """End all that is held, behind everybody's back."""
+        """Abort everything that is held, without the knowledge of any driver."""
         held = self.held()
         with self.sql("postgres") as connection, connection.cursor() as cursor:
             for gid in held["postgres"]:
@@ -167,13 +167,13 @@ class Systems:
 
 @pytest.fixture
 def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
-    """Servers of the test's own: in the end nothing may be left in them."""
+    """Private servers, because at the end nothing may be left in them."""
     with ExitStack() as stack:
         yield Systems(stack, tmp_path_factory.mktemp("five"))
 
 
 class Five(Chaos):
-    """A pipeline into five systems, judged in all of them."""
+    """A pipeline into five systems, and the checks of its output in each."""
 
     def __init__(self, directory: Path, systems: Systems, rows: int):
         query = Query(
@@ -204,7 +204,7 @@ class Five(Chaos):
         for file in self.kept():
             file.unlink()
         held = self.held()
-        held.pop("valkey, listed")  # the list does not know it yet
+        held.pop("valkey, listed")  # the list is not updated yet
         assert not any(held.values()), held
 
     def check(self) -> None:
@@ -216,14 +216,14 @@ class Five(Chaos):
         assert not any(self.held().values()), self.held()
 
     def show_the_newest(self) -> set[str]:
-        """Return the sinks to which the last batch is committed, in whole or in part."""
+        """Return the sinks to which the last batch is committed, completely or partly."""
         *before, newest = self.batches("five")
         rows = counted([newest])
         shown = {name for name, found in self.systems.rows(self.table).items() if found & rows}
         if self.systems.sums(self.table) != summed(before):
             shown.add("valkey-sums")
-        # By its transactions: one that is committed may stay hidden behind one that was first to
-        # write to its partitions, and is still open.
+        # Kafka is checked by its transactions, because committed rows stay hidden behind an older
+        # transaction in the same partition that is still open.
         [*_, decided] = [it for it in self.log("five") if it["kind"] == "Decided"]
         branches = [receipt for receipt in decided["receipts"] if receipt["sink"] == "kafka"]
         open_ = open_transactions(self.servers, self.outputs("five"))
@@ -238,7 +238,7 @@ class Five(Chaos):
         return shown
 
     def check_underway(self, pipeline: str) -> None:
-        """See that a finished batch is in every system, and an undecided one in none."""
+        """Check that a finished batch is in every system, and an undecided one in none."""
         super().check_underway(pipeline)
         batches, log = self.batches(pipeline), self.log(pipeline)
         finished = sum(record["kind"] == "Finished" for record in log)
@@ -272,7 +272,7 @@ SINKS = (
     *("kafka", "postgres", "postgres-by-key", "mariadb", "mariadb-by-key"),
     *("valkey", "valkey-sums", "opensearch"),
 )
-# The soonest to expire is committed first, then by the names of the branches.
+# The branch that expires first is committed first; then the names of the branches decide.
 ORDER = (
     *("kafka", "mariadb-by-key", "mariadb", "opensearch", "postgres-by-key", "postgres"),
     *("valkey-sums", "valkey"),
@@ -280,7 +280,7 @@ ORDER = (
 PREPARED, DECIDED = at("prepared", BATCH), at("decided", BATCH)
 COMMITS = [at("committed-one", TAKE_OVER, sink=sink) for sink in ORDER]
 
-# In the order of a batch's life; what a death leaves behind is what the next line begins with.
+# In the order of a batch's steps. Each line starts from the state that the previous kill left.
 SCRIPT: list[Fault | list[Fault]] = [
     at("taking-over", TAKE_OVER),
     at("took-over", TAKE_OVER),
@@ -320,13 +320,15 @@ SCRIPT: list[Fault | list[Fault]] = [
 
 
 @pytest.mark.timeout(2400)  # dozens of drivers, one after the other
-def test_driver_killed_at_every_point(systems: Systems, tmp_path: Path) -> None:
+def test_output_is_exact_when_the_driver_is_killed_at_every_point(
+    systems: Systems, tmp_path: Path
+) -> None:
     five = Five(tmp_path, systems, ROWS)
     for fault in SCRIPT:
         five.die_at({"five": fault})
         if fault in COMMITS:
             assert five.show_the_newest() == set(ORDER[: COMMITS.index(fault) + 1])  # type: ignore[arg-type]
-        if fault == PREPARED:  # what must be gone in the end can be seen while it is there
+        if fault == PREPARED:  # proves that the checks would see an open branch
             assert all(five.held().values()), five.held()
         if fault == DECIDED:
             five.lose()
@@ -338,15 +340,17 @@ def test_driver_killed_at_every_point(systems: Systems, tmp_path: Path) -> None:
     assert {"Decided", "Repaired", "Finished"} <= {record["kind"] for record in five.log("five")}
 
 
-def test_each_server_killed_between_decision_and_commit(systems: Systems, tmp_path: Path) -> None:
-    """The decision stands while a server is away; when it is back, the same driver commits."""
+def test_output_is_exact_when_each_server_is_killed_before_commit(
+    systems: Systems, tmp_path: Path
+) -> None:
+    """The decision stays valid while a server is down. When it is back, the same driver commits."""
     five = Five(tmp_path, systems, 8 * ROWS_PER_BATCH)
     faults = [
         fault
         for batch, name in enumerate(SERVERS)
         for fault in (
             Fault("decided", "hold", match={"batch": batch}, name=f"decided-{batch}"),
-            # Two branches are tried once each: a third time is another try.
+            # The two branches are tried once each, so the third time is a retry.
             Fault(
                 "committed-one",
                 "note",
@@ -369,7 +373,9 @@ def test_each_server_killed_between_decision_and_commit(systems: Systems, tmp_pa
     assert [record["kind"] for record in five.log("five")].count("Generation") == 1
 
 
-def test_each_server_killed_between_prepare_and_decision(systems: Systems, tmp_path: Path) -> None:
+def test_output_is_exact_when_each_server_is_killed_before_decision(
+    systems: Systems, tmp_path: Path
+) -> None:
     """A server that is killed after prepare and comes back still holds its branch, or all abort."""
     five = Five(tmp_path, systems, 6 * ROWS_PER_BATCH)
     driver = five.start(

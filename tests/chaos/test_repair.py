@@ -1,7 +1,8 @@
-"""What is decided and then lost: repaired where the rules allow it, stopped and ruled on where not.
+"""Decided branches that are lost are repaired, or stop the pipeline until an operator decides.
 
-Here Kafka really aborts decided transactions: their time-out is a few seconds, and the driver is dead,
-or held, until the broker has acted on it. Then the parts of a pipeline that do not belong together.
+Kafka really aborts decided transactions here: their time-out is a few seconds, and the driver is dead
+or paused until the broker has aborted them. Other tests combine parts of a pipeline that do not belong
+together, such as a log and the checkpoint of another query.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from trial import Died, copying, die, finish
 
 ROWS = [f"row-{number}" for number in range(30)]
 TIMEOUT_S = 5
-# Branches live for seconds here: take those that have little time left, one commit after the other.
+# Branches expire after seconds here, so accept those with little time left, and commit one by one.
 PATIENCE = {"least_time_left_s": 0.5, "tries": 5, "commits_at_once": 1}
 RANDOM = ["concat(CAST(value AS STRING), ':', rand()) AS value"]
 
@@ -48,7 +49,7 @@ def kafka(cluster: servers.Cluster) -> oracle.Kafka:
 
 
 class Case:
-    """A pipeline from a topic of two partitions, so of two branches, over a checkpoint of its own."""
+    """A pipeline from a topic of two partitions, so with two branches, and with its own checkpoint."""
 
     def __init__(self, spark: SparkSession, kafka: oracle.Kafka, checkpoint: Path):
         self._spark = spark
@@ -66,7 +67,7 @@ class Case:
         )
 
     def lose(self, pipeline: lock.Pipeline, at: Step = Step.DECIDED) -> list[str]:
-        """Let the driver die, and wait until the broker has aborted what it left. Return that."""
+        """Let the driver die, and wait until the broker has aborted its branches. Return their ids."""
         die(pipeline, at)
         ids = trial.decided(self.checkpoint)
         gone = [id_ for id_ in ids if self.kafka.transaction(id_) != "CompleteCommit"]
@@ -80,7 +81,7 @@ class Case:
         )
 
     def rule(self, *arguments: str) -> None:
-        """Rule as a person would, on the command line."""
+        """Decide as an operator would, on the command line."""
         line = ["txn", "commit", "--log", str(self.checkpoint), "--yes", *arguments]
         result = CliRunner().invoke(poundlock, line)
         assert result.exit_code == 0, result.output
@@ -89,7 +90,7 @@ class Case:
         return [record["kind"] for record in trial.records(self.checkpoint)]
 
     def repairs(self) -> list[tuple[int, int]]:
-        """How many branches were lost, and how many took their place, in each repair."""
+        """Return how many branches each repair lost, and how many replaced them."""
         return [
             (len(record["lost"]), len(record["receipts"]))
             for record in trial.records(self.checkpoint)
@@ -109,7 +110,7 @@ def case(spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path) -> Case:
 # Repaired.
 
 
-def test_all_lost_while_the_driver_was_dead(case: Case) -> None:
+def test_branches_lost_while_the_driver_was_dead_are_repaired(case: Case) -> None:
     pipeline = case.pipeline()
     assert len(case.lose(pipeline)) == 2
     assert case.kafka.values(case.target) == Counter()
@@ -118,8 +119,8 @@ def test_all_lost_while_the_driver_was_dead(case: Case) -> None:
     case.check()
 
 
-def test_all_lost_while_the_driver_was_held(case: Case) -> None:
-    """The driver lives, comes late to its own commit, and repairs in the same breath."""
+def test_branches_lost_while_the_driver_was_paused_are_repaired(case: Case) -> None:
+    """The driver lives, comes too late to its own commit, and repairs at once."""
 
     def wait(step: Step, facts: Mapping[str, object]) -> None:
         if step is Step.DECIDED:
@@ -130,8 +131,8 @@ def test_all_lost_while_the_driver_was_held(case: Case) -> None:
     case.check()
 
 
-def test_partly_lost(case: Case) -> None:
-    """One branch was committed before the driver died: only the other is written again."""
+def test_only_lost_branches_are_repaired(case: Case) -> None:
+    """One branch was committed before the driver died, so only the other is written again."""
     pipeline = case.pipeline()
     assert len(case.lose(pipeline, at=Step.COMMITTED_ONE)) == 1
     before = case.kafka.values(case.target)
@@ -141,8 +142,8 @@ def test_partly_lost(case: Case) -> None:
     case.check()
 
 
-def test_all_lost_and_cut_otherwise(case: Case) -> None:
-    """A replay with other partitions has other branches but the same rows: good, if all are lost."""
+def test_a_replay_with_other_partitions_repairs_a_complete_loss(case: Case) -> None:
+    """The replay has other branches but the same rows. It is accepted if all branches are lost."""
     case.lose(case.pipeline())
     finish(case.pipeline(minPartitions=5))
     lost, new = case.repairs()[0]
@@ -150,8 +151,8 @@ def test_all_lost_and_cut_otherwise(case: Case) -> None:
     case.check()
 
 
-def test_partly_lost_and_cut_otherwise(case: Case) -> None:
-    """Rows of the committed branch could come twice: refused, until it is cut as it was."""
+def test_a_replay_with_other_partitions_is_refused_after_a_partial_loss(case: Case) -> None:
+    """The replay could repeat rows of the committed branch, so it needs the original partitions."""
     case.lose(case.pipeline(), at=Step.COMMITTED_ONE)
     before = case.kafka.values(case.target)
     with pytest.raises(
@@ -165,8 +166,8 @@ def test_partly_lost_and_cut_otherwise(case: Case) -> None:
     case.check()
 
 
-def test_lost_to_another_producer(case: Case) -> None:
-    """Somebody opened the id anew: the broker forgot the outcome, the rows themselves prove it."""
+def test_a_branch_fenced_by_another_producer_is_repaired(case: Case) -> None:
+    """Another producer opened the id, so the broker forgot the outcome. The rows prove it."""
     pipeline = case.pipeline()
     die(pipeline, Step.DECIDED)
     for id_ in trial.decided(case.checkpoint):
@@ -181,17 +182,17 @@ def test_lost_to_another_producer(case: Case) -> None:
     [Step.REPAIRING, "prepared", Step.REPAIRED, Step.COMMITTED_ONE, Step.COMMITTED, Step.FINISHED],
     ids=str,
 )
-def test_died_again_in_the_repair(
+def test_a_driver_killed_during_the_repair_repairs_again(
     case: Case, step: Step | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it dies, the next start finishes the repair, or makes another."""
+    """Wherever the driver dies, the next start finishes the repair or starts another."""
     pipeline = case.pipeline()
     case.lose(pipeline)
     if isinstance(step, Step):
         die(pipeline, step, after=Step.REPAIRING)
     else:
         with monkeypatch.context() as patch:
-            # Called once the replay's branches are prepared, and before the repair is in the log.
+            # Called when the replay's branches are prepared, before the repair is in the log.
             patch.setattr(sinks.Kafka, "annotate", _die)
             query = pipeline.start(availableNow=True)
             with pytest.raises(Exception, match="Died"):
@@ -205,8 +206,8 @@ def _die(*arguments: Any) -> Any:
     raise Died
 
 
-def test_lost_again_after_the_repair(case: Case) -> None:
-    """The new branches time out as well: repaired once more."""
+def test_branches_lost_after_the_repair_are_repaired_again(case: Case) -> None:
+    """The new branches time out as well, so they are repaired once more."""
     pipeline = case.pipeline()
     case.lose(pipeline)
     die(pipeline, Step.REPAIRED)
@@ -217,10 +218,10 @@ def test_lost_again_after_the_repair(case: Case) -> None:
     case.check()
 
 
-def test_a_query_of_every_kind_killed_for_real(
+def test_every_kind_of_query_is_repaired_after_a_kill(
     cluster: servers.Cluster, kafka: oracle.Kafka, tmp_path: Path
 ) -> None:
-    """SIGKILL after the decision: one output, several, one with state; repaired by the next life."""
+    """SIGKILL follows the decision of three kinds of query. The next driver repairs all of them."""
     kinds = ("stateless", "outputs", "stateful")
     queries = [
         Query(kind, rows=60, sink={"transaction_timeout": 2 * TIMEOUT_S}, settings=PATIENCE)
@@ -245,8 +246,8 @@ def test_a_query_of_every_kind_killed_for_real(
 # Not repaired.
 
 
-def test_a_query_that_never_gives_the_same_twice(case: Case) -> None:
-    """Stopped with both fingerprints; nothing written, nothing lost in silence; then ruled on."""
+def test_a_nondeterministic_query_stops_until_an_operator_decides(case: Case) -> None:
+    """The error shows both fingerprints, and nothing is written until an operator decides."""
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline)
     for _ in range(2):  # it stays stopped
@@ -270,7 +271,7 @@ def test_a_query_that_never_gives_the_same_twice(case: Case) -> None:
     case.kafka.assert_settled(case.target)
 
 
-def test_loss_is_accepted(case: Case) -> None:
+def test_an_operator_accepts_the_loss(case: Case) -> None:
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline)
     with pytest.raises(GuaranteeBroken):
@@ -282,8 +283,8 @@ def test_loss_is_accepted(case: Case) -> None:
     case.kafka.assert_settled(case.target)
 
 
-def test_partly_lost_and_never_the_same_twice(case: Case) -> None:
-    """No replay can stand in for half of the rows: only their loss can be accepted."""
+def test_a_partial_loss_of_a_nondeterministic_query_can_only_be_accepted(case: Case) -> None:
+    """No replay can replace half of the rows, so an operator can only accept their loss."""
     pipeline = case.pipeline(select=RANDOM)
     case.lose(pipeline, at=Step.COMMITTED_ONE)
     before = case.kafka.values(case.target)
@@ -300,7 +301,7 @@ def test_partly_lost_and_never_the_same_twice(case: Case) -> None:
     case.kafka.assert_settled(case.target)
 
 
-# Parts that do not belong together. The log is in the checkpoint's directory, unless it is moved.
+# Parts that do not belong together. By default the log is in the checkpoint's directory.
 
 
 def without_log(checkpoint: Path) -> list[Path]:
@@ -330,7 +331,7 @@ def restore(aside: Path, checkpoint: Path) -> None:
 
 
 def refused(case: Case, pipeline: lock.Pipeline, *words: str) -> None:
-    """See that the pipeline does not run, says why and what to do, and changes nothing."""
+    """Check that the pipeline is refused, with the reason and the remedy, and changes nothing."""
     before = case.kafka.values(case.target)
     with pytest.raises(LogMismatch) as parted:
         finish(pipeline)
@@ -341,8 +342,10 @@ def refused(case: Case, pipeline: lock.Pipeline, *words: str) -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["new-rows", "no-new-rows"])
-def test_checkpoint_restored_to_an_older_state(case: Case, tmp_path: Path, fresh: bool) -> None:
-    """Spark plans batch 1 anew. It may be the very same rows, or not: its number says nothing."""
+def test_a_checkpoint_restored_to_an_older_state_is_refused(
+    case: Case, tmp_path: Path, fresh: bool
+) -> None:
+    """Spark plans batch 1 again, perhaps with other rows. The batch number does not show that."""
     pipeline = case.pipeline()
     finish(pipeline)
     save(case.checkpoint, tmp_path / "old")
@@ -360,7 +363,7 @@ def test_checkpoint_restored_to_an_older_state(case: Case, tmp_path: Path, fresh
     case.check([*ROWS, "one", "two"] if fresh else [*ROWS, "one"])
 
 
-def test_log_restored_to_an_older_state(case: Case, tmp_path: Path) -> None:
+def test_a_log_restored_to_an_older_state_is_refused(case: Case, tmp_path: Path) -> None:
     pipeline = case.pipeline()
     finish(pipeline)
     shutil.copytree(case.checkpoint / "poundlock", tmp_path / "old")
@@ -374,12 +377,12 @@ def test_log_restored_to_an_older_state(case: Case, tmp_path: Path) -> None:
 
     shutil.rmtree(case.checkpoint / "poundlock")
     shutil.move(tmp_path / "new", case.checkpoint / "poundlock")
-    # The refused driver wrote to the old log alone: the right one goes on.
+    # The refused driver wrote only to the old log, so the right log can continue.
     finish(pipeline)
     case.check([*ROWS, "one", "two", "three"])
 
 
-def test_checkpoint_deleted(case: Case, tmp_path: Path) -> None:
+def test_a_deleted_checkpoint_is_refused(case: Case, tmp_path: Path) -> None:
     pipeline = case.pipeline()
     finish(pipeline)
     save(case.checkpoint, tmp_path / "saved")
@@ -387,13 +390,13 @@ def test_checkpoint_deleted(case: Case, tmp_path: Path) -> None:
     refused(
         case, pipeline, "the checkpoint was deleted", "Restore it, or start with a new pipeline"
     )
-    assert not without_log(case.checkpoint), "it was not even begun"
+    assert not without_log(case.checkpoint), "Spark must not start a new checkpoint"
     restore(tmp_path / "saved", case.checkpoint)
     finish(pipeline)
     case.check()
 
 
-def test_checkpoint_of_another_query(case: Case, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_query_is_refused(case: Case, tmp_path: Path) -> None:
     pipeline = case.pipeline()
     finish(pipeline)
     save(case.checkpoint, tmp_path / "saved")
@@ -407,8 +410,8 @@ def test_checkpoint_of_another_query(case: Case, tmp_path: Path) -> None:
     case.check()
 
 
-def test_checkpoint_copied_with_its_log(case: Case, tmp_path: Path) -> None:
-    """A copy has the identity of the original: both at once would undo each other's work."""
+def test_a_checkpoint_copied_with_its_log_is_refused(case: Case, tmp_path: Path) -> None:
+    """A copy has the identity of the original, so the two would abort each other's branches."""
     pipeline = case.pipeline()
     finish(pipeline)
     copy = tmp_path / "copy"
@@ -423,8 +426,8 @@ def test_checkpoint_copied_with_its_log(case: Case, tmp_path: Path) -> None:
     case.check([*ROWS, "more"])
 
 
-def test_checkpoint_moved_for_good(case: Case, tmp_path: Path) -> None:
-    """The way out that the refusal names."""
+def test_a_moved_checkpoint_can_be_adopted(case: Case, tmp_path: Path) -> None:
+    """The error names this remedy."""
     finish(case.pipeline())
     case.kafka.produce(case.source, ["more"])
     case.checkpoint = Path(shutil.move(case.checkpoint, tmp_path / "moved"))

@@ -1,4 +1,4 @@
-"""TLS, SASL and ACLs, end to end; and the password is nowhere to be found afterwards."""
+"""TLS, SASL and ACLs, end to end. Afterwards the password appears nowhere."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from poundlock.errors import NotAuthorised
 from poundlock.servers import kafka as servers
 
 ROWS = [f"row-{number}" for number in range(20)]
-# What is looked for: the middle of a password that has every character which needs an escape somewhere.
+# The tests search for the middle of a password. It has every character that some format escapes.
 NEEDLE = f"needle{uuid.uuid4().hex}"
 PASSWORD = f"\"'\\{NEEDLE}%{{}}$;="
 JOB = Path(__file__).with_name("secure_job.py")
 
-# For the JVM, where Spark and its Kafka client log. In PySpark nothing below WARN is shown otherwise.
+# For the JVM, where Spark and its Kafka client log. By default PySpark shows only WARN and above.
 LOUD = """
 rootLogger.level = info
 rootLogger.appenderRef.stderr.ref = stderr
@@ -70,7 +70,7 @@ def cluster() -> Iterator[servers.Cluster]:
 
 @pytest.fixture(scope="module")
 def kafka(cluster: servers.Cluster) -> oracle.Kafka:
-    """Seen by somebody who may do everything."""
+    """Kafka, seen by a user with all permissions."""
     return oracle.Kafka(cluster.admin_settings())
 
 
@@ -87,7 +87,7 @@ def target(kafka: oracle.Kafka) -> str:
 
 
 def needed(source: str, target: str, group: str, pipeline: str) -> list[Rule]:
-    """All that a pipeline's user must be allowed, and no more."""
+    """Return the permissions that a pipeline's user needs, and no others."""
     ours = AclOperation
     return [
         (ResourceType.TOPIC, source, (ours.READ, ours.DESCRIBE)),
@@ -113,7 +113,7 @@ def grant(kafka: oracle.Kafka, rules: Iterable[Rule]) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_the_password_is_nowhere(
+def test_the_password_appears_nowhere(
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
     source: str,
@@ -121,7 +121,7 @@ def test_the_password_is_nowhere(
     tmp_path: Path,
     mechanism: str,
 ) -> None:
-    """A run that succeeds, with the least rights and the most logging, searched for the password."""
+    """A run with minimal permissions and maximal logging succeeds without showing the password."""
     group = f"g-{source}"
     grant(kafka, needed(source, target, group, "secure"))
     (tmp_path / "events").mkdir()
@@ -151,13 +151,13 @@ def test_the_password_is_nowhere(
         assert NEEDLE.encode() not in file.read_bytes(), file
     said = output.read_text()
     for talkative in ("poundlock INFO", "kafka.net", "py4j.clientserver DEBUG", "Step.DECIDED"):
-        assert talkative in said, f"{talkative} was not heard, so its silence proves nothing"
+        assert talkative in said, f"{talkative} was not logged, so the search proves nothing"
     for talkative in ("KafkaClient(", "sasl.jaas.config = [hidden]", "DEBUG org.apache.kafka"):
-        assert talkative in said, f"{talkative} was not heard, so its silence proves nothing"
+        assert talkative in said, f"{talkative} was not logged, so the search proves nothing"
 
 
 def run_child(config: dict[str, Any], directory: Path) -> Path:
-    """Run `secure_job`, and look at the command lines of its processes while it runs."""
+    """Run `secure_job`, and check the command lines of its processes while it runs."""
     output = directory / "output"
     with output.open("wb") as file:
         child = subprocess.Popen(
@@ -188,7 +188,7 @@ def run_child(config: dict[str, Any], directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("of", ["sink", "source"])
-def test_a_wrong_password(
+def test_a_wrong_password_is_refused_at_the_start(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
@@ -198,7 +198,7 @@ def test_a_wrong_password(
     of: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Refused before anything starts, by its name, and without being shown."""
+    """It is refused before anything starts. The error names the setting but does not show its value."""
     right = cluster.client_settings()
     wrong = right | {"sasl.password": PASSWORD + "x"}
     grant(kafka, needed(source, target, f"g-{source}", trial.TRIAL))
@@ -213,7 +213,7 @@ def test_a_wrong_password(
         pytest.raises(NotAuthorised, match=r"sasl\.password") as refused,
     ):
         pipeline.start(availableNow=True)
-    assert not (tmp_path / "c").exists(), "nothing may be touched"
+    assert not (tmp_path / "c").exists(), "nothing may be written"
     assert NEEDLE not in str(refused.value) + repr(refused.value) + caplog.text
 
 
@@ -243,7 +243,7 @@ def secured(
     ],
     ids=["topic", "transactional-id", "group"],
 )
-def test_a_missing_permission(
+def test_a_missing_permission_is_named(
     spark: SparkSession,
     cluster: servers.Cluster,
     kafka: oracle.Kafka,
@@ -253,7 +253,7 @@ def test_a_missing_permission(
     missing: ResourceType,
     said: str,
 ) -> None:
-    """The permission is named; once it is granted, no row is missing and none is there twice."""
+    """The error names the permission. After it is granted, the output is exact."""
     group, name = f"g-{source}", f"acl-{source}"
     rules = needed(source, target, group, name)
     short = [
@@ -272,7 +272,7 @@ def test_a_missing_permission(
     with pytest.raises(NotAuthorised, match=said.format(target=target, group=group)) as refused:
         trial.finish(pipeline)
     assert NEEDLE not in str(refused.value)
-    if missing is not ResourceType.GROUP:  # the group is told after the batch is final
+    if missing is not ResourceType.GROUP:  # the group's offsets are set after the batch is final
         assert kafka.values(target) == Counter()
     kafka.assert_settled(target)
 

@@ -1,6 +1,6 @@
-"""Drivers and tasks that were given up for dead, and wake: none of what they do then may count.
+"""Drivers and tasks that wake after they were replaced. Nothing that they do then may become visible.
 
-The sleep is real: SIGSTOP for Python and its JVM at a named point, SIGCONT when the world has moved on.
+SIGSTOP pauses Python and its JVM at a named point. SIGCONT wakes them after their successor has run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Keep = Callable[[Child], Child]
 
 @pytest.fixture
 def keep() -> Iterator[Keep]:
-    """Kills the drivers that a test leaves behind, asleep or awake."""
+    """Kills the drivers that a test leaves running or paused."""
     with ExitStack() as stack:
 
         def keep_(child: Child) -> Child:
@@ -35,22 +35,22 @@ def keep() -> Iterator[Keep]:
 
 
 def errors(life: Life) -> dict[str, str]:
-    """Say with which error each pipeline of a driver ended."""
+    """Return the name of the error with which each pipeline of a driver ended."""
     return dict(re.findall(r"^pipeline (\S+) ended with (\w+)$", life.output, re.MULTILINE))
 
 
-# Where each pipeline of the driver falls asleep, in its second batch.
+# The point at which each pipeline of the driver is paused, in its second batch.
 ASLEEP = {
     "writing": "writing",  # will write its rows, and vote
-    "deciding": "deciding",  # will try to take a number that another has taken
-    "compacted": "deciding",  # the same, but that number has been compacted away
-    "decided": "decided",  # will try to commit what another has committed
+    "deciding": "deciding",  # will try to write a record whose number another driver has written
+    "compacted": "deciding",  # the same, but that record was compacted away
+    "decided": "decided",  # will try to commit branches that another driver has committed
     "handing-back": "handing-back",  # will try to set the consumer group back
-    "returning": "returning",  # has nothing left to do, but Spark will try to note that
+    "returning": "returning",  # has finished, but Spark will try to record that
 }
 
 
-def test_a_driver_that_wakes_after_its_successor_is_done(
+def test_a_driver_that_wakes_after_its_successor_finished_is_fenced(
     kafka_server: Cluster, tmp_path: Path, keep: Keep
 ) -> None:
     group = f"g-{uuid.uuid4().hex[:8]}"
@@ -75,18 +75,18 @@ def test_a_driver_that_wakes_after_its_successor_is_done(
 
     chaos.live().ended()
     chaos.check()
-    assert not number.exists(), "taken by the successor, and compacted away"
+    assert not number.exists(), "the successor has written and compacted it"
     written = high_watermarks(chaos, "writing")
     for name, point in ASLEEP.items():
         sleeper.release(name, point)
     sleeper.signal(signal.SIGCONT)
     assert errors(sleeper.finish()) == dict.fromkeys(ASLEEP, "Fenced")
 
-    assert high_watermarks(chaos, "writing") > written, "it did try"
+    assert high_watermarks(chaos, "writing") > written, "it wrote after it woke"
     for name in ASLEEP:
         assert chaos.visible(name) == chaos.expected(name, chaos.batches(name))
     assert group_offsets(chaos.servers, group, chaos.source("handing-back")) == {0: 60, 1: 60}
-    chaos.live().ended()  # sweeps what the sleeper left open
+    chaos.live().ended()  # sweeps the branches that the paused driver left open
     chaos.check()
 
 
@@ -94,8 +94,10 @@ def high_watermarks(chaos: Chaos, pipeline: str) -> int:
     return sum(stable_and_high(chaos.servers, chaos.outputs(pipeline))[1].values())
 
 
-def test_two_drivers_at_once(kafka_server: Cluster, tmp_path: Path, keep: Keep) -> None:
-    """A second driver is started by mistake, beside one that runs; and two at the same moment."""
+def test_only_one_of_two_drivers_continues(
+    kafka_server: Cluster, tmp_path: Path, keep: Keep
+) -> None:
+    """One pipeline is started while it already runs. Another is started twice at the same moment."""
     queries = [Query("stateless", name, rows=100, rows_per_batch=10) for name in ("running", "new")]
     chaos = Chaos(tmp_path, kafka_server.bootstrap_servers, queries)
     first = keep(
@@ -116,21 +118,21 @@ def test_two_drivers_at_once(kafka_server: Cluster, tmp_path: Path, keep: Keep) 
     of_first, of_second = errors(first.finish()), errors(second.finish())
 
     assert of_first["running"] == "Fenced"
-    assert "running" not in of_second, "it took over, and goes on"
-    # Where there is no checkpoint yet, Spark stops one of the two as well, and not always the same.
+    assert "running" not in of_second, "the second driver took over, and continues"
+    # Without a checkpoint, Spark also stops one of the two, not always the same one.
     assert {of_first.get("new"), of_second.get("new")} & {"Fenced", "Py4JJavaError"}
     chaos.live().ended()
     chaos.check()
 
 
-def test_tasks_that_wake_after_they_were_replaced(
+def test_replaced_tasks_that_wake_write_nothing_visible(
     kafka_server: Cluster, tmp_path: Path, keep: Keep
 ) -> None:
-    """Two executors fall silent, each in the middle of a task. Spark runs the tasks elsewhere.
+    """Two executors are paused, each in the middle of a task. Spark runs the tasks elsewhere.
 
-    One task has rows in an open transaction, which is swept before it wakes: it is fenced. The other
-    has begun and written nothing, so there was nothing to sweep: it writes and prepares, for nobody,
-    and the next sweep aborts it.
+    One task has rows in an open transaction, which is swept before the task wakes, so it is fenced.
+    The other has begun but written nothing, so there was nothing to sweep. It writes and prepares,
+    and the next sweep aborts its branch.
     """
     conf = {
         "spark.executor.memory": "512m",

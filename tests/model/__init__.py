@@ -3,8 +3,8 @@
 The real coordinator runs over the real log code. Around it are simulated systems (`kafka`,
 `database`), a disk that forgets what was not synced (`disk`), Spark's checkpoint and tasks (`spark`)
 and any number of drivers that are switched at every effect (`driver`, `world`). A `schedule` says what
-goes wrong and where; it alone determines a run. `families` are schedules by enumeration, Hypothesis
-makes the others. The `oracle` sees everything and checks what must never happen. `mutants` are
+goes wrong and where; it alone determines a run. `families` enumerate schedules, and Hypothesis
+generates others. The `oracle` sees everything and checks what must never happen. `mutants` are
 deliberate protocol bugs: the model must catch each of them.
 
     pytest tests/model -s                                   the counts and the seed

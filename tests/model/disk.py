@@ -29,7 +29,7 @@ class SimDisk:
     def __init__(self) -> None:
         self.live: dict[str, File | None] = {"/": None, ROOT: None}  # None: a directory
         self.kept: dict[str, File | None] = dict(self.live)
-        self.doomed: set[str] = set()  # names whose sync failed: later syncs skip them
+        self.doomed: set[str] = set()  # names whose sync failed; later syncs skip them
 
     def make_directory(self, path: str) -> None:
         while path not in self.live:

@@ -54,7 +54,7 @@ class Driver:
     def resume(self) -> None:
         """Give this driver its turn, and wait until it ends or is switched away from."""
         if not self.world.switches:
-            self._main()  # nobody will ever take its turn: no thread is needed
+            self._main()  # it never gets another turn, so it needs no thread
         elif self.started:
             self._turn.release()
         else:
@@ -160,7 +160,7 @@ class Driver:
         return self._spoil(fault, label, effect, OSError(5, "Input/output error"))
 
     def _spark(self, label: str, effect: Callable[[], T]) -> T:
-        """Let Spark read or write a file of its checkpoint; what goes wrong there is its own."""
+        """Let Spark read or write a file of its checkpoint. A failure there is Spark's own error."""
         return self._spoil(self._gate(label), label, effect, SparkConflict())
 
     def _wire(self, label: str, request: Callable[[], T]) -> T:

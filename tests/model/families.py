@@ -21,7 +21,7 @@ LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
 ALL = (PLAIN, REMOTE, SWALLOWING, STATEFUL, SALTED, SHIFTING, BLIND, LONG)
 
 
-LOSABLE = ("link", "put", "init", "prepare", "check")  # where a driver that was replaced loses
+LOSABLE = ("link", "put", "init", "prepare", "check")  # where a replaced driver loses
 
 
 def effects(config: Config, *faults: Fault) -> list[str]:
@@ -44,7 +44,7 @@ def crashes() -> Iterator[Schedule]:
 
 
 def replaced_drivers() -> Iterator[Schedule]:
-    """A driver is paused anywhere, another runs to the end, and the first goes on."""
+    """A driver is paused anywhere, another runs to the end, and the first continues."""
     for config in (LONG, BLIND, PLAIN, SWALLOWING, STATEFUL):
         yield from everywhere(config, "switch")
     yield from everywhere(replace(PLAIN, late=True), "switch")
@@ -112,12 +112,12 @@ def losses() -> Iterator[Schedule]:
 
 
 def stragglers() -> Iterator[Schedule]:
-    """A task that was abandoned long ago takes an id again, writes, and prepares."""
+    """A task that was abandoned long ago opens its id again, writes, and prepares."""
     yield from everywhere(PLAIN, "straggler")
 
 
 def forgotten_outcomes() -> Iterator[Schedule]:
-    """A commit's answer is lost, and when it is asked again the coordinator knows nothing of it."""
+    """The answer to a commit is lost, and the coordinator has forgotten the outcome."""
     for config, nth in itertools.product((PLAIN, REMOTE, BLIND), range(3)):
         lost, forget = Fault("lose_answer", nth, "commit"), Fault("forget_ids")
         yield Schedule(config, (lost, forget))

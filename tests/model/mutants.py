@@ -83,7 +83,7 @@ def retry_with_version_4(patch: Patch) -> None:
 
 @mutant(
     families.lost_messages,
-    "the first try is EndTxn 4, and INVALID_TXN_STATE to a later 5 is believed unseen",
+    "the first attempt is EndTxn 4, and INVALID_TXN_STATE to a later 5 is trusted unchecked",
 )
 def version_4_first(patch: Patch) -> None:
     def end(self: KafkaSink, id_: str, handle: Mapping[str, Any], *, commit: bool) -> str:
@@ -112,7 +112,7 @@ def init_before_outcome(patch: Patch) -> None:
     patch.setattr(KafkaSink, "_end", end)
 
 
-@mutant(families.stragglers, "PRODUCER_FENCED is taken for success")
+@mutant(families.stragglers, "PRODUCER_FENCED counts as success")
 def fenced_is_success(patch: Patch) -> None:
     patch.setattr(KafkaSink, "_witness", lambda self, receipt: BranchState.COMMITTED)
 
@@ -125,7 +125,7 @@ def unseen_commit(patch: Patch) -> None:
     patch.setattr(KafkaSink, "_seen", lambda self, receipt: BranchState.COMMITTED)
 
 
-@mutant(families.losses, "42704 is taken for committed, and nobody asks the witness")
+@mutant(families.losses, "42704 counts as committed, and the witness is not asked")
 def undefined_is_success(patch: Patch) -> None:
     def commit_one(self: Database, gid: str) -> BranchState:
         self.wire("commit", lambda: self.server.commit_prepared(gid))
@@ -134,7 +134,7 @@ def undefined_is_success(patch: Patch) -> None:
     patch.setattr(Database, "_commit_one", commit_one)
 
 
-@mutant(families.races, "a branch that nobody can prove anything about is written again")
+@mutant(families.races, "a branch whose outcome cannot be proven is written again")
 def unproven_is_lost(patch: Patch) -> None:
     _recovery(patch, Stage.DECIDED, BranchState.NO_WITNESS, Action.REPAIR)
 
@@ -173,7 +173,7 @@ def no_sync_of_the_directory(patch: Patch) -> None:
 
 
 @mutant(
-    families.machine_crashes, "the log's own directory is created, but its name is not made durable"
+    families.machine_crashes, "the log's directory is created, but its name is not made durable"
 )
 def no_sync_above_the_directory(patch: Patch) -> None:
     patch.setattr(
@@ -182,7 +182,8 @@ def no_sync_above_the_directory(patch: Patch) -> None:
 
 
 @mutant(
-    families.unsynced_links, "records that another driver linked and did not sync are built upon"
+    families.unsynced_links,
+    "a driver relies on records that another driver linked and did not sync",
 )
 def trusts_found_names(patch: Patch) -> None:
     def create(self: FileLog, number: int, data: bytes) -> None:
@@ -195,7 +196,7 @@ def trusts_found_names(patch: Patch) -> None:
 
 @mutant(
     families.interrupted_links,
-    "after an interrupted link the record is found, and taken for durable as it is",
+    "after an interrupted link the record is found, and counts as durable",
 )
 def interrupted_link(patch: Patch) -> None:
     def create(self: FileLog, number: int, data: bytes) -> None:
@@ -207,7 +208,7 @@ def interrupted_link(patch: Patch) -> None:
     patch.setattr(FileLog, "_create", create)
 
 
-@mutant(families.failed_syncs, "a failed fsync is tried again, and the second answer is believed")
+@mutant(families.failed_syncs, "a failed fsync is repeated, and the second answer is trusted")
 def fsync_again(patch: Patch) -> None:
     def sync(self: FileLog, path: str) -> None:
         try:
@@ -231,12 +232,12 @@ def no_read_back(patch: Patch) -> None:
     patch.setattr(TransactionLog, "_publish", publish)
 
 
-@mutant(families.replaced_drivers, "a driver does not look whether its last record is still there")
+@mutant(families.replaced_drivers, "a driver does not check whether its last record still exists")
 def no_look_at_the_predecessor(patch: Patch) -> None:
     patch.setattr(TransactionLog, "_owns_predecessor", lambda self: True)
 
 
-@mutant(families.races, "an append that finds its number taken takes the next one")
+@mutant(families.races, "an append that finds its number used uses the next one")
 def next_number(patch: Patch) -> None:
     def settle(self: TransactionLog) -> None:
         while self._pending is not None:
@@ -307,7 +308,7 @@ def _decision(transaction: Any, offsets: str, votes: Any) -> Decided:
 
 @mutant(
     families.unknown_appends,
-    "an append whose outcome is unknown is taken for failed, and the batch is aborted",
+    "an append whose outcome is unknown counts as failed, and the batch is aborted",
 )
 def abort_after_unknown_append(patch: Patch) -> None:
     def decide(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
@@ -323,7 +324,7 @@ def abort_after_unknown_append(patch: Patch) -> None:
     patch.setattr(Coordinator, "_decide", decide)
 
 
-@mutant(families.losses, "lost branches are replaced, and the log is not told")
+@mutant(families.losses, "lost branches are replaced without a record in the log")
 def repair_without_record(patch: Patch) -> None:
     def repair(self: Coordinator, batch: int, lost: Set[BranchKey], job: Job) -> bool:
         transaction = self._transaction(batch, self.state.batches[batch].decided.attempt + 1)
@@ -336,7 +337,7 @@ def repair_without_record(patch: Patch) -> None:
 
 
 @mutant(
-    families.tampered_checkpoints, "a batch is skipped by its number alone, whatever its offsets"
+    families.tampered_checkpoints, "a batch is skipped by its number, without a look at its offsets"
 )
 def skip_by_number(patch: Patch) -> None:
     def enter(state: LogState, batch: int, offsets: str, before: str | None) -> Stage:
@@ -347,7 +348,7 @@ def skip_by_number(patch: Patch) -> None:
     patch.setattr(coordinating, "enter", enter)
 
 
-@mutant(families.races, "nobody looks whether the checkpoint still holds the plan that was run")
+@mutant(families.races, "it is not checked whether the checkpoint still holds the executed plan")
 def plan_before_unchecked(patch: Patch) -> None:
     patch.setattr(
         coordinating, "enter", lambda state, batch, offsets, _: original(state, batch, offsets)
@@ -360,7 +361,7 @@ def sweep_decided(patch: Patch) -> None:
     patch.setattr(LogState, "history_of", lambda self, stray: None)
 
 
-@mutant(families.crashes, "commit is presumed: what no decision names is committed")
+@mutant(families.crashes, "commit is presumed: branches that no decision names are committed")
 def presumed_commit(patch: Patch) -> None:
     def abort(self: Database, strays: Sequence[Stray]) -> list[BranchState]:
         for stray in strays:
@@ -435,14 +436,13 @@ def repair_by_total(patch: Patch) -> None:
     patch.setattr(coordinating, "match_lost", match)
 
 
-@mutant(families.losses, "a repair writes every branch of the sink again, committed ones too")
+@mutant(families.losses, "a repair writes every branch of the sink again, even committed ones")
 def repair_everything(patch: Patch) -> None:
     patch.setattr(coordinating, "match_lost", lambda recorded, lost, replayed, **_: list(replayed))
 
 
 @mutant(
-    families.replays_that_differ,
-    "the drain does not compare what it computed with what was decided",
+    families.replays_that_differ, "the drain does not compare its fingerprint with the decision"
 )
 def drain_unchecked(patch: Patch) -> None:
     patch.setattr(coordinating, "compare", lambda recorded, replayed: [])
@@ -456,9 +456,7 @@ def no_drain(patch: Patch) -> None:
     patch.setattr(Coordinator, "_drain", lambda self, batch, job: None)
 
 
-@mutant(
-    families.tampered_checkpoints, "a log found under another address is taken for the log itself"
-)
+@mutant(families.tampered_checkpoints, "a log found at another address is accepted")
 def copy_accepted(patch: Patch) -> None:
     def check(log: TransactionLog, pipeline: str, query: str | None) -> None:
         if log.state.generation is not None:
@@ -469,15 +467,12 @@ def copy_accepted(patch: Patch) -> None:
     patch.setattr(coordinating, "check_log_matches", check)
 
 
-@mutant(families.races, "a driver that was replaced blames the systems for what its successor did")
+@mutant(families.races, "a replaced driver reports an error of the systems instead of `Fenced`")
 def blames_the_systems(patch: Patch) -> None:
     patch.setattr(Coordinator, "_prefer_fenced", lambda self: contextlib.nullcontext())
 
 
-@mutant(
-    families.losses,
-    "nothing is swept while a commit waits, though a stray may be what it waits for",
-)
+@mutant(families.losses, "nothing is swept while a commit waits, even if it waits for a stray")
 def waits_behind_strays(patch: Patch) -> None:
     patch.setattr(Coordinator, "_sweep_reachable", lambda self: None)
 

@@ -29,12 +29,12 @@ from .systems import PROTOCOL, Crash, Key, Row, System, key_of
 
 @dataclass
 class Story:
-    """What the log says of a batch, as the oracle reads it."""
+    """The history of a batch in the log, as the oracle reads it."""
 
     decided: Decided
     receipts: dict[Key, Receipt]
     finished: bool
-    excused: bool = False  # a person ruled, and takes what comes
+    excused: bool = False  # an operator decided, and accepts the result
 
     @property
     def rows(self) -> Range:
@@ -50,7 +50,7 @@ class Oracle:
         self.counts: Counter[str] = Counter()
         self.violation: str | None = None
         self.last_writer: str | None = None
-        self.late = False  # a request is being delivered whose sender has long gone on
+        self.late = False  # the sender of the request that is being delivered has long continued
         self.stories: dict[int, Story] = {}
         self._forget_log()
         self._ended: dict[Key, str] = {}
@@ -203,7 +203,7 @@ class Oracle:
     def _state(self, key: Key) -> str:
         return self.systems[key[0]].state_of(key)
 
-    # What is left in the end.
+    # The state at the end.
 
     def spark_committed(self, batch: int, kept: Mapping[str, Fingerprint] | None) -> None:
         """Spark writes `commits/N`; `kept` is what the state it keeps belongs to, if it has one."""

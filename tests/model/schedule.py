@@ -45,7 +45,7 @@ class Fault:
 class Config:
     """One pipeline and its surroundings."""
 
-    log: str = "file"  # file, remote, or swallowing: remote, and the loser of a race hears nothing
+    log: str = "file"  # file, remote, or swallowing: remote, and the loser of a race gets no error
     sinks: tuple[str, ...] = ("kafka", "database")  # kafka, database, blind
     batches: tuple[int, ...] = (2, 1)  # rows of each
     tasks: int = 2
@@ -54,9 +54,9 @@ class Config:
     shifting: bool = False  # a replay cuts the batch into other partitions
     keep: int = 1
     stubborn: bool = False  # a failed step is repeated in the same process
-    late: bool = False  # paused drivers wake when all is over, not when their successor ends
+    late: bool = False  # paused drivers wake at the very end, not when their successor ends
     operator_decision: str | None = (
-        "accept_loss"  # what the operator orders when a batch cannot be repaired
+        "accept_loss"  # what the operator decides when a batch cannot be repaired
     )
 
 

@@ -72,7 +72,7 @@ def fingerprint(rows: Sequence[Row]) -> Fingerprint:
 
 
 class SimJob:
-    """One call of a batch. Each run of it may cut the rows anew and, if salted, compute others."""
+    """One call of a batch. Each run may partition the rows differently and, if salted, change them."""
 
     def __init__(
         self, config: Config, rows: Range, sinks: Mapping[str, Participant], runs: Runs, batch: int

@@ -9,7 +9,7 @@ from poundlock.core.model import Namespace, Receipt
 
 T = TypeVar("T")
 
-# One branch, and no later use of its id: (sink, id, instance).
+# One branch, which differs from later uses of its id: (sink, id, instance).
 Key = tuple[str, str, Any]
 Row = tuple[int, int]  # the row's number in the input, and what the query made of it
 
@@ -49,7 +49,7 @@ class System(Protocol):
     witnesses: bool
 
     def state_of(self, key: Key) -> str:
-        """Return open, committing, committed or aborted: the truth, whatever the system says."""
+        """Return the true state: open, committing, committed or aborted."""
         ...
 
     def visible(self) -> list[Row]: ...
@@ -59,7 +59,7 @@ class System(Protocol):
         ...
 
     def bystander_lives(self) -> bool:
-        """Whether the other pipeline's open branch is as it was."""
+        """Whether the other pipeline's open branch is unchanged."""
         ...
 
     def expire(self, key: Key) -> None:

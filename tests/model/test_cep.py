@@ -36,7 +36,7 @@ LETTERS = "abc"
 FOREVER = 10**6
 
 
-# What is drawn.
+# Random patterns and streams.
 
 
 def fits(kinds: str) -> Callable[[Any], bool]:
@@ -44,7 +44,7 @@ def fits(kinds: str) -> Callable[[Any], bool]:
 
 
 def grows(kinds: str) -> Callable[[Any, Any], bool]:
-    """A condition on earlier rows: at least as large as the first row of the first stage."""
+    """Return a condition on earlier rows: at least as large as the first row of the first stage."""
 
     def test(row: Any, earlier: Any) -> bool:
         return row.kind in kinds and all(row.size >= first.size for first in earlier["s0"][:1])
@@ -54,11 +54,11 @@ def grows(kinds: str) -> Callable[[Any, Any], bool]:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[list[Event]]:
-    """Rows by batch, as they arrive: out of order, but never later than the watermark allows."""
+    """Draw rows by batch as they arrive: out of order, but never late."""
     kinds = draw(st.text(LETTERS + "d", max_size=9))
     time, events = 0, []
     for n, kind in enumerate(kinds):
-        time += 100 * draw(st.integers(0, 3))  # far enough apart that not all is done at once
+        time += 100 * draw(st.integers(0, 3))  # far enough apart that not all matches end at once
         size = draw(st.integers(0, 2))
         lag = 100 * draw(st.integers(0, 6))
         events.append((time + lag, Event(time, Item((n, kind, size)))))
@@ -78,7 +78,7 @@ skips = st.sampled_from(
 
 @st.composite
 def patterns(draw: st.DrawFn, *, plain: bool) -> Pattern:
-    """`plain`: only what the oracle can write out as sequences of single stages."""
+    """Draw a pattern; if `plain`, one that the oracle can write as sequences of single stages."""
     pattern = begin("s0", no_skip() if plain else draw(skips))
     size, timed = draw(st.integers(1, 3)), draw(st.booleans())
     for at in range(size):
@@ -102,8 +102,8 @@ def patterns(draw: st.DrawFn, *, plain: bool) -> Pattern:
 def negatives(draw: st.DrawFn, pattern: Pattern, at: int) -> Pattern:
     last = pattern.stages[-1]
     how = draw(st.sampled_from(["", "", "not_followed_by", "not_next"]))
-    # After a stage that repeats, `not_next` ends all its rounds: not what a plain sequence says.
-    # After one with a range, Flink forgets `not_followed_by` once a row was passed over.
+    # After a repeating stage, `not_next` ends all its rounds, unlike in a plain sequence.
+    # After one with a range, Flink forgets `not_followed_by` after it has skipped a row.
     ranged = last.low != last.high if how == "not_followed_by" else last.repeat is not Repeat.ONCE
     if not how or last.optional or ranged:
         return pattern
@@ -113,8 +113,8 @@ def negatives(draw: st.DrawFn, pattern: Pattern, at: int) -> Pattern:
 def odd_if_optional(stages: tuple[Stage, ...]) -> bool:
     """Return whether Flink, and so Poundlock, differs from the sequences with and without the stage.
 
-    After `not_next` at the end, what must not come next is asked of the row before. And what must not
-    come before the first of two optional stages is still refused before the second.
+    After `not_next` at the end, the row before is tested against the forbidden condition. And rows
+    that are forbidden before the first of two optional stages are also forbidden before the second.
     """
     *before, _ = stages
     if not before:
@@ -150,7 +150,7 @@ def quantifiers(draw: st.DrawFn, pattern: Pattern, *, plain: bool) -> Pattern:
 
 
 class Step(NamedTuple):
-    """A single stage: what it takes, what may lie before it, and what may not."""
+    """A single stage, with the rows that may and may not come before it."""
 
     stage: Stage
     contiguity: Contiguity
@@ -159,7 +159,7 @@ class Step(NamedTuple):
 
 
 def sequences(pattern: Pattern, rows: int) -> Iterator[tuple[list[Step], Stage | None]]:
-    """Write a pattern out, with the negative stage that it ends with."""
+    """Yield the sequences of a pattern, each with the pattern's last negative stage."""
     stages = pattern.stages
     positive = [at for at, stage in enumerate(stages) if not stage.contiguity.negative]
     trailing = stages[-1] if stages[-1].contiguity.negative else None
@@ -180,7 +180,7 @@ def sequences(pattern: Pattern, rows: int) -> Iterator[tuple[list[Step], Stage |
             else:
                 count = counts[positive.index(at)]
                 after = stages[at + 1] if at + 1 < len(stages) else None
-                # What must not follow a stage that repeats must not come between its rows either.
+                # Rows that must not follow a repeating stage must not come between its rows either.
                 between = (after,) if after and after.contiguity is Contiguity.NOT_FOLLOWED else ()
                 for number in range(count):
                     if number:
@@ -228,7 +228,7 @@ def oracle(pattern: Pattern, events: list[Event]) -> Counter[tuple[tuple[str, in
                 any(holds(stage, at, chosen) for stage in step.not_before)
                 or (at == start and any(holds(stage, at, chosen) for stage in step.not_next))
             )
-            # A row that completes a match does so even if it is also what must not come before.
+            # A row that completes a match does so even if it is also a forbidden row.
             allowed = not refused or (ends and not (at == start and step.not_next))
             if fits_here and allowed:
                 search(steps, trailing, [*chosen, (step.stage.name, at)])
@@ -262,7 +262,7 @@ def run(
         rows = sorted(batches[at] if at < len(batches) else [], key=lambda event: event.time)
         rest = [event.time for batch in batches[at:] for event in batch]
         clock = Clock(min(rest) - 1 if rest else FOREVER)
-        # A task of its own for each batch: an operator keeps nothing between them.
+        # A new operator for each batch, because Spark keeps none between tasks.
         operator = MatchOperator(
             pattern, columns=Item._fields, select=match, fields=("rows", "at"), timed_out=timed_out
         )
@@ -280,7 +280,7 @@ def in_order(batches: list[list[Event]]) -> list[Event]:
 
 @settings(max_examples=200, deadline=None)
 @given(patterns(plain=True), streams())
-def test_a_pattern_finds_what_every_choice_of_rows_allows(pattern, batches):
+def test_a_pattern_finds_every_allowed_match(pattern, batches):
     main = run(pattern, batches, partial=False).get("main", [])
     found = Counter(tuple(sorted(map(tuple, rows))) for rows, _ in main)
     assert found == oracle(pattern, in_order(batches))
@@ -292,5 +292,5 @@ def test_the_result_does_not_depend_on_how_the_stream_is_split(pattern, batches)
     events = in_order(batches)
     found = run(pattern, batches)
     assert found == run(pattern, [events]) == run(pattern, [[event] for event in events])
-    # Nor on whether anybody is told of partial matches whose time is over.
+    # Nor on whether the partial matches that timed out are reported.
     assert found.get("main") == run(pattern, [events], partial=False).get("main")

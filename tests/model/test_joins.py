@@ -15,7 +15,7 @@ from poundlock.stream.times import Clock
 
 Left, Right = row_type(("k", "l")), row_type(("rk", "r"))
 
-# Times near the watermark, so that rows meet, are late, and fall on the watermark itself.
+# Times near the watermark, so that rows join, are late, or are at the watermark itself.
 bounds = st.tuples(st.integers(-4, 4), st.integers(-4, 4)).map(sorted)
 arrivals = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(-1, 5)), max_size=8)
 batches = st.lists(st.tuples(st.sampled_from([0, 0, 1, 2, 4]), arrivals), min_size=1, max_size=6)
@@ -72,7 +72,7 @@ def test_rows_in_time_join_with_every_matching_row(bounds, batches):
     )
     pairs, late, data = joined(lower, upper, [*plan, (1000, [])])
     assert pairs == expected and not late
-    assert data is None  # nothing is kept for ever
+    assert data is None  # nothing is kept forever
 
 
 @settings(max_examples=150, deadline=None)
@@ -82,7 +82,7 @@ def test_late_rows_are_treated_as_in_flink(bounds, batches):
     plan = numbered(batches)
     expected, late, here = Counter(), Counter(), []
     for watermark, rows in plan:
-        # A row goes when the watermark moves to the last time that could join it, or past that.
+        # A row is removed when the watermark reaches the last time that could join it.
         here = [
             (row, seen)
             for row, seen in here

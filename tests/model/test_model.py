@@ -1,6 +1,6 @@
 """Exactly once under enumerated schedules and thousands of generated ones.
 
-A schedule that fails is printed as it stands. To replay it, from the folder above:
+A failing schedule is printed. To replay it, from the folder above:
 
     python -c "from model.schedule import *; from model.world import World; World(Schedule(...)).run()"
 """
@@ -18,7 +18,7 @@ from .world import Violation, World
 
 LEAST_SCHEDULES = 10_000
 
-# The model proves nothing about states that it never reaches. By the oracle's names for them.
+# The model proves nothing about states that it never reaches. These are the oracle's names.
 INTERESTING = (
     "Repaired",
     "Compacted",
@@ -86,7 +86,7 @@ class Play:
         self.reached.update(world.oracle.counts)
 
 
-def test_exactly_once_under_every_schedule(
+def test_output_is_exact_under_every_schedule(
     model_seed: int, model_schedules: int, report: Callable[[str], None]
 ) -> None:
     play = Play()

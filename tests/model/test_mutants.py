@@ -16,7 +16,7 @@ MOST_RANDOM = 2000
 
 
 def first_violation(mutant: Mutant, model_seed: int) -> tuple[int, str]:
-    """Play the schedules of `test_model` until one breaks. Return how many that took, and how."""
+    """Play the schedules of `test_model` until one fails. Return their number and the failure."""
     played = 0
 
     def play(schedule: Schedule) -> None:
@@ -52,7 +52,7 @@ def test_there_are_enough_mutants() -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_it_is_caught(
+def test_every_mutant_is_caught(
     mutant: Mutant, model_seed: int, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
 ) -> None:
     mutant.plant(monkeypatch)

@@ -99,7 +99,7 @@ def run(windows, batches, *, turn=lambda rows: rows, now=lambda watermark: 0):
 
 def aligned(size, slide, offset, lateness, batches):
     """Return what windows of one size do: check every window for every row."""
-    came = defaultdict(list)  # (key, start): the numbers that are in it
+    came = defaultdict(list)  # the numbers in each (key, start)
     before, expected = -(10**9), []
     for watermark, rows in batches:
         fired, late = defaultdict(list), defaultdict(list)
@@ -249,7 +249,7 @@ def test_every_trigger_fires_valid_rows_and_leaves_no_state(batches, assigner, l
 
 @quick
 @given(histories(), st.none() | st.integers(1, 15), st.integers(0, 20), WAYS)
-def test_sessions(batches, gap, lateness, how):
+def test_sessions_agree_with_the_oracle(batches, gap, lateness, how):
     batches = [*batches, Batch(FOREVER, [])]
     assigner = SessionWindows(gap or (lambda row: f"{row.gap} ms"))
     seen, left = run(operator(assigner, lateness=lateness, how=how), batches)

@@ -1,7 +1,7 @@
 """The simulated world: drivers, systems, disk, checkpoint, and the faults of a schedule.
 
-The world also judges. A driver may only stop for a reason that the schedule gave it, and what its
-message asks a person to do is then done.
+The world also judges. A driver may only stop for a reason that the schedule gave it. The remedy
+in its message is then applied.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class World:
         return batch < len(self.sizes)
 
     def planned(self, batch: int, start: int, driver: Driver) -> Range:
-        """Plan a batch as Spark does: from where the one before ended. Planned again, it differs."""
+        """Plan a batch as Spark does, from the end of the previous one. A second plan differs."""
         differs = self.replans + (self.drivers.index(driver) if self.checkpoint.swallows else 0)
         return start, start + self.sizes[batch] + differs % 2
 
@@ -172,7 +172,7 @@ class World:
         return [driver for driver in self.drivers if driver.started and not driver.ended]
 
     def _switch(self, now: Driver) -> Driver:
-        """Choose who goes on after a switch: a driver that was paused before, or a new one."""
+        """Choose the driver that continues after a switch: a paused one, or a new one."""
         others = [driver for driver in self._paused() if driver is not now]
         if others and self.switched % 2:
             self.oracle.count("paused driver went on")
@@ -194,7 +194,8 @@ class World:
         self.pass_time(1.0)
         if not self.stopped:
             if self.replans or self.checkpoint.swallows:
-                self.sizes.append(1)  # log and checkpoint may have parted: go on, to find out
+                # Log and checkpoint may no longer match. The next start finds out.
+                self.sizes.append(1)
             self._finish()
         self._replay_log()
         position = max((end for _, end in self.checkpoint.offsets.values()), default=0)
@@ -312,7 +313,7 @@ class World:
         for path in [p for p in self.disk.live if p.startswith(f"{LOG}-copy")]:
             del self.disk.live[path]
 
-    # Judging how a driver ended, and doing what its message asks a person to do.
+    # Judging how a driver ended, and applying the remedy in its message.
 
     def _judge(self, driver: Driver) -> None:
         if self.oracle.violation is not None:
@@ -344,12 +345,12 @@ class World:
             case Fenced():
                 return self.oracle.last_writer != driver.name
             case LogMismatch():
-                # Somebody tampered with the checkpoint, or two drivers wrote to it.
+                # The checkpoint was changed from outside, or two drivers wrote to it.
                 return self.replans > 0 or self.checkpoint.swallows
             case LogCorrupt():
                 return "failed to make the log durable" in str(error)
             case InDoubt():
-                # A person may have ruled on it before this driver got to say so.
+                # An operator may have decided before this driver reported it.
                 ruled = any(history.excused for history in self.oracle.stories.values())
                 return driver.stopping or ruled or self._unprovable()
             case GuaranteeBroken():

@@ -14,7 +14,7 @@ from poundlock.sinks.memory import Memory, MemorySystem
 
 
 class Clock:
-    """Time that passes only when somebody sleeps."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -26,11 +26,11 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
-        assert len(self.slept) < 1000, "it waits for ever"
+        assert len(self.slept) < 1000, "it waits forever"
 
 
 class Sink(Memory):
-    """The reference sink, with answers that a test can prescribe."""
+    """The reference sink, with answers that a test can set."""
 
     def __init__(self, name: str, clock: Clock, *, time_out_s: float | None = None):
         super().__init__(name, MemorySystem(), time_out_s=time_out_s, clock=clock)
@@ -116,7 +116,7 @@ class Job:
 
 
 class Bench:
-    """A coordinator over sinks `a` and `b`, taken over and ready."""
+    """A coordinator over sinks `a` and `b` that has taken over."""
 
     def __init__(self, names: Sequence[str] = ("a", "b"), **settings: float):
         self.clock = Clock()

@@ -13,7 +13,7 @@ TOPIC_ID = "w6uTz_0tRRebSn6VE0079Q"
 
 
 class Script:
-    """Stands in for the connections: a function from node and request to the answer."""
+    """Replaces the connections by a function from node and request to the answer."""
 
     def __init__(self, answer):
         self._answer = answer

@@ -1,4 +1,4 @@
-"""The command line: quick to start, clear when called wrongly, JSON everywhere."""
+"""The command line starts quickly, explains wrong calls, and has JSON output everywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call(*arguments: str, expect: int = 0, text: str | None = None) -> str:
 
 @pytest.fixture
 def log(tmp_path: Path) -> FileLog:
-    """A log with one batch finished and one decided, whose driver died then."""
+    """A log with a finished batch and a decided one, whose driver has died."""
     log = FileLog(tmp_path / "checkpoint" / "poundlock")
     log.append(Generation(1, NAMESPACE, log.uri, "query", "host:1"))
     for batch in (0, 1):
@@ -57,7 +57,7 @@ def test_every_command_has_help(command: str) -> None:
 
 
 def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield the commands that do something."""
+    """Yield the commands that have no subcommands."""
     if not isinstance(command, click.Group):
         yield name, command
         return
@@ -68,12 +68,12 @@ def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Comma
         yield from leaves(under, f"{name} {each}")
 
 
-def test_every_command_takes_json() -> None:
+def test_every_command_has_a_json_option() -> None:
     named = {name: {p.name for p in command.params} for name, command in leaves(poundlock, "")}
     assert [name for name, parameters in named.items() if "as_json" not in parameters] == []
 
 
-def test_guarantee_table_as_json() -> None:
+def test_guarantee_table_is_printed_as_json() -> None:
     table = json.loads(call("guarantee", "--table", "--json"))
     assert table["transactional"] == {
         "not_replayable": "at_most_once",
@@ -82,7 +82,7 @@ def test_guarantee_table_as_json() -> None:
     assert table["any"]["replayable"] == "at_least_once"
 
 
-def test_guarantee_table_says_why() -> None:
+def test_guarantee_table_explains_each_cell() -> None:
     output = " ".join(call("guarantee", "--table").split())
     assert (
         "cannot be replayed (write-ahead log): rows that the source has delivered are gone"
@@ -90,7 +90,7 @@ def test_guarantee_table_says_why() -> None:
     )
 
 
-def test_list_shows_only_what_is_in_doubt(log: FileLog, tmp_path: Path) -> None:
+def test_list_shows_only_unfinished_branches(log: FileLog, tmp_path: Path) -> None:
     lines = json.loads(call("txn", "list", "--log", str(tmp_path / "checkpoint"), "--json"))
     assert [(line["id"], line["batch"], line["decision"]) for line in lines] == [(ID, 1, "commit")]
     assert lines[0]["generation"] == 1
@@ -129,13 +129,13 @@ def test_an_id_can_be_copied_from_the_list(log: FileLog, monkeypatch: pytest.Mon
     ]
 
 
-def test_show_tells_the_story_of_a_branch(log: FileLog) -> None:
+def test_show_prints_the_records_of_a_branch(log: FileLog) -> None:
     known = json.loads(call("txn", "show", ID, "--log", log.uri, "--json"))
     assert known["log"][0]["kind"] == "Decided"
     assert known["log"][0]["stage"] == "decided"
 
 
-def test_a_ruling_is_asked_for_and_leaves_its_trace(log: FileLog) -> None:
+def test_an_operator_decision_is_confirmed_and_audited(log: FileLog) -> None:
     arguments = ("txn", "commit", "--log", log.uri, "--batch", "1", "--accept-loss")
     call(*arguments, expect=1, text="n\n")
     assert FileLog(log.uri.removeprefix("file://")).load().batches[1].operator_decision is None
@@ -145,7 +145,7 @@ def test_a_ruling_is_asked_for_and_leaves_its_trace(log: FileLog) -> None:
     assert after.audits()[0]["action"] == "decide"
 
 
-def test_what_the_log_decided_may_not_be_aborted(log: FileLog) -> None:
+def test_a_decided_branch_cannot_be_aborted(log: FileLog) -> None:
     servers = ("--bootstrap-servers", "127.0.0.1:1")
     result = CliRunner().invoke(
         poundlock, ["txn", "abort", ID, "--log", log.uri, "--yes", *servers]
@@ -161,7 +161,7 @@ def test_what_the_log_decided_may_not_be_aborted(log: FileLog) -> None:
         ("poundlock.sensors.0123456789abcdef.1.out", "has not decided"),
     ],
 )
-def test_only_what_the_log_decided_may_be_committed(log: FileLog, id_: str, reason: str) -> None:
+def test_only_a_decided_branch_can_be_committed(log: FileLog, id_: str, reason: str) -> None:
     servers = ("--bootstrap-servers", "127.0.0.1:1")
     result = CliRunner().invoke(
         poundlock, ["txn", "commit", id_, "--log", log.uri, "--yes", *servers]
@@ -178,7 +178,7 @@ def test_a_moved_log_is_adopted_once(log: FileLog, tmp_path: Path) -> None:
     assert "was not moved" in str(again.exception)
 
 
-def test_nowhere_to_look_is_said(tmp_path: Path) -> None:
+def test_a_missing_log_is_reported(tmp_path: Path) -> None:
     result = CliRunner().invoke(poundlock, ["txn", "list"])
     assert "--log" in str(result.exception)
     result = CliRunner().invoke(poundlock, ["txn", "list", "--log", str(tmp_path / "none")])
@@ -186,20 +186,20 @@ def test_nowhere_to_look_is_said(tmp_path: Path) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call the program itself: `CliRunner` goes past `main`."""
+    """Call the program itself, because `CliRunner` bypasses `main`."""
     command = [sys.executable, "-c", "from poundlock.cli import main; main()", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_main_turns_our_errors_into_one_line_and_a_status(tmp_path: Path) -> None:
+def test_main_prints_an_error_in_one_line_and_sets_the_exit_status(tmp_path: Path) -> None:
     done = run("txn", "list", "--log", str(tmp_path / "none"))
     assert done.returncode == 2, "the call was wrong"
     assert done.stderr.startswith("poundlock: UsageError: there is no log")
     assert "Traceback" not in done.stderr
-    assert run("txn", "commit").returncode == 2, "click says the same"
+    assert run("txn", "commit").returncode == 2, "click reports a wrong call in the same way"
 
 
-def test_main_ends_with_the_status_of_the_command(
+def test_main_exits_with_the_status_of_the_command(
     log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/false")
@@ -209,7 +209,7 @@ def test_main_ends_with_the_status_of_the_command(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_secret_is_read_from_where_it_is_kept(
+def test_a_secret_is_read_from_the_environment_or_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from poundlock.errors import UsageError
@@ -223,13 +223,13 @@ def test_a_secret_is_read_from_where_it_is_kept(
         resolve_all({"sasl.password": "env:NOT_SET"})
 
 
-def test_doctor_finds_this_machine_fit() -> None:
+def test_doctor_finds_no_problem_on_this_machine() -> None:
     findings = json.loads(call("doctor", "--json"))
     assert {finding["what"] for finding in findings} >= {"Python", "Java", "pyspark"}
     assert all(finding["good"] for finding in findings), findings
 
 
-def test_doctor_names_the_cure_for_a_wrong_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_explains_how_to_fix_a_wrong_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/false")
     findings = json.loads(call("doctor", "--json", expect=1))
     bad = [finding for finding in findings if not finding["good"]]

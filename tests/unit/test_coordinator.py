@@ -30,7 +30,7 @@ from poundlock.sinks.memory import Memory
 # The good case.
 
 
-def test_a_batch_goes_through_both_gates() -> None:
+def test_a_batch_passes_both_gates() -> None:
     bench = Bench()
     bench.run()
     assert bench.kinds() == [Decided, Finished]
@@ -43,7 +43,7 @@ def test_a_batch_goes_through_both_gates() -> None:
     assert bench.steps[bench.steps.index(Step.ENTERED) :] == history
 
 
-def test_an_empty_batch_costs_one_record() -> None:
+def test_an_empty_batch_writes_one_record() -> None:
     bench = Bench()
     bench.run(rows=())
     assert bench.kinds() == [Decided]
@@ -59,7 +59,7 @@ def test_a_finished_batch_is_not_run_again() -> None:
     assert bench.sinks["a"].server.visible == [1, 2]
 
 
-def test_a_sink_that_writes_straight_through_is_written_and_never_committed() -> None:
+def test_a_sink_without_transactions_is_written_and_never_committed() -> None:
     bench = Bench()
     bench.sinks["b"].semantic = Semantic.AT_LEAST_ONCE
     bench.restart()
@@ -67,10 +67,10 @@ def test_a_sink_that_writes_straight_through_is_written_and_never_committed() ->
     assert bench.sinks["b"].server.visible == [1, 2] and not bench.sinks["b"].asked
 
 
-# The first gate: tries.
+# The first gate: attempts.
 
 
-def test_a_no_is_tried_again_and_what_it_left_is_aborted() -> None:
+def test_a_batch_is_retried_after_a_no_vote_and_its_branches_are_aborted() -> None:
     bench = Bench()
     job = Job(bench.sinks, (1, 2))
     job.fail = lambda attempt: Rejected("no") if attempt < 3 else None
@@ -81,7 +81,7 @@ def test_a_no_is_tried_again_and_what_it_left_is_aborted() -> None:
 
 
 @pytest.mark.parametrize("error", [Rejected("no"), Unavailable("silent")])
-def test_the_error_is_raised_when_all_tries_are_used(error: PoundlockError) -> None:
+def test_the_error_is_raised_after_the_last_attempt(error: PoundlockError) -> None:
     bench = Bench(tries=2)
     job = Job(bench.sinks, (1,))
     job.fail = lambda attempt: error
@@ -89,11 +89,11 @@ def test_the_error_is_raised_when_all_tries_are_used(error: PoundlockError) -> N
         bench.coordinator.run(0, "hash-0", job)
     assert len(job.written) == 2 and bench.kinds() == []
     assert len(bench.sinks["a"].swept) == 2
-    bench.run()  # and nothing is in the way of the next start
+    bench.run()  # nothing prevents the next start
 
 
 @pytest.mark.parametrize("error", [BadRow("too long"), UsageError("no such topic")])
-def test_what_cannot_help_is_not_tried_again(error: PoundlockError) -> None:
+def test_a_permanent_error_is_not_retried(error: PoundlockError) -> None:
     bench = Bench()
     job = Job(bench.sinks, (1,))
     job.fail = lambda attempt: error
@@ -102,7 +102,7 @@ def test_what_cannot_help_is_not_tried_again(error: PoundlockError) -> None:
     assert len(job.written) == 1 and len(bench.sinks["a"].swept) == 1
 
 
-def test_a_stop_ends_the_tries() -> None:
+def test_a_stop_ends_the_retries() -> None:
     bench = Bench()
     bench.stopping = True
     job = Job(bench.sinks, (1,))
@@ -121,7 +121,7 @@ def test_a_branch_that_is_no_longer_open_votes_no() -> None:
     assert bench.kinds() == []
 
 
-def test_a_branch_without_time_enough_votes_no() -> None:
+def test_a_branch_without_enough_time_votes_no() -> None:
     bench = Bench(tries=1, least_time_left_s=10.0)
     bench.sinks["b"].time_out_s = 9.0
     with pytest.raises(OutOfTime, match="expires in 9 s, less than the 10 s") as caught:
@@ -139,10 +139,10 @@ def test_two_tasks_with_one_branch_vote_no(monkeypatch: pytest.MonkeyPatch) -> N
         bench.run()
 
 
-# The second gate: order, patience, errors.
+# The second gate: order, waiting, errors.
 
 
-def test_an_error_says_whose_it_is() -> None:
+def test_an_error_names_its_sink() -> None:
     bench = Bench()
     bench.sinks["b"].answer = lambda receipt: InDoubt("cannot")
     with pytest.raises(InDoubt) as caught:
@@ -154,7 +154,7 @@ def test_an_error_says_whose_it_is() -> None:
     assert parted.value.sink == "b"
 
 
-def test_the_first_error_is_remembered_and_the_others_go_on() -> None:
+def test_the_first_error_is_raised_after_all_branches_are_tried() -> None:
     bench = Bench(("a", "b", "c"))
     bench.sinks["a"].answer = lambda receipt: InDoubt("first")
     bench.sinks["b"].answer = lambda receipt: InDoubt("second")
@@ -169,7 +169,7 @@ def test_the_first_error_is_remembered_and_the_others_go_on() -> None:
     assert bench.sinks["c"].server.visible == [1, 2]
 
 
-def test_a_sink_that_fails_in_its_own_words_does_not_hold_up_the_others() -> None:
+def test_an_unexpected_exception_in_one_sink_does_not_stop_the_others() -> None:
     bench = Bench()
 
     def answer(receipt: Receipt) -> None:
@@ -182,7 +182,7 @@ def test_a_sink_that_fails_in_its_own_words_does_not_hold_up_the_others() -> Non
     assert bench.sinks["b"].server.visible == [1, 2]
 
 
-def test_the_soonest_to_expire_is_committed_first() -> None:
+def test_the_branch_that_expires_first_is_committed_first() -> None:
     bench = Bench(("a", "b"), commits_at_once=1)
     times = iter((500.0, 400.0, 300.0, 200.0))
 
@@ -196,16 +196,16 @@ def test_the_soonest_to_expire_is_committed_first() -> None:
     for name, sink in bench.sinks.items():
         sink.answer = lambda receipt, name=name: order.append(name + receipt.id[-1])  # type: ignore
     bench.run()
-    # Sink b has the two that expire first; within each sink, too, the later task comes first.
+    # The two branches of sink b expire first. Within each sink the later task expires first.
     assert order == ["b1", "b0", "a1", "a0"]
 
 
-def test_batches_are_finished_oldest_first() -> None:
+def test_the_oldest_batch_is_finished_first() -> None:
     bench = Bench(("a",))
     bench.run(0)
     log = MemoryLog(bench.records)
     log.load()
-    for batch in (2, 1):  # as no driver would: the order of records must not matter
+    for batch in (2, 1):  # no driver writes them so, but their order must not matter
         ids = tuple(Receipt("a", f"feed/a/1.{batch}.1.{n}", n, Fingerprint(1, n)) for n in range(1))
         log.append(Decided(batch, 1, 1, f"hash-{batch}", ids, {}))
     bench.sinks["a"].asked.clear()
@@ -214,7 +214,7 @@ def test_batches_are_finished_oldest_first() -> None:
     assert bench.sinks["a"].asked == ["feed/a/1.1.1.0", "feed/a/1.2.1.0"]
 
 
-def test_an_unreachable_system_is_waited_for_and_the_others_are_not() -> None:
+def test_an_unreachable_system_does_not_delay_the_others() -> None:
     bench = Bench(retry_first_s=1.0, retry_most_s=4.0)
     silent = iter([Unavailable("down")] * 5)
     bench.sinks["a"].answer = lambda receipt: next(silent, None)
@@ -224,7 +224,7 @@ def test_an_unreachable_system_is_waited_for_and_the_others_are_not() -> None:
     assert bench.sinks["a"].server.visible == [1, 2]
 
 
-def test_a_stop_ends_the_waiting_and_nothing_is_lost() -> None:
+def test_a_stop_ends_the_wait_and_loses_nothing() -> None:
     bench = Bench()
     bench.sinks["a"].answer = lambda receipt: Unavailable("down")
     bench.stopping = True
@@ -237,7 +237,7 @@ def test_a_stop_ends_the_waiting_and_nothing_is_lost() -> None:
     assert bench.kinds()[-1] is Finished and bench.sinks["a"].server.visible == [1, 2]
 
 
-def test_warnings_at_one_half_and_at_four_fifths() -> None:
+def test_a_branch_causes_warnings_at_half_and_four_fifths_of_its_time() -> None:
     bench = Bench(("a",), retry_first_s=1.0, retry_most_s=1.0, warn_every_s=1e9)
     bench.sinks["a"].time_out_s = 100.0
     began = bench.clock.now
@@ -258,7 +258,7 @@ def test_warnings_at_one_half_and_at_four_fifths() -> None:
     assert marks == [50.0, 80.0]  # each once
 
 
-def test_a_long_wait_is_mentioned_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_is_logged_repeatedly(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(("a",), retry_first_s=10.0, retry_most_s=10.0, warn_every_s=30.0)
     silent = iter([Unavailable("down")] * 20)
     bench.sinks["a"].answer = lambda receipt: next(silent, None)
@@ -272,7 +272,7 @@ def test_strays_are_swept_while_a_commit_waits() -> None:
     orphan: list[str] = []
 
     def answer(receipt: Receipt) -> BranchState | None:
-        if not orphan:  # a task that lost leaves a branch, behind which the commit is hidden
+        if not orphan:  # a losing task leaves a branch that hides the commit
             transaction = bench.coordinator._transaction(0, 1)
             writer = bench.sinks["b"].begin(Branch(transaction, "b", 9, 999))
             prepared = writer.prepare()
@@ -298,11 +298,11 @@ def test_a_stray_that_hides_committed_rows_is_swept_after_the_batch() -> None:
     bench.run(1)
     finished = len(bench.steps) - bench.steps[::-1].index(Step.FINISHED)
     assert bench.steps[finished:] == [Step.SWEEPING, Step.SWEPT]
-    assert bench.kinds() == [Decided, Finished] * 2  # hidden is committed
-    assert len(bench.sinks["a"].asked) == 4  # and is not committed again
+    assert bench.kinds() == [Decided, Finished] * 2  # a hidden branch is committed
+    assert len(bench.sinks["a"].asked) == 4  # and it is not committed again
 
 
-def test_what_cannot_be_proven_stops_and_is_not_guessed() -> None:
+def test_an_unknown_outcome_stops_the_pipeline() -> None:
     bench = Bench()
     bench.sinks["a"].answer = lambda receipt: BranchState.NO_WITNESS
     with pytest.raises(InDoubt, match="cannot be proven"):
@@ -310,7 +310,7 @@ def test_what_cannot_be_proven_stops_and_is_not_guessed() -> None:
     assert bench.kinds() == [Decided] and bench.sinks["b"].server.visible == [1, 2]
 
 
-def test_decided_branches_of_a_sink_that_is_gone_stop_the_start() -> None:
+def test_decided_branches_of_a_removed_sink_stop_the_start() -> None:
     bench = Bench()
     bench.sinks["a"].answer = lambda receipt: InDoubt("later")
     with pytest.raises(InDoubt):

@@ -40,7 +40,7 @@ from poundlock.errors import (
 
 
 def lose_first(bench: Bench, name: str = "a", count: int = 1) -> None:
-    """Let the system abort the first branches that are to be committed in sink `name`."""
+    """Let the system abort the next branches that sink `name` commits."""
     sink, done = bench.sinks[name], list[str]()
 
     def answer(receipt: Receipt) -> BranchState | None:
@@ -52,7 +52,7 @@ def lose_first(bench: Bench, name: str = "a", count: int = 1) -> None:
     sink.answer = answer
 
 
-def test_a_lost_branch_is_written_again_and_only_that() -> None:
+def test_only_the_lost_branch_is_written_again() -> None:
     bench = Bench()
     lose_first(bench)
     job = bench.run(rows=(1, 2))
@@ -60,7 +60,7 @@ def test_a_lost_branch_is_written_again_and_only_that() -> None:
     assert sorted(bench.sinks["a"].server.visible) == [1, 2]
     assert bench.sinks["b"].server.visible == [1, 2]
     assert len(job.written) == 2 and len(bench.sinks["b"].asked) == 4
-    assert len(bench.sinks["a"].swept) == 1  # the replayed branch that nobody needs
+    assert len(bench.sinks["a"].swept) == 1  # the replayed branch that is not needed
 
 
 def test_a_branch_that_is_lost_again_is_repaired_again() -> None:
@@ -72,7 +72,7 @@ def test_a_branch_that_is_lost_again_is_repaired_again() -> None:
 
 
 class OtherRows(Job):
-    """A query that is not deterministic: each run gives other rows."""
+    """A nondeterministic query: each run gives other rows."""
 
     def write(self, *given: object) -> Votes:  # type: ignore[override]
         self.rows = [row + 10 for row in self.rows]
@@ -95,7 +95,7 @@ def test_other_rows_do_not_replace_lost_ones() -> None:
     bench = Bench()
     broken(bench, count=2)
     assert bench.kinds() == [Decided] and bench.sinks["a"].server.visible == []
-    assert len(bench.sinks["a"].swept) == 2  # the replay's branches are not left behind
+    assert len(bench.sinks["a"].swept) == 2  # the replay's branches are swept
 
 
 def ruled(bench: Bench, operator_decision: OperatorDecision) -> None:
@@ -105,7 +105,7 @@ def ruled(bench: Bench, operator_decision: OperatorDecision) -> None:
     bench.restart()
 
 
-def test_a_person_may_accept_the_replay() -> None:
+def test_an_operator_can_accept_the_replay() -> None:
     bench = Bench()
     job = broken(bench, count=2)
     ruled(bench, OperatorDecision.ACCEPT_REPLAY)
@@ -115,7 +115,7 @@ def test_a_person_may_accept_the_replay() -> None:
 
 
 @pytest.mark.parametrize("stateful", [False, True])
-def test_a_person_may_accept_the_loss(stateful: bool) -> None:
+def test_an_operator_can_accept_the_loss(stateful: bool) -> None:
     bench = Bench()
     job = broken(bench, count=1, stateful=stateful)
     ruled(bench, OperatorDecision.ACCEPT_LOSS)
@@ -126,7 +126,7 @@ def test_a_person_may_accept_the_loss(stateful: bool) -> None:
     assert len(job.written) == written and job.drained == stateful
 
 
-def test_accepting_the_loss_ends_what_cannot_be_proven() -> None:
+def test_accepting_the_loss_settles_an_unknown_outcome() -> None:
     bench = Bench()
     bench.sinks["a"].server.forgets = True
     crashed = iter([InDoubt("the driver dies after the commit")])
@@ -147,7 +147,7 @@ def test_accepting_the_loss_ends_what_cannot_be_proven() -> None:
     assert bench.coordinator.state.batches[0].stage is Stage.FINISHED
 
 
-def test_accepting_the_loss_ends_what_is_refused_for_good_and_nothing_else() -> None:
+def test_accepting_the_loss_drops_only_permanently_refused_branches() -> None:
     bench = Bench(("a",))
     sink, silent = bench.sinks["a"], iter([Unavailable("down")] * 3)
 
@@ -168,7 +168,7 @@ def test_accepting_the_loss_ends_what_is_refused_for_good_and_nothing_else() -> 
     assert len(sink.swept) == 1
 
 
-def test_accepting_a_replay_proves_nothing() -> None:
+def test_accepting_a_replay_does_not_settle_an_unknown_outcome() -> None:
     bench = Bench()
     bench.sinks["a"].answer = lambda receipt: BranchState.NO_WITNESS
     with pytest.raises(InDoubt):
@@ -177,7 +177,7 @@ def test_accepting_a_replay_proves_nothing() -> None:
         ruled(bench, OperatorDecision.ACCEPT_REPLAY)
 
 
-def test_a_replay_that_computed_another_state_stops() -> None:
+def test_a_replay_that_computes_another_state_stops_the_pipeline() -> None:
     bench = Bench()
     job = OtherRows(bench.sinks, (1, 2), stateful=True)
     bench.coordinator.run(0, "hash-0", job)
@@ -187,10 +187,10 @@ def test_a_replay_that_computed_another_state_stops() -> None:
     bench.coordinator.run(0, "hash-0", job)
 
 
-# Taking over, sweeping, being replaced.
+# Take-over, sweep, replaced drivers.
 
 
-def test_a_start_finishes_what_is_decided_and_sweeps_the_rest() -> None:
+def test_a_start_finishes_decided_batches_and_sweeps_other_branches() -> None:
     bench = Bench()
     for sink in bench.sinks.values():
         sink.answer = lambda receipt: InDoubt("later")
@@ -205,7 +205,7 @@ def test_a_start_finishes_what_is_decided_and_sweeps_the_rest() -> None:
     assert len(bench.sinks["a"].swept) == 1 and bench.sinks["a"].server.visible == [1]
 
 
-def test_a_start_leaves_lost_branches_for_the_batch() -> None:
+def test_a_start_leaves_lost_branches_to_the_replay() -> None:
     bench = Bench()
     bench.sinks["a"].answer = lambda receipt: InDoubt("later")
     with pytest.raises(InDoubt):
@@ -217,7 +217,7 @@ def test_a_start_leaves_lost_branches_for_the_batch() -> None:
     assert bench.sinks["a"].server.visible == [1]
 
 
-def test_a_driver_that_was_replaced_stops_with_the_true_reason() -> None:
+def test_a_replaced_driver_stops_with_fenced() -> None:
     bench = Bench()
     old = bench.coordinator
     bench.sinks["a"].answer = lambda receipt: InDoubt("later")
@@ -242,7 +242,7 @@ def test_a_driver_that_was_replaced_stops_with_the_true_reason() -> None:
         current.run(1, "hash-1", Job(bench.sinks, (3,)))
 
 
-def test_the_sweep_waits_for_a_system_and_gives_up_only_when_told() -> None:
+def test_the_sweep_waits_for_a_system_until_it_is_stopped() -> None:
     bench = Bench(retry_first_s=1.0)
     bench.sinks["a"].find_error = Unavailable("down")
     bench.stopping = True
@@ -250,7 +250,7 @@ def test_the_sweep_waits_for_a_system_and_gives_up_only_when_told() -> None:
         bench.coordinator.sweep()
 
 
-def test_whom_the_sweep_waits_for_is_told_before_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sweep_logs_its_sink_before_it_waits(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     job = Job(bench.sinks, [1])
     job.fail = lambda attempt: Unavailable("the cable is out") if attempt == 1 else None
@@ -269,7 +269,7 @@ def test_whom_the_sweep_waits_for_is_told_before_it_waits(caplog: pytest.LogCapt
     ]
 
 
-def test_what_aborted_an_attempt_is_raised_though_it_cannot_be_swept() -> None:
+def test_the_error_of_an_attempt_is_raised_even_if_the_sweep_fails() -> None:
     bench = Bench()
     job = Job(bench.sinks, [1])
     job.fail = lambda attempt: BadRow("a null")
@@ -278,7 +278,7 @@ def test_what_aborted_an_attempt_is_raised_though_it_cannot_be_swept() -> None:
         bench.coordinator.run(0, "hash-0", job)
 
 
-def test_a_stray_that_somebody_committed_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_committed_stray_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     writer = bench.sinks["a"].begin(Branch(bench.coordinator._transaction(0, 1), "a", 0, 77))
     writer.prepare()
@@ -287,7 +287,7 @@ def test_a_stray_that_somebody_committed_stops_the_sweep(monkeypatch: pytest.Mon
         bench.coordinator.sweep()
 
 
-def test_two_drivers_do_not_chase_each_other_for_ever() -> None:
+def test_two_drivers_do_not_replace_each_other_forever() -> None:
     bench = Bench()
     original = MemoryLog.append
 
@@ -315,7 +315,7 @@ def test_two_drivers_do_not_chase_each_other_for_ever() -> None:
         ("lock", "query-1", "elsewhere:", "moved or copied"),
     ],
 )
-def test_a_log_that_does_not_belong_here_is_refused(
+def test_a_log_of_another_pipeline_or_place_is_refused(
     pipeline: str, query: str | None, uri: str, reason: str
 ) -> None:
     bench = Bench()
@@ -323,7 +323,7 @@ def test_a_log_that_does_not_belong_here_is_refused(
     found = Coordinator(MemoryLog(bench.records, uri=uri), bench.sinks)
     with pytest.raises(LogMismatch, match=reason):
         found.take_over(pipeline, query=lambda: query, owner="here:2")
-    assert bench.kinds() == [Decided, Finished]  # and nothing was written
+    assert bench.kinds() == [Decided, Finished]  # nothing was written
 
 
 def test_a_log_is_bound_to_its_query_once() -> None:
@@ -337,7 +337,7 @@ def test_a_log_is_bound_to_its_query_once() -> None:
         new.bind("query-2")
 
 
-def test_the_log_is_compacted_now_and_then() -> None:
+def test_the_log_is_compacted_regularly() -> None:
     bench = Bench(("a",), keep_batches=2)
     for batch in range(6):
         bench.run(batch, rows=(batch,))

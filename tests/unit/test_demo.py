@@ -29,7 +29,7 @@ A, B, C = ("sensor_1", 1, 20.5), ("sensor_2", 1, 21.0), ("sensor_1", 2, 22.5)
 
 @pytest.mark.parametrize("count", [3, 5, 12])
 @pytest.mark.parametrize("seed", range(20))
-def test_kills_are_in_batches_of_their_own_and_of_every_stretch(count: int, seed: int) -> None:
+def test_kills_hit_different_batches_and_every_phase(count: int, seed: int) -> None:
     kills = plan.kills(count, seed)
     numbers = [kill.batch for kill in kills]
     assert numbers == sorted(set(numbers)) and len(kills) == count
@@ -43,7 +43,7 @@ def test_a_seed_always_gives_the_same_plan() -> None:
     assert plan.kills(5, 7) != plan.kills(5, 8)
 
 
-def test_no_two_sensor_lines_are_alike() -> None:
+def test_no_two_sensor_lines_are_equal() -> None:
     lines = list(topics.sensor_lines(5000, 1))
     assert len({from_line(line.encode())[:2] for line in lines}) == 5000
 
@@ -56,23 +56,23 @@ def test_equal_topics_are_exact() -> None:
     assert compare([A, B, C], [C, A, B]).exact
 
 
-def test_a_loss_and_a_repeat_do_not_cancel_out() -> None:
+def test_a_loss_and_a_duplicate_do_not_cancel_out() -> None:
     count = compare([A, B, C], [A, A, B])
     assert count == Count(rows_in=3, rows_out=3, lost=1, repeated=1)
     assert not count.exact
 
 
-def test_every_copy_beyond_the_first_is_a_repeat() -> None:
+def test_every_copy_after_the_first_is_a_duplicate() -> None:
     assert compare([A, B], [A, A, A, B]).repeated == 2
 
 
-def test_a_changed_row_is_lost_and_foreign_not_repeated() -> None:
+def test_a_changed_row_counts_as_lost_and_foreign() -> None:
     count = compare([A], [(A[0], A[1], 99.0)])
     assert (count.lost, count.repeated, count.foreign) == (1, 0, 1)
     assert not count.exact
 
 
-def test_a_line_and_its_reading_are_the_same_row() -> None:
+def test_a_line_and_its_reading_count_as_the_same_row() -> None:
     value = b'{"id":"sensor_1","timestamp":1547718199,"temperature":35.8}'
     assert from_line(b"sensor_1,1547718199,35.8") == from_json(value)
 
@@ -132,13 +132,13 @@ def spark_history() -> History:
     )
 
 
-def test_runs_end_by_a_kill_or_by_themselves() -> None:
+def test_a_run_ends_by_a_kill_or_by_itself() -> None:
     runs = poundlock_history().runs()
     assert [run.killed for run in runs] == [True, True, False]
     assert (runs[0].started, runs[0].running, runs[0].ended) == (0.0, 4.0, 5.0)
 
 
-def test_a_batch_tried_again_begins_with_the_run_that_does_so() -> None:
+def test_a_retried_batch_begins_with_the_run_that_retries_it() -> None:
     tries = [(it.batch, it.started, it.again, it.killed) for it in poundlock_history().attempts()]
     assert tries == [
         (0, 4.1, False, True),
@@ -148,7 +148,7 @@ def test_a_batch_tried_again_begins_with_the_run_that_does_so() -> None:
     ]
 
 
-def test_a_death_tells_what_the_next_run_made_of_it() -> None:
+def test_a_kill_shows_how_the_next_run_handled_it() -> None:
     undecided, decided = poundlock_history().deaths()
     assert (undecided.number, undecided.aborted, undecided.rewritten) == (1, 4, True)
     assert not undecided.recommitted and undecided.recovered_at == 10.0
@@ -178,7 +178,7 @@ def result(ours: Count | None = None, theirs: Count | None = None) -> Result:
     )
 
 
-def test_the_json_report_has_this_shape_and_no_other(tmp_path: Path) -> None:
+def test_the_json_report_has_exactly_these_fields(tmp_path: Path) -> None:
     report.write(result(), tmp_path)
     content = json.loads((tmp_path / "report.json").read_text())
     assert content == {
@@ -190,7 +190,7 @@ def test_the_json_report_has_this_shape_and_no_other(tmp_path: Path) -> None:
 
 
 class _Balance(HTMLParser):
-    """Sees that every tag that is opened is closed, in order."""
+    """Checks that every opened tag is closed, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,17 +213,17 @@ class _Balance(HTMLParser):
         return dict(attrs).get("class") in ("decided", "sealed", "logged")
 
 
-def test_the_page_is_whole_and_needs_nothing_from_elsewhere() -> None:
+def test_the_page_is_complete_and_loads_nothing() -> None:
     page = report.render(result())
     balance = _Balance()
     balance.feed(page)
     assert balance.open == []
-    assert balance.titles > 15  # every bar, mark and kill can be hovered
+    assert balance.titles > 15  # every bar, mark and kill has a tooltip
     assert not re.search(r"https?:|src=|<link|@import|url\(|<script", page)
     assert "$" not in page
 
 
-def test_the_page_shows_kills_and_what_became_of_them() -> None:
+def test_the_page_shows_kills_and_their_outcomes() -> None:
     page = report.render(result())
     assert "aborted 4 open transactions and wrote the batch again" in page
     assert "found the decision in the log and finished its commits" in page
@@ -232,20 +232,20 @@ def test_the_page_shows_kills_and_what_became_of_them() -> None:
     assert '<li class="hit"><span>prepared</span><b>1</b></li>' in page
 
 
-def test_the_page_escapes_what_it_is_given() -> None:
+def test_the_page_escapes_its_values() -> None:
     evil = replace(result().spark_sink, title="<script>alert('x')</script>", topic='"&<b>')
     page = report.render(replace(result(), spark_sink=evil))
     assert "<script" not in page and "<b>&" not in page
     assert "&lt;script&gt;" in page and "&quot;&amp;&lt;b&gt;" in page
 
 
-def test_the_verdict_is_plain() -> None:
+def test_the_verdict_states_the_result() -> None:
     ours, theirs = result().verdict
     assert "None lost, none repeated" in ours and "8 rows repeated" in theirs
     assert result().failures == []
 
 
-def test_luck_is_called_luck() -> None:
+def test_a_lucky_result_is_called_luck() -> None:
     lucky = result(theirs=Count(20, 20, 0, 0))
     assert "luck" in lucky.verdict[1] and lucky.failures == []
 
@@ -272,7 +272,7 @@ def test_fewer_than_three_kills_are_refused() -> None:
     assert CliRunner().invoke(demo, ["--kills", "2"]).exit_code == 2
 
 
-def test_the_command_loads_nothing_heavy() -> None:
+def test_the_command_imports_no_heavy_module() -> None:
     code = (
         "import sys, poundlock.cli.demo; print({'rich', 'pyspark', 'pyarrow'} & set(sys.modules))"
     )
@@ -288,8 +288,8 @@ time.sleep(600)
 """
 
 
-def test_a_kill_takes_the_whole_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grandchild in a process group of its own, as Spark's workers are, dies with the child."""
+def test_a_kill_ends_the_whole_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grandchild in its own process group, like a worker of Spark, dies with the child."""
     (tmp_path / "parent.py").write_text(PARENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     child = Child("parent", [], tmp_path / "log")

@@ -39,12 +39,12 @@ def test_every_invariant_names_tests_that_exist() -> None:
 
 
 @every_document
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_have_existing_targets(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", document.read_text()):
         assert (document.parent / target).exists(), target
 
 
-def test_architecture_names_the_lines_that_matter() -> None:
+def test_architecture_names_the_important_lines() -> None:
     coordinator = (ROOT / "src/poundlock/core/coordinator.py").read_text()
     assert coordinator.count("The line that decides.") == 1
     assert coordinator.count("The line that commits.") == 1
@@ -106,7 +106,7 @@ def tree_of(text: str) -> list[str]:
 
     The tree is a fenced block whose first line is `src/poundlock/`. Each level below it is indented
     by two spaces more. A line has one or more names, then a description, all two or more spaces
-    apart. A line that is indented by 20 columns or more goes on with the description above it.
+    apart. A line that is indented by 20 columns or more continues the description above it.
     """
     _, _, rest = text.partition("```\nsrc/poundlock/\n")
     found: list[str] = []
@@ -202,7 +202,7 @@ def test_an_entry_that_is_not_on_disk_is_found(entry: str, error: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ["txn.py", "txn/", "sinks/mysql/", "core/model.py"])
-def test_what_the_tree_lacks_is_found(entry: str) -> None:
+def test_an_entry_that_the_tree_lacks_is_found(entry: str) -> None:
     assert tree_errors(tree_of(TREE), DISK | {entry}) == {f"not in the tree: {entry}"}
 
 
@@ -220,13 +220,13 @@ def test_a_line_that_cannot_be_read_is_refused(line: str, complaint: str) -> Non
         tree_of(TREE.replace("  errors.py ", f"{line}\n  errors.py "))
 
 
-def test_documents_speak_of_the_product_alone() -> None:
+def test_documents_describe_only_the_product() -> None:
     for document in DOCUMENTS:
         found = re.findall(r"(?i)\.\./shared|subagent|\bLLM\b|\bSEEDS\b", document.read_text())
         assert not found, (document.name, found)
 
 
-FIGURES = {  # the beginning of a line in README's table, and where its figures were measured
+FIGURES = {  # the start of a line in README's table, and the file with its measurements
     "| Kafka to Kafka": ["kafka:ratio_vs_spark_sink"],
     "| files to PostgreSQL": ["postgres:ratio_vs_spark_jdbc", "postgres:ratio_vs_spark_jdbc_tuned"],
     "| files to MariaDB": ["mysql:ratio_vs_spark_jdbc", "mysql:ratio_vs_spark_jdbc_tuned"],
@@ -235,7 +235,7 @@ FIGURES = {  # the beginning of a line in README's table, and where its figures 
 
 
 @pytest.mark.parametrize("line", FIGURES)
-def test_figures_are_those_that_were_measured(line: str) -> None:
+def test_figures_match_the_measurements(line: str) -> None:
     readme = (ROOT / "README.md").read_text().splitlines()
     [written] = [it.split("|")[-2] for it in readme if it.startswith(line)]
     measured: list[str] = []

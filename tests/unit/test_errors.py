@@ -1,4 +1,4 @@
-"""Errors cross from workers to the driver, and say where they happened."""
+"""Errors travel from workers to the driver, and name the place where they happened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_it_survives_pickling(kind: type[PoundlockError]) -> None:
+def test_an_error_survives_pickling(kind: type[PoundlockError]) -> None:
     before = kind("what happened", transaction="lock batch 3", sink="out")
     after = pickle.loads(pickle.dumps(before))
     assert type(after) is kind
@@ -35,11 +35,11 @@ def test_it_survives_pickling(kind: type[PoundlockError]) -> None:
         ({"transaction": "lock batch 3", "sink": "out"}, "[lock batch 3, sink out] what happened"),
     ],
 )
-def test_the_message_says_where(where: dict[str, str], text: str) -> None:
+def test_the_message_names_sink_batch_and_task(where: dict[str, str], text: str) -> None:
     assert str(PoundlockError("what happened", **where)) == text
 
 
-def test_who_calls_says_where_it_was_unless_the_error_knows_better() -> None:
+def test_a_caller_adds_the_place_unless_the_error_has_one() -> None:
     with (
         pytest.raises(PoundlockError) as caught,
         error_context(sink="out", transaction="lock batch 3"),
@@ -48,13 +48,13 @@ def test_who_calls_says_where_it_was_unless_the_error_knows_better() -> None:
     assert str(caught.value) == "[lock batch 3, sink inner] what happened"
 
 
-def test_the_page_at_the_top_names_every_error() -> None:
+def test_the_module_docstring_names_every_error() -> None:
     assert errors.__doc__ is not None
     drawn = {line.strip(" │├└─").split(" ")[0] for line in errors.__doc__.splitlines()}
     assert {kind.__name__ for kind in KINDS} <= drawn
 
 
-def test_every_error_says_what_it_means() -> None:
+def test_every_error_has_an_explanation() -> None:
     assert all(kind.__doc__ for kind in KINDS)
 
 
@@ -71,5 +71,5 @@ def test_every_error_says_what_it_means() -> None:
         ("", "Exception"),
     ],
 )
-def test_what_went_wrong_in_the_tasks_is_one_line(text: str, line: str) -> None:
+def test_errors_of_tasks_are_summarised_in_one_line(text: str, line: str) -> None:
     assert _first_line(Exception(text)) == line

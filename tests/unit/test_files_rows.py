@@ -11,7 +11,7 @@ from poundlock.sinks.files.types import COMPRESSIONS, format_of, suffix
     ("format", "compression"), [(f, c) for f, marks in COMPRESSIONS.items() for c in marks]
 )
 @pytest.mark.parametrize("name", ["plain", *COMPRESSIONS])
-def test_a_name_tells_the_format_whatever_the_pipeline_is_called(
+def test_a_file_name_shows_its_format_for_any_pipeline_name(
     format: str, compression: str, name: str
 ) -> None:
     file = f"part-poundlock.{name}.00.1.{name}.0.1.0-0{suffix(format, compression)}"

@@ -43,7 +43,7 @@ def test_the_page_is_up_to_date():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_exists(name: str):
+def test_every_name_on_the_page_exists(name: str):
     first, _, rest = name.partition(".")
     if first in ("cli", "sqljob"):
         module, _, attribute = name.rpartition(".")

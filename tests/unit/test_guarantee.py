@@ -10,7 +10,7 @@ from poundlock.core.participant import Commitment, Semantic
 from poundlock.errors import UsageError
 from poundlock.sinks.memory import Memory, MemorySystem
 
-# Kind of sink: what it gives with a source that cannot be replayed, and with one that can.
+# Kind of sink: its guarantee without and with a source that can be replayed.
 TABLE = {
     "any": ("at_most_once", "at_least_once"),
     "idempotent": ("at_most_once", "exactly_once"),
@@ -26,7 +26,7 @@ def sink(name: str, kind: Commitment, semantic: Semantic = Semantic.EXACTLY_ONCE
     return made
 
 
-def test_the_table() -> None:
+def test_the_guarantee_table_has_every_cell() -> None:
     assert guarantee.table() == {
         kind: {"not_replayable": without, "replayable": with_}
         for kind, (without, with_) in TABLE.items()
@@ -34,7 +34,7 @@ def test_the_table() -> None:
 
 
 @pytest.mark.parametrize("kind", TABLE)
-def test_a_source_that_cannot_be_replayed_loses_rows_whatever_the_sink(kind: str) -> None:
+def test_a_source_without_replay_loses_rows_with_any_sink(kind: str) -> None:
     cell = guarantee.cell(kind, replayable=False)
     assert cell.guarantee is Guarantee.AT_MOST_ONCE
     assert "gone after a crash" in cell.reason
@@ -51,13 +51,13 @@ def test_a_source_that_cannot_be_replayed_loses_rows_whatever_the_sink(kind: str
         ("staged", "atomically"),
     ],
 )
-def test_every_cell_has_its_reason(kind: str, reason: str) -> None:
+def test_every_cell_has_a_reason(kind: str, reason: str) -> None:
     assert reason in guarantee.cell(kind, replayable=True).reason
 
 
 @pytest.mark.parametrize("commitment", Commitment)
 @pytest.mark.parametrize("replayable", [True, False])
-def test_a_sink_is_given_its_cell(commitment: Commitment, replayable: bool) -> None:
+def test_a_sink_gets_the_guarantee_of_its_cell(commitment: Commitment, replayable: bool) -> None:
     statement = guarantee.state("s", replayable=replayable, sinks=[sink("out", commitment)])
     assert statement.guarantee.value == TABLE[commitment.value][replayable]
 
@@ -68,11 +68,11 @@ def test_a_sink_is_given_its_cell(commitment: Commitment, replayable: bool) -> N
     [
         (Semantic.AT_LEAST_ONCE, True, Guarantee.AT_LEAST_ONCE),
         (Semantic.AT_LEAST_ONCE, False, Guarantee.AT_MOST_ONCE),
-        (Semantic.NONE, True, Guarantee.NONE),  # errors are not waited for
+        (Semantic.NONE, True, Guarantee.NONE),  # the driver does not wait for errors
         (Semantic.NONE, False, Guarantee.NONE),
     ],
 )
-def test_less_asked_is_less_given(
+def test_a_lower_requested_guarantee_is_given(
     commitment: Commitment, semantic: Semantic, replayable: bool, given: Guarantee
 ) -> None:
     weak = sink("out", commitment, semantic)
@@ -81,7 +81,7 @@ def test_less_asked_is_less_given(
     assert statement.routes[0].kind == "any"
 
 
-def test_a_pipeline_is_as_good_as_its_weakest_sink() -> None:
+def test_a_pipeline_has_the_guarantee_of_its_weakest_sink() -> None:
     sinks = [sink("a", Commitment.STAGED), sink("b", Commitment.LOGGED)]
     statement = guarantee.state("s", replayable=True, sinks=sinks)
     assert statement.guarantee is Guarantee.AT_LEAST_ONCE
@@ -93,7 +93,7 @@ def test_a_pipeline_is_as_good_as_its_weakest_sink() -> None:
         assert line in str(statement)
 
 
-def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
+def test_exactly_once_is_refused_where_it_is_impossible() -> None:
     strong, weak = (
         guarantee.state(
             "socket", replayable=False, sinks=[sink("out", Commitment.STAGED, semantic)]
@@ -106,7 +106,7 @@ def test_exactly_once_is_refused_where_it_cannot_be_had() -> None:
     guarantee.require(guarantee.state("s", replayable=True, sinks=[sink("o", Commitment.LOGGED)]))
 
 
-def test_a_sink_that_was_asked_by_name_for_more_than_its_kind_gives_is_refused() -> None:
+def test_a_sink_that_requests_more_than_its_kind_gives_is_refused() -> None:
     logged = sink("out", Commitment.LOGGED)
     logged.asked = Semantic.EXACTLY_ONCE
     with pytest.raises(UsageError, match=r"gives at least once: rows are stored .* may send them"):
@@ -117,7 +117,7 @@ def test_a_sink_that_was_asked_by_name_for_more_than_its_kind_gives_is_refused()
         guarantee.require(guarantee.state("s", replayable=True, sinks=[straight]))
 
 
-def test_a_logged_sink_may_stand_over_a_source_that_cannot_be_replayed() -> None:
+def test_a_write_ahead_sink_accepts_a_source_without_replay() -> None:
     statement = guarantee.state("socket", replayable=False, sinks=[sink("o", Commitment.LOGGED)])
     guarantee.require(statement)
     assert statement.guarantee is Guarantee.AT_MOST_ONCE

@@ -1,4 +1,4 @@
-"""The lock, and how jars enter the cache. Ivy is replaced: nothing here uses the network."""
+"""The lock file and the cache of jars. A fake replaces Ivy, so nothing here uses the network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sha256(content: bytes) -> str:
 
 
 class Repository:
-    """Stands in for Ivy: puts what it has where Ivy would."""
+    """Replaces Ivy: puts its jars where Ivy would put them."""
 
     def __init__(self, content: dict[str, bytes]):
         self.content = dict(content)
@@ -29,7 +29,7 @@ class Repository:
 
     def __call__(self, wanted, downloads: Path, *, transitive, on_jar) -> Path:
         self.asked.append([jar.coordinate for jar in wanted])
-        time.sleep(0.3)  # long enough for a second one to come in
+        time.sleep(0.3)  # long enough for a second thread to arrive
         arrived = downloads / "arrived"
         for jar in wanted:
             if jar.coordinate in self.content:
@@ -41,7 +41,7 @@ class Repository:
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch) -> Repository:
-    """An empty cache, a lock with one set named `set`, and a repository that has all of it."""
+    """An empty cache, a lock with one set named `set`, and a repository with all its jars."""
     lock = tmp_path / "jars.lock"
     lines = [f"{coordinate} {sha256(content)}" for coordinate, content in CONTENT.items()]
     lock.write_text("[set]\n" + "\n".join(lines) + "\n")
@@ -59,7 +59,7 @@ def in_cache() -> list[str]:
 # --- the lock ---
 
 
-def test_the_lock_is_read_by_sets():
+def test_the_lock_is_read_as_sets():
     text = f"# comment\n\n[a]\ng:x:1 {'0' * 64}\n[b]\n g:y:2-1 {'1' * 64}  # why\n[empty]\n"
     assert jars.read_lock(text) == {
         "a": [jars.Jar("g", "x", "1", "0" * 64)],
@@ -72,7 +72,7 @@ def test_the_lock_is_read_by_sets():
     "line",
     [
         "g:x:1",  # no hash
-        f"g:x:1 {'0' * 63}",  # a hash cut short
+        f"g:x:1 {'0' * 63}",  # a truncated hash
         f"g:x {'0' * 64}",  # no version
         f"g:x:1 {'0' * 64} more",
     ],
@@ -87,7 +87,7 @@ def test_a_jar_before_any_set_is_refused():
         jars.read_lock(f"g:x:1 {'0' * 64}\n")
 
 
-def test_the_shipped_lock_has_every_set_and_nothing_that_was_left_out():
+def test_the_shipped_lock_has_every_set_and_no_excluded_jar():
     sets = jars.read_lock(jars.LOCK.read_text())
     assert sets.keys() == jars.ROOTS.keys()
     for name, roots in jars.ROOTS.items():
@@ -105,7 +105,7 @@ def test_an_unknown_set_is_refused_with_the_known_ones(repository):
 # --- the cache ---
 
 
-def test_what_is_missing_is_fetched_and_the_second_time_nothing(repository):
+def test_a_missing_jar_is_fetched_only_once(repository):
     assert jars.missing("set")
     files = jars.paths("set")
     assert [file.read_bytes() for file in files] == [b"first", b"second"]
@@ -113,10 +113,10 @@ def test_what_is_missing_is_fetched_and_the_second_time_nothing(repository):
     assert not jars.missing("set")
     assert jars.paths("set") == files
     assert len(repository.asked) == 1
-    assert in_cache() == [".lock", "one-1.jar", "two-2-rc.1.jar"]  # and nothing left over
+    assert in_cache() == [".lock", "one-1.jar", "two-2-rc.1.jar"]  # no temporary file is left
 
 
-def test_a_jar_that_was_changed_in_the_cache_is_noticed_and_fetched_again(repository):
+def test_a_jar_that_changed_in_the_cache_is_fetched_again(repository):
     _, second = jars.paths("set")
     second.write_bytes(b"secand")
     assert [jar.coordinate for jar in jars.missing("set")] == ["g:two:2-rc.1"]
@@ -125,18 +125,18 @@ def test_a_jar_that_was_changed_in_the_cache_is_noticed_and_fetched_again(reposi
 
 
 @pytest.mark.parametrize("false", [b"evil", b"", None])
-def test_a_false_jar_never_enters_the_cache(repository, false):
+def test_a_jar_with_a_wrong_hash_never_enters_the_cache(repository, false):
     repository.content["g:two:2-rc.1"] = false
     if false is None:
         del repository.content["g:two:2-rc.1"]
     with pytest.raises(Unavailable, match=r"g:two:2-rc\.1 arrived with SHA-256") as caught:
         jars.paths("set")
     assert sha256(b"second") in str(caught.value)
-    assert in_cache() == [".lock", "one-1.jar"]  # the good one is kept, the other dropped
+    assert in_cache() == [".lock", "one-1.jar"]  # the good jar is kept, the other deleted
 
 
-def test_the_content_is_proven_before_the_name_appears(tmp_path):
-    """A reader sees a jar whole or not at all: the last step is a rename."""
+def test_a_jar_is_verified_before_its_name_appears(tmp_path):
+    """A reader never sees part of a jar, because the last step is a rename."""
     jar = jars.Jar("g", "one", "1", sha256(b"first"))
     (tmp_path / "arrived/g/one").mkdir(parents=True)
     (tmp_path / "arrived" / jar.file).write_bytes(b"first")
@@ -145,7 +145,7 @@ def test_the_content_is_proven_before_the_name_appears(tmp_path):
     assert (tmp_path / "cache" / jar.file).stat().st_ino == inode
 
 
-def test_a_false_jar_is_dropped_where_it_arrived(tmp_path):
+def test_a_jar_with_a_wrong_hash_is_deleted_from_the_download_folder(tmp_path):
     jar = jars.Jar("g", "one", "1", sha256(b"first"))
     (tmp_path / "arrived/g/one").mkdir(parents=True)
     (tmp_path / "arrived" / jar.file).write_bytes(b"evil")
@@ -154,7 +154,7 @@ def test_a_false_jar_is_dropped_where_it_arrived(tmp_path):
     assert not (tmp_path / "arrived" / jar.file).exists()
 
 
-def test_two_that_fetch_at_once_fetch_once(repository, monkeypatch):
+def test_two_threads_fetch_a_jar_only_once(repository, monkeypatch):
     meet = threading.Barrier(2)
     missing, seen = jars.missing, threading.local()
 
@@ -176,12 +176,12 @@ def test_two_that_fetch_at_once_fetch_once(repository, monkeypatch):
     assert len(repository.asked) == 1
 
 
-# --- Ivy itself, played by a script ---
+# --- Ivy itself, replaced by a script ---
 
 
 @pytest.fixture
 def ivy(tmp_path, monkeypatch):
-    """A Java that notes how it was called, prints what is in `says`, and fails."""
+    """A Java that records its arguments, prints the content of `says`, and fails."""
     home = tmp_path / "jdk"
     (home / "bin").mkdir(parents=True)
     (home / "release").write_text('JAVA_VERSION="17.0.1"\n')
@@ -195,14 +195,14 @@ def ivy(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_failed_fetch_tells_the_cause_and_keeps_what_arrived(ivy):
+def test_a_failed_fetch_reports_the_cause_and_keeps_its_files(ivy):
     (ivy / "says").write_text(":: resolving\n\tmodule not found: g#x;1\nfoo\n")
     with pytest.raises(Unavailable, match=r"not found: g#x;1(.|\n)*POUNDLOCK_IVY_SETTINGS"):
         jars.paths("spark-kafka")
     assert (jars.cache() / ".ivy").is_dir()
 
 
-def test_our_settings_name_no_host_and_ask_for_no_transitive_jars(ivy):
+def test_our_settings_name_no_host_and_exclude_transitive_jars(ivy):
     with pytest.raises(Unavailable):
         jars.paths("spark-kafka")
     settings = (jars.cache() / ".ivy" / "ivysettings.xml").read_text()
@@ -211,13 +211,13 @@ def test_our_settings_name_no_host_and_ask_for_no_transitive_jars(ivy):
     assert module.count("<dependency ") == module.count('transitive="false"') == 4
 
 
-def test_settings_of_the_user_take_the_place_of_ours(ivy, monkeypatch):
+def test_settings_of_the_user_replace_ours(ivy, monkeypatch):
     monkeypatch.setenv("POUNDLOCK_IVY_SETTINGS", "/mine/ivysettings.xml")
     with pytest.raises(Unavailable):
         jars.paths("spark-kafka")
     assert "-settings /mine/ivysettings.xml" in (ivy / "called").read_text()
 
 
-def test_the_cache_is_under_home_unless_told(monkeypatch):
+def test_the_cache_is_under_home_unless_configured(monkeypatch):
     monkeypatch.delenv("POUNDLOCK_CACHE", raising=False)
     assert jars.cache() == Path(os.path.expanduser("~/.cache/poundlock/jars"))

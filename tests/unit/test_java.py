@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said when there is none."""
+"""Which Java is chosen, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from poundlock.jvm import java
 
 
 def fake_java(home: Path, version: str | None, prints: str = "") -> Path:
-    """A directory that looks like a Java: with a `release` file, or telling when asked."""
+    """A directory that looks like a Java. It has a `release` file, or prints its version."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{prints}' >&2\n")
@@ -22,13 +22,13 @@ def fake_java(home: Path, version: str | None, prints: str = "") -> Path:
 
 
 @pytest.mark.parametrize("version", ["17", "17.0.15", "21.0.8", "25"])
-def test_java_home_is_taken_first(tmp_path, monkeypatch, version):
+def test_java_home_has_priority(tmp_path, monkeypatch, version):
     program = fake_java(tmp_path / "jdk", version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     assert java.executable() == program
 
 
-def test_without_java_home_the_one_on_path_is_taken_where_it_really_lies(tmp_path, monkeypatch):
+def test_java_on_path_is_used_with_its_links_resolved(tmp_path, monkeypatch):
     program = fake_java(tmp_path / "jdk", "17.0.1")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(program)
@@ -48,7 +48,7 @@ def test_an_old_java_is_refused_with_its_version(tmp_path, monkeypatch, release,
         java.executable()
 
 
-def test_no_java_at_all_names_the_command_that_installs_one(tmp_path, monkeypatch):
+def test_a_missing_java_is_reported_with_the_install_command(tmp_path, monkeypatch):
     apt = tmp_path / "apt-get"
     apt.write_text("")
     apt.chmod(0o755)
@@ -58,7 +58,7 @@ def test_no_java_at_all_names_the_command_that_installs_one(tmp_path, monkeypatc
         java.executable()
 
 
-def test_a_wrong_java_home_is_not_passed_over_in_silence(tmp_path, monkeypatch):
+def test_a_wrong_java_home_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match="no bin/java in it"):
         java.executable()
@@ -72,7 +72,7 @@ def test_a_class_archive_is_recorded_once_and_then_used(tmp_path, monkeypatch):
     archive = java.ClassArchive.of([jar], tmp_path / "classes")
     assert archive.flags(record=False) == []
     assert archive.flags(record=True) == [f"-XX:ArchiveClassesAtExit={archive.file}"]
-    archive.file.write_bytes(bytes(4096))  # as a JVM leaves it that was killed while writing
+    archive.file.write_bytes(bytes(4096))  # as a JVM that was killed while writing leaves it
     assert archive.flags(record=True) == [f"-XX:ArchiveClassesAtExit={archive.file}"]
     archive.file.write_bytes(b"\xa8\xba\x0b\xf0")
     assert archive.flags(record=True) == [f"-XX:SharedArchiveFile={archive.file}"]

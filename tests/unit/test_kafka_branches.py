@@ -18,21 +18,21 @@ def ids(held_ids: frozenset[str] = frozenset(), tasks: int = 20, bound: int = 8)
     ]
 
 
-def test_tasks_of_a_batch_have_their_own_ids_while_there_are_enough() -> None:
+def test_tasks_of_a_batch_have_different_ids_while_enough_are_free() -> None:
     assert len(set(ids(tasks=8))) == 8
     assert len(set(ids(tasks=20))) == 8
     assert {parse_transactional_id(id_) for id_ in ids()} == {(Namespace("p", "00ff"), 3, "out")}
 
 
 def test_an_id_that_a_decided_batch_holds_is_never_opened_again() -> None:
-    """Opening it would abort what is decided."""
+    """Opening it would abort a decided branch."""
     held = frozenset(ids(tasks=8)[:6])
     chosen = ids(held)
     assert len(set(chosen)) == 2
     assert not held & set(chosen)
 
 
-def test_without_a_free_id_the_four_remedies_are_named() -> None:
+def test_a_lack_of_free_ids_is_reported_with_four_remedies() -> None:
     with pytest.raises(NoFreeId) as caught:
         ids(frozenset(ids(tasks=8)))
     message = str(caught.value)

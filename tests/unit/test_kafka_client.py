@@ -1,4 +1,4 @@
-"""The driver's Kafka client without a broker: what it makes of each answer."""
+"""The driver's Kafka client without a broker: how it interprets each answer."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_only_version_5_of_end_txn_is_sent():
         (105, Answer.FORGOTTEN),  # TRANSACTIONAL_ID_NOT_FOUND
     ],
 )
-def test_answers_that_decide(code: int, answer: Answer):
+def test_definite_answers_decide_the_outcome(code: int, answer: Answer):
     assert read_answer(code, "id") is answer
 
 
-def test_only_no_error_means_done():
+def test_only_an_answer_without_error_means_success():
     assert [error for error, answer in ANSWERS.items() if answer is Answer.DONE] == [errors.NoError]
     done = [code for code in range(-1, 140) if meaning(code) is Answer.DONE]
     assert done == [0]
@@ -71,7 +71,7 @@ def meaning(code: int) -> object:
         (9999, "error 9999", True),  # a code from the future
     ],
 )
-def test_after_other_answers_the_client_asks_again(code: int, name: str, stale: bool):
+def test_the_client_retries_after_other_answers(code: int, name: str, stale: bool):
     again = read_answer(code, "id")
     assert isinstance(again, TryAgain)
     assert (str(again), again.stale) == (name, stale)
@@ -84,11 +84,11 @@ def test_a_missing_permission_is_raised_with_its_name(code: int):
 
 
 @pytest.mark.parametrize("code", [5, 6, 14, 15, 16, 56, 74, 78])
-def test_after_a_passing_error_the_client_asks_again(code: int):
+def test_the_client_retries_after_a_transient_error(code: int):
     assert isinstance(check_error(code, "it", "READ"), TryAgain)
 
 
-def test_a_lasting_error_is_raised():
+def test_a_permanent_error_is_raised():
     assert check_error(0, "it", "READ") is None
     with pytest.raises(NotAuthorised, match=r"refused it .*grant READ on Topic t"):
         check_error(29, "it", "READ on Topic t")
@@ -101,16 +101,16 @@ def test_topic_ids_are_spelled_as_kafka_spells_them():
     assert spell_topic_id(parse_topic_id(spelled)) == spelled
 
 
-def test_a_login_that_was_refused_is_not_an_outage():
+def test_a_refused_login_is_not_an_outage():
     with pytest.raises(NotAuthorised, match=r"sasl\.username"):
         _raise_if_refused(errors.SaslAuthenticationFailedError(SECRET))
     _raise_if_refused(errors.KafkaConnectionError("reset"))
 
 
-# Questions to scripted brokers.
+# Requests to scripted brokers.
 
 
-def test_listing_asks_every_broker_and_filters_by_itself():
+def test_a_listing_asks_every_broker_and_filters_the_answers():
     def answer(node, request):
         if node is None:
             return metadata({0: 1, 1: 2})
@@ -136,7 +136,7 @@ def test_a_broker_that_cannot_list_makes_the_listing_unavailable(bad):
 
 
 def test_coordinators_without_a_leader_make_the_listing_unavailable():
-    for leader in (-1, 3):  # nobody, and one that is not listed
+    for leader in (-1, 3):  # no broker, and one that is not listed
         client, _ = wired(lambda node, request, leader=leader: metadata({0: 1, 1: leader}))
         with pytest.raises(TryAgain, match=r"partitions \[1\] of __transaction_state"):
             asyncio.run(list_by_prefix(client, "a."))
@@ -152,7 +152,7 @@ def test_a_listing_while_coordinators_move_does_not_count():
         asyncio.run(list_by_prefix(wired(answer)[0], "a."))
 
 
-def test_a_question_is_repeated_until_the_time_is_up():
+def test_a_request_is_repeated_until_its_time_is_up():
     client, _ = wired(lambda node, request: None)
     client._connected, tries = True, 0
 
@@ -170,7 +170,7 @@ def test_a_question_is_repeated_until_the_time_is_up():
         asyncio.run(client._repeat(work))
 
 
-def test_an_end_follows_its_coordinator():
+def test_end_txn_follows_a_moved_coordinator():
     homes = iter([1, 2])
 
     def answer(node, request):
@@ -184,7 +184,7 @@ def test_an_end_follows_its_coordinator():
     assert [node for node, name in script.asked if name == "EndTxnRequest"] == [1, 2]
 
 
-def test_a_coordinator_is_looked_up_once_for_many_and_kept():
+def test_a_coordinator_is_looked_up_once_and_cached():
     def answer(node, request):
         return coordinators(request, 1) if node is None else SimpleNamespace(error_code=0)
 
@@ -199,7 +199,7 @@ def test_a_coordinator_is_looked_up_once_for_many_and_kept():
 @pytest.mark.parametrize(
     ("code", "answer"), [(51, Answer.BUSY), (14, Answer.UNREACHABLE), (-1, Answer.UNREACHABLE)]
 )
-def test_an_end_without_a_decision_is_reported_when_the_time_is_up(code: int, answer: Answer):
+def test_end_txn_without_a_result_is_reported_when_the_time_is_up(code: int, answer: Answer):
     def script(node, request):
         return coordinators(request, 1) if node is None else SimpleNamespace(error_code=code)
 

@@ -24,7 +24,7 @@ def test_plain_settings_need_only_servers():
 
 
 @pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
-def test_sasl_is_translated_under_both_of_its_names(name: str):
+def test_both_names_of_the_sasl_mechanism_are_translated(name: str):
     config = to_kafka_python(
         {
             **SERVERS,

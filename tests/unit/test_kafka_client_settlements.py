@@ -30,7 +30,7 @@ def last_offsets(request, stable):
 def progress(
     *, leader: int = 1, stable: int = 100, state: str = "CompleteCommit", topic_id=TOPIC_ID
 ):
-    """Ask about a commit of producer 7 to t-0 and t-1; `leader` and `stable` are of the latter."""
+    """Ask about a commit of producer 7 to t-0 and t-1. `leader` and `stable` belong to t-1."""
     described = SimpleNamespace(
         error_code=0,
         transactional_id="id",
@@ -83,7 +83,7 @@ def test_a_commit_whose_markers_are_being_written_is_pending():
 
 
 def test_a_partition_without_a_leader_is_pending_and_its_topic_not_lost():
-    # As on Kafka 4.3.1, which calls the transaction complete meanwhile.
+    # Kafka 4.3.1 reports the transaction as complete at this time.
     settlement = progress(leader=-1)
     assert settlement.progress is Progress.PENDING
     assert "t-1 has no leader" in settlement.why

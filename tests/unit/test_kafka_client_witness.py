@@ -58,7 +58,7 @@ def test_evidence_of_partitions_is_combined(parts: list[Evidence], outcome: Outc
         ("Ongoing", 7, 4, Outcome.UNKNOWN),  # the next one
         ("PrepareCommit", 7, 4, Outcome.COMMITTED),
         ("CompleteCommit", 7, 4, Outcome.COMMITTED),
-        ("CompleteCommit", 7, 3, Outcome.COMMITTED),  # by a version below 5
+        ("CompleteCommit", 7, 3, Outcome.COMMITTED),  # from EndTxn below version 5
         ("CompleteAbort", 7, 4, Outcome.ABORTED),
         ("CompleteAbort", 7, 3, Outcome.ABORTED),
         ("PrepareAbort", 7, 4, Outcome.ABORTED),
@@ -93,11 +93,12 @@ COMMIT, ABORT = 1, 0
 def batch(
     offset: int, producer_id: int, epoch: int, *, marker: int | None = None, rows: int = 1
 ) -> bytes:
-    """Lay out one batch as a broker stores it; rows are not looked at, markers are."""
+    """Return one batch as a broker stores it. Only markers need their content."""
     attributes, body = 0x10, b"rows"
     if marker is not None:
         key = struct.pack(">hh", 0, marker)
-        record = bytes([0, 0, 0, 2 * len(key)]) + key + bytes([0, 0])  # varints, small and even
+        # A small varint is twice its number.
+        record = bytes([0, 0, 0, 2 * len(key)]) + key + bytes([0, 0])
         attributes, body = 0x30, bytes([2 * len(record)]) + record
     fields = (max(rows, 1) - 1, 0, 0, producer_id, epoch, -1, rows)
     checked = struct.pack(">hiqqqhii", attributes, *fields) + body
@@ -108,7 +109,7 @@ def batch(
 def ask_record(
     *batches: bytes, offset: int = 10, stable: int = 100, aborted: tuple[int, ...] = ()
 ) -> Evidence:
-    """Ask the record at `offset` of producer 7; each fetch brings one of the batches."""
+    """Ask for the record at `offset` of producer 7. Each fetch returns one of the batches."""
     topic = SimpleNamespace(
         error_code=0,
         name="t",
@@ -140,7 +141,7 @@ def ask_record(
 OURS = batch(10, 7, 3)
 
 
-def test_the_first_marker_of_our_producer_decides():
+def test_the_first_marker_of_our_producer_decides_the_outcome():
     other = batch(11, 8, 0, marker=ABORT)
     ours, next_one = batch(12, 7, 4, marker=COMMIT), batch(14, 7, 5, marker=ABORT)
     assert ask_record(OURS, other, ours, next_one, aborted=(13,)).outcome is Outcome.COMMITTED
@@ -156,7 +157,7 @@ def test_marker_and_index_must_agree():
     assert "says aborted" in evidence.why
 
 
-def test_no_marker_and_readers_held_back_is_open():
+def test_a_transaction_without_marker_that_holds_readers_back_is_open():
     assert ask_record(OURS, batch(11, 8, 0), stable=10).outcome is Outcome.OPEN
 
 
@@ -172,7 +173,7 @@ def test_no_marker_and_readers_held_back_is_open():
         ([], "no record"),
     ],
 )
-def test_records_that_prove_nothing_are_unknown(batches: list[bytes], why: str):
+def test_records_without_evidence_give_an_unknown_outcome(batches: list[bytes], why: str):
     evidence = ask_record(*batches)
     assert evidence.outcome is Outcome.UNKNOWN
     assert why in evidence.why

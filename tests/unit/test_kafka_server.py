@@ -1,4 +1,4 @@
-"""What a local Kafka is told, without starting one."""
+"""The configuration of a local Kafka, without starting one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poundlock.servers.kafka_security import Security, _jaas
 
 
 def settings(server: KafkaServer, home, node: str = "1") -> dict[str, str]:
-    """The configuration file of a broker. The storage passes for formatted: no Java is run."""
+    """The configuration file of a broker. The storage counts as formatted, so no Java runs."""
     (home / "formatted").touch()
     server.prepare(home, {name: 10_000 + i for i, name in enumerate(server.port_names)})
     file = home / f"server-{node}.properties"
@@ -38,7 +38,7 @@ def test_every_listener_is_on_the_loopback(tmp_path):
     assert found["listeners"] == "CLIENT://127.0.0.1:10004,CONTROLLER://127.0.0.1:10005"
 
 
-def test_properties_go_before_ours(tmp_path):
+def test_properties_of_the_user_precede_ours(tmp_path):
     server = KafkaServer(properties={"min.insync.replicas": "7", "transaction.max.timeout.ms": "1"})
     found = settings(server, tmp_path)
     assert found["min.insync.replicas"] == "7"
@@ -68,7 +68,7 @@ def test_a_comma_in_the_path_is_refused(tmp_path):
         ({}, "at least one user"),
     ],
 )
-def test_users_that_kafka_cannot_take_are_refused_without_naming_the_password(users, message):
+def test_users_that_kafka_cannot_store_are_refused_without_showing_the_password(users, message):
     with pytest.raises(UsageError, match=message) as caught:
         Security(users)
     assert "two words" not in str(caught.value)

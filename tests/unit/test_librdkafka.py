@@ -23,7 +23,7 @@ ROWS = [b"one", None, b"", b"\x00\xff four", b"five" * 100]
 
 
 def seen_by_c(column: pa.Array) -> list[bytes | None]:
-    """Read a column as the library would: through addresses and lengths alone."""
+    """Read a column as the library does, only through addresses and lengths."""
     flat = columns.flat(column, "value")
     return [
         ctypes.string_at(int(address), int(length)) if address else None
@@ -41,32 +41,32 @@ def codes() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
-def test_spans_of_binary_columns(kind):
+def test_spans_of_binary_columns_contain_their_bytes(kind):
     assert seen_by_c(pa.array(ROWS, kind)) == ROWS
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
-def test_spans_of_text_are_its_utf8(kind):
+def test_spans_of_text_contain_its_utf8(kind):
     assert seen_by_c(pa.array(["grüße", None, ""], kind)) == ["grüße".encode(), None, b""]
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
 @pytest.mark.parametrize(("start", "length"), [(0, 0), (1, 3), (2, 1), (4, 1), (5, 0)])
-def test_spans_of_slices(kind, start, length):
+def test_spans_of_a_slice_contain_only_its_rows(kind, start, length):
     assert seen_by_c(pa.array(ROWS, kind).slice(start, length)) == ROWS[start : start + length]
 
 
-def test_spans_of_a_slice_of_a_slice():
+def test_spans_of_a_nested_slice_contain_only_its_rows():
     assert seen_by_c(pa.array(ROWS * 3).slice(2, 11).slice(4, 5)) == (ROWS * 3)[6:11]
 
 
-def test_an_empty_value_is_not_a_null_even_where_there_is_no_buffer():
+def test_an_empty_value_is_not_a_null_even_without_a_buffer():
     assert seen_by_c(pa.array([b"", b"", None])) == [b"", b"", None]
     bare = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(bytes(12)), pa.py_buffer(b"")])
     assert seen_by_c(bare) == [b"", b""]
 
 
-def test_a_null_with_bytes_behind_it_is_a_null():
+def test_a_null_with_bytes_in_its_buffer_is_a_null():
     places = pa.array([0, 3, 6], pa.int32()).buffers()[1]
     hidden = pa.Array.from_buffers(
         pa.binary(), 2, [pa.py_buffer(b"\x02"), places, pa.py_buffer(b"abcdef")]
@@ -74,31 +74,31 @@ def test_a_null_with_bytes_behind_it_is_a_null():
     assert seen_by_c(hidden) == [None, b"def"]
 
 
-def test_a_column_of_nulls_without_a_type():
+def test_a_column_of_type_null_has_only_nulls():
     assert seen_by_c(pa.nulls(2)) == [None, None]
 
 
 @pytest.mark.parametrize(
     "kind", [pa.int64(), pa.float64(), pa.bool_(), pa.list_(pa.int8())], ids=str
 )
-def test_a_column_that_is_not_bytes_is_named_with_its_type(kind):
+def test_a_column_of_a_wrong_type_is_reported_with_its_type(kind):
     with pytest.raises(errors.UsageError, match=r"key column is .*cast it to string or binary"):
         columns.flat(pa.nulls(1, kind), "key")
 
 
-def test_partitions_and_their_nulls():
+def test_a_null_partition_means_any_partition():
     numbers = columns.partition_numbers(pa.array([2, None, 0], pa.int32()), "t", 3)
     assert numbers.tolist() == [2, -1, 0] and numbers.dtype == "int32"
     assert columns.partition_numbers(pa.array([], pa.int32()), "t", 3).tolist() == []
 
 
 @pytest.mark.parametrize("number", [3, -1, 2**40])
-def test_a_partition_that_is_not_there(number):
+def test_a_missing_partition_is_reported(number):
     with pytest.raises(errors.BadRow, match=r"topic 't' has the partitions 0 to 2"):
         columns.partition_numbers(pa.array([0, number, None], pa.int64()), "t", 3)
 
 
-def test_timestamps_and_their_nulls():
+def test_a_null_timestamp_means_now():
     assert columns.timestamps_ms(pa.array([5, None]), "t").tolist() == [5, 0]
     with pytest.raises(errors.BadRow, match="1 rows for topic 't'"):
         columns.timestamps_ms(pa.array([5, 0]), "t")
@@ -106,12 +106,12 @@ def test_timestamps_and_their_nulls():
         columns.timestamps_ms(pa.array([1.5]), "t")
 
 
-def test_headers_of_a_wrong_type():
+def test_headers_of_a_wrong_type_are_refused():
     with pytest.raises(errors.UsageError, match="headers column is list<"):
         columns.Headers(pa.array([["a"]]), "t")
 
 
-def test_rows_fill_the_messages_part_by_part():
+def test_rows_fill_the_messages_in_parts():
     import numpy as np
 
     messages = np.zeros(2, librdkafka.MESSAGE)
@@ -125,7 +125,7 @@ def test_rows_fill_the_messages_part_by_part():
     assert {number for _, part in parts for number in part["partition"]} == {-1}
 
 
-def test_columns_of_different_lengths():
+def test_columns_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="columns of 1 and of 2 rows"):
         columns.Rows("t", 9, pa.array([b"k"]), pa.array([b"v", b"v"]))
 
@@ -150,12 +150,12 @@ def test_columns_of_different_lengths():
         ("client.id", "a\0b"),
     ],
 )
-def test_settings_that_are_refused(name, value):
+def test_wrong_settings_are_refused(name, value):
     with pytest.raises(errors.UsageError, match=name):
         check_settings(NOBODY | {name: value})
 
 
-def test_settings_that_pass():
+def test_correct_settings_are_accepted():
     check_settings(
         NOBODY
         | {
@@ -170,18 +170,18 @@ def test_settings_that_pass():
     check_settings(NOBODY | {"acks": "1", "enable.idempotence": "false"}, transactional=False)
 
 
-def test_settings_that_do_not_fit_together_are_named():
+def test_conflicting_settings_are_named():
     with pytest.raises(errors.UsageError, match=r"max\.in\.flight"):
         ArrowProducer(NOBODY | {"max.in.flight": "10"}, transactional_id="x")
 
 
-def test_bootstrap_servers_are_needed():
+def test_bootstrap_servers_are_required():
     with pytest.raises(errors.UsageError, match=r"bootstrap\.servers"):
         check_settings({})
 
 
-def test_no_secret_in_messages_or_repr():
-    secret = "hunter2\0"  # the NUL makes the setting wrong
+def test_messages_and_repr_contain_no_secret():
+    secret = "hunter2\0"  # the NUL makes the setting invalid
     with pytest.raises(errors.UsageError) as caught:
         check_settings(NOBODY | {"sasl.password": secret})
     assert "hunter2" not in str(caught.value) and "sasl.password" in str(caught.value)
@@ -224,7 +224,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_errors_by_name(name):
+def test_each_error_code_raises_the_right_error(name):
     kind, advice = NAMED[name]
     failure = Failure(codes()[name], "so it was")
     error = translate_error(
@@ -237,13 +237,13 @@ def test_errors_by_name(name):
     assert type(copy) is kind and str(copy) == str(error)
 
 
-def test_every_name_in_the_table_is_a_name_of_the_library():
+def test_every_error_name_exists_in_the_library():
     known = set(codes())
     assert set(librdkafka._RULE_BY_NAME) | librdkafka.CONSEQUENCES | librdkafka.TIMEOUTS <= known
     assert known >= set(NAMED)
 
 
-def test_a_missing_driver_is_named_with_the_command(monkeypatch):
+def test_a_missing_driver_is_reported_with_the_install_command(monkeypatch):
     librdkafka.load.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
     try:
@@ -255,9 +255,8 @@ def test_a_missing_driver_is_named_with_the_command(monkeypatch):
 
 def test_the_library_of_a_source_build_is_found_in_the_process(tmp_path):
     bundled = librdkafka.load().path
-    found = list(
-        librdkafka._candidates(tmp_path / "confluent_kafka")
-    )  # nothing lies beside it there
+    # There is no bundled library beside it.
+    found = list(librdkafka._candidates(tmp_path / "confluent_kafka"))
     assert os.path.realpath(bundled) in map(os.path.realpath, found)
 
 
@@ -284,7 +283,7 @@ def test_rows_without_offsets_are_remembered_until_later_rows_have_offsets():
     assert ledger.offsets == {("t", 0): (7, 16)} and not ledger.unplaced
 
 
-def test_the_first_problem_stays_unless_it_was_only_a_consequence():
+def test_the_first_problem_is_kept_unless_it_is_only_a_consequence():
     purged, fenced, later = (
         Problem(Failure(codes()[name], ""), name)
         for name in ("_PURGE_QUEUE", "_FENCED", "_TRANSPORT")
@@ -304,7 +303,7 @@ def test_a_producer_id_that_changes_is_a_problem():
     assert ledger.problem is not None and ledger.identity == (7, 0)
 
 
-def test_trouble_is_not_a_problem():
+def test_a_transient_error_is_not_a_problem():
     ledger = Ledger()
     ledger.add(Trouble(Failure(codes()["_TRANSPORT"], "refused")))
     ledger.add(Trouble(Failure(codes()["_ALL_BROKERS_DOWN"], "1/1 brokers are down")))
@@ -323,7 +322,7 @@ def test_an_unreachable_broker_is_named():
         producer.begin(0.5)
 
 
-def test_calls_out_of_turn():
+def test_calls_in_the_wrong_order_are_refused():
     with ArrowProducer(NOBODY, transactional_id="x") as producer:
         for call in (
             lambda: producer.write("t", keys=None, values=pa.array([b"v"])),
@@ -336,7 +335,7 @@ def test_calls_out_of_turn():
         producer.begin(1)
 
 
-def test_drop_is_quick_and_may_be_repeated():
+def test_drop_is_fast_and_can_be_repeated():
     before = threading.active_count()
     producer = ArrowProducer(NOBODY, transactional_id="x")
     producer.drop()
@@ -345,7 +344,7 @@ def test_drop_is_quick_and_may_be_repeated():
     assert threading.active_count() == before
 
 
-def test_a_forgotten_producer_is_collected():
+def test_an_unreferenced_producer_is_garbage_collected():
     before = threading.active_count()
     producer = ArrowProducer(NOBODY, transactional_id="x")
     assert threading.active_count() == before + 1
@@ -353,7 +352,7 @@ def test_a_forgotten_producer_is_collected():
     assert threading.active_count() == before
 
 
-def test_a_forked_child_leaves_its_parents_producer_alone():
+def test_a_forked_child_does_not_touch_the_producer_of_its_parent():
     with ArrowProducer(NOBODY, transactional_id="x") as producer:
         child = os.fork()
         if child == 0:

@@ -61,7 +61,7 @@ def file_of(path: Path, number: int) -> Path:
 
 
 class SpoiledDisk(Disk):
-    """A real disk whose calls can be made to fail, before or after they took effect."""
+    """A real disk whose calls can fail, before or after they take effect."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -100,7 +100,7 @@ EIO = OSError(errno.EIO, "Input/output error")
 # Appending and reading.
 
 
-def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
+def test_appended_records_are_read_again(tmp_path: Path) -> None:
     records = [generation(), Bound("query-1"), decided(0), Finished(0)]
     log = written(tmp_path, *records)
     assert [entry.record for entry in opened(tmp_path).entries()] == records
@@ -108,25 +108,25 @@ def test_what_is_appended_is_read_again(tmp_path: Path) -> None:
     assert opened(tmp_path).state == log.state
 
 
-def test_an_empty_log_is_empty(tmp_path: Path) -> None:
+def test_an_empty_log_has_no_records(tmp_path: Path) -> None:
     log = opened(tmp_path / "new")
     assert log.state.generation is None and not log.entries()
 
 
-def test_a_driver_goes_on_where_it_loaded(tmp_path: Path) -> None:
+def test_a_driver_continues_after_the_records_it_loaded(tmp_path: Path) -> None:
     written(tmp_path, generation(1))
     written(tmp_path, generation(2))
     state = opened(tmp_path).state
     assert state.generation is not None and state.generation.number == 2
 
 
-def test_the_order_on_disk(tmp_path: Path) -> None:
+def test_a_record_is_synced_before_it_is_published(tmp_path: Path) -> None:
     disk = SpoiledDisk()
     log = opened(tmp_path, disk)
     log.append(generation(1))
     disk.calls.clear()
     log.append(generation(2))
-    # Aside and synced, then published and synced, then read back, it and its predecessor.
+    # Written aside and synced, published and synced, then read back together with its predecessor.
     assert disk.calls == ["write", "sync", "link", "sync", "read", "read"]
 
 
@@ -137,7 +137,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
     assert stat.S_IMODE(file_of(path, 0).stat().st_mode) == 0o600
 
 
-def test_the_names_above_the_log_are_synced(tmp_path: Path) -> None:
+def test_the_directories_above_the_log_are_synced(tmp_path: Path) -> None:
     synced: list[str] = []
 
     class Watched(Disk):
@@ -149,12 +149,12 @@ def test_the_names_above_the_log_are_synced(tmp_path: Path) -> None:
     assert synced[:2] == [str(tmp_path / "checkpoint"), str(tmp_path)]
 
 
-def test_looking_creates_nothing(tmp_path: Path) -> None:
+def test_reading_creates_no_file(tmp_path: Path) -> None:
     FileLog(tmp_path / "nowhere", create=False).load()
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+def test_a_record_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
     log = written(tmp_path, generation())
     with pytest.raises(LogCorrupt, match="cannot follow"):
         log.append(OperatorDecided(7, OperatorDecision.ACCEPT_LOSS, "me"))
@@ -162,7 +162,7 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
     log.append(decided(0))
 
 
-def test_notes_of_people_stand_beside_the_records(tmp_path: Path) -> None:
+def test_audits_are_kept_beside_the_records(tmp_path: Path) -> None:
     log = written(tmp_path, generation())
     log.audit({"action": "abort", "id": "b1"})
     log.append(Bound("query-1"))
@@ -173,10 +173,10 @@ def test_notes_of_people_stand_beside_the_records(tmp_path: Path) -> None:
 # Two drivers.
 
 
-def test_a_number_that_is_taken_fences(tmp_path: Path) -> None:
+def test_an_existing_number_fences_the_driver(tmp_path: Path) -> None:
     old = written(tmp_path, generation(1))
     new = written(tmp_path, generation(2))
-    for _ in range(2):  # and it stays fenced
+    for _ in range(2):  # it stays fenced
         with pytest.raises(Fenced, match="another driver"):
             old.append(decided(0))
     with pytest.raises(Fenced):
@@ -185,7 +185,7 @@ def test_a_number_that_is_taken_fences(tmp_path: Path) -> None:
     new.append(decided(0))
 
 
-def test_two_drivers_may_start_at_once(tmp_path: Path) -> None:
+def test_two_drivers_can_start_at_once(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
     first.append(generation(1))
     with pytest.raises(Fenced):
@@ -197,7 +197,7 @@ def test_two_drivers_may_start_at_once(tmp_path: Path) -> None:
 def test_success_is_never_concluded_from_a_call_that_returned() -> None:
     class Swallowing(MemoryLog):
         def _create(self, number: int, data: bytes) -> None:
-            self.records.setdefault(number, data)  # the loser hears nothing
+            self.records.setdefault(number, data)  # the loser gets no error
 
     records: dict[int, bytes] = {}
     winner, loser = Swallowing(records), Swallowing(records)
@@ -279,7 +279,7 @@ def test_a_damaged_record_stops_everything(
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(LogCorrupt, match="record 1"):
         opened(tmp_path)
-    with pytest.raises(LogCorrupt):  # the running driver looks at its predecessor, too
+    with pytest.raises(LogCorrupt):  # the running driver checks its predecessor too
         log.append(decided(0))
 
 
@@ -297,7 +297,7 @@ def test_a_log_that_begins_in_the_middle_stops_everything(tmp_path: Path) -> Non
         opened(tmp_path)
 
 
-def test_what_was_not_published_never_counted(tmp_path: Path) -> None:
+def test_an_unpublished_record_never_counts(tmp_path: Path) -> None:
     log = written(tmp_path, generation())
     (tmp_path / ".0123.tmp").write_bytes(b"half a rec")
     assert len(opened(tmp_path).entries()) == 1
@@ -305,7 +305,7 @@ def test_what_was_not_published_never_counted(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [file_of(tmp_path, 0).name]
 
 
-def test_no_temporary_file_is_left(tmp_path: Path) -> None:
+def test_no_temporary_file_remains(tmp_path: Path) -> None:
     written(tmp_path, generation(), *finished_batches(3))
     assert not list(tmp_path.glob(".*"))
 
@@ -324,7 +324,7 @@ def test_compaction_keeps_the_newest_batches(tmp_path: Path) -> None:
     log.append(decided(5))
 
 
-def test_compaction_keeps_what_is_not_finished(tmp_path: Path) -> None:
+def test_compaction_keeps_unfinished_batches(tmp_path: Path) -> None:
     records = finished_batches(4)
     records.remove(Finished(1))
     log = written(tmp_path, generation(), *records)
@@ -349,7 +349,7 @@ def test_a_record_that_reappears_is_ignored(tmp_path: Path) -> None:
     log.append(decided(3))
 
 
-def test_a_ruling_on_an_old_batch_outlives_it(tmp_path: Path) -> None:
+def test_an_operator_decision_on_an_old_batch_survives_compaction(tmp_path: Path) -> None:
     log = written(tmp_path, generation(), *finished_batches(3))
     log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))
     log.append(decided(3))
@@ -369,7 +369,7 @@ def test_a_driver_that_wakes_after_compaction_is_fenced(tmp_path: Path) -> None:
         old.ensure_owned()
     with pytest.raises(Fenced):
         old.append(decided(0))
-    assert file_of(tmp_path, 1).exists()  # it was written, and does not count
+    assert file_of(tmp_path, 1).exists()  # it was written, but does not count
     assert opened(tmp_path).state == new.state
     new.append(decided(4))
 
@@ -397,10 +397,10 @@ def test_a_failed_fsync_is_fatal_and_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(LogCorrupt, match="failed to make the log durable"):
         log.append(decided(0))
     assert disk.calls == []  # nothing was written or synced again
-    opened(tmp_path).append(generation(2))  # a driver that starts anew goes on
+    opened(tmp_path).append(generation(2))  # a new driver can continue
 
 
-def test_a_temporary_file_that_another_driver_dropped_is_written_again(tmp_path: Path) -> None:
+def test_a_temporary_file_that_another_driver_deleted_is_written_again(tmp_path: Path) -> None:
     disk = SpoiledDisk()
     log = opened(tmp_path, disk)
     dropped: list[str] = []
@@ -416,7 +416,7 @@ def test_a_temporary_file_that_another_driver_dropped_is_written_again(tmp_path:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_an_append_with_a_lost_answer_is_found_out(tmp_path: Path, after: bool) -> None:
+def test_an_append_with_a_lost_answer_is_read_back(tmp_path: Path, after: bool) -> None:
     disk = SpoiledDisk()
     log = opened(tmp_path, disk)
     disk.after = after
@@ -445,7 +445,7 @@ def test_an_unknown_outcome_blocks_until_it_is_settled(tmp_path: Path, after: bo
     assert [e.record for e in opened(tmp_path).entries()] == [generation(), decided(0), Finished(0)]
 
 
-def test_an_unknown_outcome_may_turn_out_to_be_lost(tmp_path: Path) -> None:
+def test_an_append_with_an_unknown_outcome_can_be_lost(tmp_path: Path) -> None:
     disk = SpoiledDisk()
     log = opened(tmp_path, disk)
     log.append(generation())
@@ -460,7 +460,7 @@ def test_an_unknown_outcome_may_turn_out_to_be_lost(tmp_path: Path) -> None:
     assert not log.state.batches
 
 
-def test_an_interrupted_append_is_made_durable_when_it_is_found(tmp_path: Path) -> None:
+def test_an_interrupted_append_becomes_durable_when_it_is_found(tmp_path: Path) -> None:
     disk = SpoiledDisk()
     log = opened(tmp_path, disk)
     log.append(generation())
@@ -475,12 +475,12 @@ def test_an_interrupted_append_is_made_durable_when_it_is_found(tmp_path: Path) 
     disk.fail = lambda call, path: None
     disk.calls.clear()
     log.settle()
-    assert disk.calls.count("sync") == 2  # of the second copy aside, and of the directory
+    assert disk.calls.count("sync") == 2  # the second copy, and the directory
     assert set(log.state.batches) == {0}
 
 
 @pytest.mark.parametrize("call", ["read", "names"])
-def test_a_disk_that_cannot_be_read_is_named(tmp_path: Path, call: str) -> None:
+def test_an_unreadable_disk_is_reported(tmp_path: Path, call: str) -> None:
     written(tmp_path, generation())
     disk = SpoiledDisk()
     disk.fail = lambda made, path: EIO if made == call else None
@@ -506,7 +506,7 @@ def test_a_disk_without_hard_links_is_refused(tmp_path: Path) -> None:
         log.append(generation())
 
 
-def test_a_gap_that_a_compaction_opens_while_we_read_is_looked_at_again(tmp_path: Path) -> None:
+def test_a_gap_from_a_concurrent_compaction_is_read_again(tmp_path: Path) -> None:
     owner = written(tmp_path, generation(), *finished_batches(4))
     disk = SpoiledDisk()
     compacted: list[bool] = []

@@ -44,7 +44,7 @@ from poundlock.errors import LogCorrupt, LogMismatch
 
 OURS = Namespace("lock", "feed")
 
-# The recovery table as the design document writes it.
+# The recovery table of the design document.
 DESIGN = """
 | last record of batch | prepared | committed | hidden | aborted | no witness | unreachable |
 | none                 | abort    | stop      |        | nothing | nothing    | retry       |
@@ -52,7 +52,7 @@ DESIGN = """
 | finished             | stop     |           |        |         |            |             |
 """
 
-# Which record may follow which in the story of a batch.
+# Which record can follow which in the history of a batch.
 STORY = """
 |                 | Decided | Repaired | OperatorDecided | Finished |
 | nothing         | yes     |          |                 |          |
@@ -64,7 +64,7 @@ STORY = """
 
 
 def cells(table: str) -> list[tuple[str, str, str]]:
-    """Read a table: (row, column, cell) of each cell."""
+    """Read a table. Return (row, column, cell) for each cell."""
     lines = [line.strip("|").split("|") for line in table.strip().splitlines()]
     (_, *columns), *rows = [[cell.strip() for cell in line] for line in lines]
     return [
@@ -100,7 +100,7 @@ ASKED = [cell for cell in cells(DESIGN) if cell[2]]
 
 
 @pytest.mark.parametrize(("stage", "state", "action"), ASKED)
-def test_recovery(stage: str, state: str, action: str) -> None:
+def test_recovery_follows_the_table(stage: str, state: str, action: str) -> None:
     row = next(row for key, row in RECOVERY.items() if key.value == stage)
     cell = next(cell for key, cell in row.items() if key.value == state)
     assert cell.value == action
@@ -127,7 +127,7 @@ BEFORE: dict[str, Sequence[Record]] = {
 
 
 @pytest.mark.parametrize(("last", "following", "allowed"), cells(STORY))
-def test_follows(last: str, following: str, allowed: str) -> None:
+def test_records_follow_each_other_as_in_the_table(last: str, following: str, allowed: str) -> None:
     kinds = {None if kind is None else kind.__name__: f for kind, f in FOLLOWS.items()}
     followers = {kind.__name__ for kind in kinds[None if last == "nothing" else last]}
     assert (following in followers) is bool(allowed)
@@ -138,10 +138,10 @@ def test_follows(last: str, following: str, allowed: str) -> None:
     before = dict(state.batches)
     with pytest.raises(LogCorrupt, match="cannot follow"):
         state.apply(RECORDS[following])
-    assert state.batches == before  # and the state is as it was
+    assert state.batches == before  # the state is unchanged
 
 
-def test_follows_has_no_other_row() -> None:
+def test_the_table_of_records_has_no_other_row() -> None:
     rows = {last for last, _, _ in cells(STORY)}
     assert {"nothing" if kind is None else kind.__name__ for kind in FOLLOWS} == rows
 
@@ -149,7 +149,7 @@ def test_follows_has_no_other_row() -> None:
 # The state of a log.
 
 
-def test_a_story_from_decision_to_end() -> None:
+def test_a_batch_goes_from_decision_to_end() -> None:
     state = state_of(decided(0, receipt("b1"), receipt("b2")))
     assert state.batches[0].stage is Stage.DECIDED
     assert state.held() == {("out", "b1"), ("out", "b2")}
@@ -163,7 +163,7 @@ def test_a_story_from_decision_to_end() -> None:
     assert not state.unfinished and not state.held()
 
 
-def test_an_empty_batch_is_finished_as_it_is_decided() -> None:
+def test_an_empty_batch_is_finished_by_its_decision() -> None:
     state = state_of(Decided(0, 1, 1, "hash", (), {}))
     assert state.batches[0].stage is Stage.FINISHED
 
@@ -173,7 +173,7 @@ def test_a_batch_whose_whole_loss_is_accepted_is_finished() -> None:
     assert state.batches[0].stage is Stage.FINISHED
 
 
-def test_a_ruling_does_not_reopen_a_finished_batch() -> None:
+def test_an_operator_decision_does_not_reopen_a_finished_batch() -> None:
     state = state_of(
         decided(), Finished(0), OperatorDecided(0, OperatorDecision.ACCEPT_REPLAY, "me")
     )
@@ -181,11 +181,11 @@ def test_a_ruling_does_not_reopen_a_finished_batch() -> None:
     assert state.batches[0].operator_decision is OperatorDecision.ACCEPT_REPLAY
 
 
-def test_compaction_drops_old_batches_and_whatever_is_still_said_of_them() -> None:
+def test_compaction_drops_old_batches_and_later_records_about_them() -> None:
     state = state_of(decided(0), Finished(0), decided(1), Finished(1))
     state.apply(Compacted(3, 1, generation()))
     assert set(state.batches) == {1} and state.batch_floor == 1
-    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))  # a ruling on an old batch
+    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))  # on an old batch
     assert set(state.batches) == {1}
 
 
@@ -229,7 +229,7 @@ FLOORED = (decided(0), Finished(0), decided(1), Finished(1), Compacted(3, 1, gen
     ("records", "batch", "stage"),
     [
         ((), 0, Stage.NONE),
-        ((), 17, Stage.NONE),  # a query that had batches before it had a log
+        ((), 17, Stage.NONE),  # a query that ran batches before it had a log
         ((decided(0),), 0, Stage.DECIDED),
         ((decided(0), RECORDS["Repaired"]), 0, Stage.DECIDED),
         ((decided(0), Finished(0)), 0, Stage.FINISHED),
@@ -239,7 +239,9 @@ FLOORED = (decided(0), Finished(0), decided(1), Finished(1), Compacted(3, 1, gen
         (FLOORED, 2, Stage.NONE),
     ],
 )
-def test_enter(records: Sequence[Record], batch: int, stage: Stage) -> None:
+def test_entering_a_batch_compares_its_offsets(
+    records: Sequence[Record], batch: int, stage: Stage
+) -> None:
     assert enter(state_of(*records), batch, f"hash-{batch}") is stage
 
 
@@ -254,12 +256,14 @@ def test_enter(records: Sequence[Record], batch: int, stage: Stage) -> None:
         (FLOORED, 3, "hash-3", "the last is 1"),
     ],
 )
-def test_enter_refuses(records: Sequence[Record], batch: int, offsets: str, reason: str) -> None:
+def test_entering_a_batch_is_refused(
+    records: Sequence[Record], batch: int, offsets: str, reason: str
+) -> None:
     with pytest.raises(LogMismatch, match=reason):
         enter(state_of(*records), batch, offsets)
 
 
-def test_the_checkpoint_must_still_hold_the_plan_that_was_run() -> None:
+def test_the_checkpoint_must_still_hold_the_executed_plan() -> None:
     state = state_of(decided(0), Finished(0))
     for before in ("hash-0", None):
         assert enter(state, 1, "hash-1", before) is Stage.NONE
@@ -277,13 +281,13 @@ def stray(id: str, *, number: int = 1, sink: str = "out", epoch: int = 2) -> Str
     return Stray(sink, id, number, "Ongoing", {"pid": 1, "epoch": epoch})
 
 
-def test_the_sweep_spares_what_is_decided_and_takes_the_rest() -> None:
+def test_the_sweep_aborts_only_undecided_branches() -> None:
     state = state_of(generation(2), decided(0, receipt("held")))
     strays = [stray("held"), stray("loose"), stray("held", sink="other"), stray("own", number=2)]
     assert strays_to_abort(state, strays) == strays[1:]
 
 
-def test_a_repaired_branch_is_spared_no_longer() -> None:
+def test_a_repaired_branch_is_swept() -> None:
     state = state_of(
         decided(0, receipt("lost")), Repaired(0, 1, (("out", "lost"),), (receipt("new"),))
     )
@@ -310,7 +314,7 @@ def test_the_next_use_of_a_finished_id_is_swept() -> None:
 # Comparing and repairing.
 
 
-def test_compare_names_the_sinks_that_differ() -> None:
+def test_a_comparison_names_the_sinks_that_differ() -> None:
     one, two = Fingerprint(1, 1), Fingerprint(2, 2)
     assert compare({"a": one, "b": Fingerprint()}, {"a": one}) == []
     differing = compare({"a": one, "b": one}, {"a": two})
@@ -328,7 +332,7 @@ digests = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
 
 @given(digests, st.data())
-def test_a_replay_of_the_same_branches_replaces_exactly_the_lost(
+def test_a_replay_of_the_same_branches_replaces_only_lost_branches(
     before: list[int], data: st.DataObject
 ) -> None:
     recorded = branches(before, "old")
@@ -343,10 +347,10 @@ def test_a_replay_of_the_same_branches_replaces_exactly_the_lost(
 
 
 @given(digests, digests, st.data())
-def test_nothing_is_ever_repeated_or_left_out(
+def test_a_repair_never_repeats_or_omits_rows(
     before: list[int], after: list[int], data: st.DataObject
 ) -> None:
-    """Whatever the replay gives: kept and chosen together are what was decided, or it is refused."""
+    """For any replay, kept and chosen branches have the decided rows, or the replay is refused."""
     recorded, replayed = branches(before, "old"), branches(after, "new")
     gone = data.draw(st.sets(st.sampled_from([r.id for r in recorded]), min_size=1))
     chosen = match_lost(recorded, frozenset(("out", id_) for id_ in gone), replayed)
@@ -362,7 +366,7 @@ def test_nothing_is_ever_repeated_or_left_out(
         )
 
 
-def test_another_cut_of_the_same_rows_may_replace_a_whole_sink_only() -> None:
+def test_other_partitions_of_the_same_rows_can_replace_only_a_whole_sink() -> None:
     recorded, replayed = branches([1, 2], "old"), branches([3], "new")
     replayed = [Receipt("out", "new0", 0, Fingerprint(2, 3))]
     both = frozenset({("out", "old0"), ("out", "old1")})
@@ -372,7 +376,7 @@ def test_another_cut_of_the_same_rows_may_replace_a_whole_sink_only() -> None:
 
 
 @pytest.mark.parametrize("operator_decision", [None, *OperatorDecision])
-def test_other_rows_are_taken_only_by_order_and_for_a_whole_sink(
+def test_other_rows_need_an_operator_decision_and_replace_a_whole_sink(
     operator_decision: OperatorDecision | None,
 ) -> None:
     recorded, replayed = branches([1, 2], "old"), branches([5, 6, 7], "new")
@@ -385,11 +389,11 @@ def test_other_rows_are_taken_only_by_order_and_for_a_whole_sink(
             assert isinstance(result, Mismatch) and "different rows" in str(result)
 
 
-def test_fingerprints_add_up_in_any_order() -> None:
+def test_fingerprints_have_the_same_sum_in_any_order() -> None:
     parts = [Fingerprint(1, 2**63), Fingerprint(2, 2**63), Fingerprint(3, 5)]
     assert {total(order) for order in itertools.permutations(parts)} == {Fingerprint(6, 5)}
 
 
-def test_a_story_keeps_its_decision() -> None:
+def test_a_batch_keeps_its_decision() -> None:
     history = BatchHistory(decided(), (receipt(),))
     assert history.stage is Stage.DECIDED and history.decided.batch == 0

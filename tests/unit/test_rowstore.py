@@ -1,4 +1,4 @@
-"""Rows kept beside the log: whole or found out, and nothing half-written stays."""
+"""Rows kept beside the log: truncation is detected, and incomplete branches are swept."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def prepare(sink: Kept, task: int = 0) -> Receipt:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
-def test_rows_that_were_cut_short_are_not_sent(sink: Kept, tmp_path: Path, share: float) -> None:
+def test_truncated_rows_are_not_sent(sink: Kept, tmp_path: Path, share: float) -> None:
     receipt = prepare(sink)
     (file,) = (tmp_path / "kept").glob("*.arrow")
     whole = file.read_bytes()
@@ -67,25 +67,25 @@ def test_rows_that_were_cut_short_are_not_sent(sink: Kept, tmp_path: Path, share
     with pytest.raises(InDoubt, match="are damaged"):
         sink.commit([receipt])
     assert sink.sent == []
-    file.unlink()  # as the error says
+    file.unlink()  # as the error advises
     assert sink.commit([receipt]) == [BranchState.ABORTED]
 
 
-def test_rows_at_a_message_boundary_are_found_out_too(sink: Kept, tmp_path: Path) -> None:
+def test_truncation_at_a_message_boundary_is_detected(sink: Kept, tmp_path: Path) -> None:
     receipt = prepare(sink)
     (file,) = (tmp_path / "kept").glob("*.arrow")
     with pa.OSFile(str(file), "wb") as out, pa.ipc.new_stream(out, ROWS.schema) as stream:
-        stream.write_batch(ROWS)  # a stream may end after any message: no end says that it is whole
+        stream.write_batch(ROWS)  # a stream can end after any message; nothing marks it as complete
     with pytest.raises(InDoubt, match="are damaged"):
         sink.commit([receipt])
     assert sink.sent == []
 
 
-def test_a_branch_that_was_sent_is_not_sent_again_for_another(sink: Kept) -> None:
+def test_a_sent_branch_is_not_sent_again_when_another_fails(sink: Kept) -> None:
     receipts = [prepare(sink, task) for task in range(4)]
     sink.errors = {1: PermanentlyRefused("never"), 2: Unavailable("busy")}
     for _ in range(2):
-        with pytest.raises(Unavailable, match="busy"):  # what may pass is waited for first
+        with pytest.raises(Unavailable, match="busy"):  # a transient error is retried first
             sink.commit(receipts)
     del sink.errors[2]
     for _ in range(2):
@@ -108,8 +108,8 @@ def test_a_task_that_died_while_writing_leaves_a_stray(sink: Kept, tmp_path: Pat
     assert {file.suffix for file in (tmp_path / "kept").iterdir()} == {".aborted"}
 
 
-def test_what_fails_in_a_way_of_its_own_is_told_by_its_kind_alone() -> None:
-    """It is told and not raised, or the others would be sent again; what it says may hold a row."""
+def test_an_unexpected_exception_is_reported_by_its_type_only() -> None:
+    """It is returned and not raised, or the others would be sent again. Its text may contain a row."""
     told = _fails(ZeroDivisionError("secret"))
     assert isinstance(told, InDoubt) and "ZeroDivisionError" in str(told)
     assert "secret" not in str(told)

@@ -1,4 +1,4 @@
-"""The mechanism under all local servers, driven by a tiny server of our own."""
+"""The mechanism that all local servers share, tested with a tiny server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from poundlock.errors import Unavailable, UsageError
 from poundlock.servers import base, process
 
-# Answers on its port with its node's name; `mode` makes it misbehave.
+# Answers on its port with the name of its node. `mode` selects a fault.
 PROGRAM = """
 import signal, socket, sys
 port, node, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -42,7 +42,7 @@ while True:
 
 @dataclasses.dataclass
 class Tiny:
-    """As little of a server as can be."""
+    """A minimal server."""
 
     nodes: tuple[str, ...] = ("a",)
     mode: str = "good"
@@ -95,7 +95,7 @@ def pids(home: Path) -> dict[str, int]:
 
 
 def record(home: Path, **changes: object) -> None:
-    """Change what is recorded of the only process."""
+    """Change the record of the only process."""
     state = base.State.load(home)
     assert state
     ((node, it),) = state.processes.items()
@@ -106,7 +106,7 @@ def record(home: Path, **changes: object) -> None:
 # --- up and down ---
 
 
-def test_up_starts_and_down_ends(home):
+def test_up_starts_a_server_and_down_stops_it(home):
     instance = base.Instance(Tiny(nodes=("a", "b")), home)
     instance.up()
     status = base.status(home)
@@ -127,7 +127,7 @@ def test_a_second_up_finds_the_server_running(home):
     assert server.prepared == 1
 
 
-def test_up_starts_only_what_has_died(home):
+def test_up_starts_only_dead_nodes(home):
     instance = base.Instance(Tiny(nodes=("a", "b")), home)
     instance.up()
     before = pids(home)
@@ -139,8 +139,8 @@ def test_up_starts_only_what_has_died(home):
     assert after["b"] != before["b"]
 
 
-def test_two_ups_at_once_start_one_server(home):
-    """In two processes, for a lock between threads alone would not do."""
+def test_two_concurrent_ups_start_one_server(home):
+    """In two processes, because a lock between threads is not enough."""
     program = textwrap.dedent(f"""
         import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
         from pathlib import Path
@@ -153,7 +153,7 @@ def test_two_ups_at_once_start_one_server(home):
         for _ in range(2)
     ]
     said = [it.communicate(timeout=60)[0].strip() for it in both]
-    # It outlives the programs that started it, and their terminals.
+    # The server outlives the programs that started it, and their terminals.
     pid = pids(home)["a"]
     assert said == [str(pid)] * 2
     assert os.getsid(pid) == pid
@@ -161,7 +161,7 @@ def test_two_ups_at_once_start_one_server(home):
     assert log.count("starts") == 1
 
 
-def test_address_and_data_stay(home):
+def test_a_server_keeps_its_address_and_data(home):
     instance = base.Instance(Tiny(), home)
     instance.up()
     url = instance.url
@@ -172,7 +172,7 @@ def test_address_and_data_stay(home):
     assert (home / "data" / "row").read_text() == "1"
 
 
-def test_a_port_taken_in_between_is_replaced(home):
+def test_a_port_that_became_occupied_is_replaced(home):
     instance = base.Instance(Tiny(nodes=("a", "b")), home)
     instance.up()
     before = instance.state.ports
@@ -187,14 +187,14 @@ def test_a_port_taken_in_between_is_replaced(home):
     assert after["b"] == before["b"]
 
 
-def test_ports_lie_below_those_that_clients_are_lent():
+def test_ports_are_below_the_ephemeral_range():
     lent = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = base.free_ports(5)
     assert len(set(ports)) == 5
     assert all(1024 < port < lent for port in ports)
 
 
-def test_wipe_deletes_all_of_the_home_and_nothing_else(home):
+def test_wipe_deletes_everything_in_the_home_and_nothing_else(home):
     instance = base.Instance(Tiny(), home)
     instance.up()
     (home.parent / "neighbour").write_text("")
@@ -205,20 +205,20 @@ def test_wipe_deletes_all_of_the_home_and_nothing_else(home):
     assert not base.status(home).created
 
 
-def test_other_options_than_the_data_was_made_for_are_refused(home):
+def test_options_that_differ_from_those_of_the_data_are_refused(home):
     base.Instance(Tiny(), home).up()
     base.down(home)
     with pytest.raises(UsageError, match=r"made for size=1, not for size=2.*--wipe"):
         base.Instance(Tiny(options={"size": 2}), home).up()
 
 
-def test_a_failed_start_shows_the_log_and_leaves_nothing(home):
+def test_a_failed_start_shows_the_log_and_leaves_no_process(home):
     with pytest.raises(Unavailable, match=r"node a\) ended before(.|\n)*the disk is full"):
         base.Instance(Tiny(mode="crash"), home).up()
     assert base.status(home).nodes == {}
 
 
-def test_a_server_that_never_answers_is_given_up(home):
+def test_a_server_that_never_answers_is_stopped(home):
     class Mute(Tiny):
         def probe(self, home, ports, nodes):
             raise ConnectionError("no answer")
@@ -228,7 +228,7 @@ def test_a_server_that_never_answers_is_given_up(home):
     assert base.status(home).nodes == {}
 
 
-def test_a_state_that_cannot_be_read_is_not_guessed_at(home):
+def test_an_unreadable_state_is_reported(home):
     base.Instance(Tiny(), home).up()
     good = (home / "state.json").read_text()
     (home / "state.json").write_text(good[:-20])
@@ -247,10 +247,10 @@ def test_only_the_owner_may_read_the_state(home):
 
 
 @pytest.mark.parametrize("changes", [{"started": 1}, {"boot": "another"}])
-def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(home, stranger, changes):
+def test_a_reused_pid_is_not_killed(home, stranger, changes):
     base.Instance(Tiny(), home).up()
     ours = pids(home)["a"]
-    # As if our process had died long ago and the system had given its pid to the stranger.
+    # As if our process had died and the system had given its pid to the stranger.
     real = process._start_time(stranger.pid)
     record(home, **({"pid": stranger.pid, "started": real} | changes))
     assert not base.status(home).running
@@ -259,7 +259,7 @@ def test_a_pid_that_belongs_to_somebody_else_now_is_left_alone(home, stranger, c
     os.kill(ours, signal.SIGKILL)
 
 
-def test_a_dead_child_that_nobody_has_buried_is_not_alive():
+def test_a_zombie_process_is_not_alive():
     child = subprocess.Popen(["true"])
     started = process._start_time(child.pid) or 0
     zombie = process.Process(child.pid, started, process._boot())
@@ -267,8 +267,8 @@ def test_a_dead_child_that_nobody_has_buried_is_not_alive():
     child.wait()
 
 
-def test_down_ends_by_record_and_not_by_name(home, tmp_path):
-    """Two servers with the same program: the other one lives."""
+def test_down_stops_only_the_recorded_process(home, tmp_path):
+    """Two servers run the same program. The other one stays alive."""
     other = tmp_path / "other"
     base.Instance(Tiny(), home).up()
     base.Instance(Tiny(), other).up()
@@ -277,7 +277,7 @@ def test_down_ends_by_record_and_not_by_name(home, tmp_path):
     base.down(other)
 
 
-def test_one_that_does_not_listen_is_killed_after_its_time(home):
+def test_a_process_that_ignores_sigterm_is_killed_after_its_time(home):
     base.Instance(Tiny(mode="deaf", stop_timeout=0.3), home).up()
     began = time.monotonic()
     base.down(home)
@@ -302,7 +302,7 @@ with guard.watched(home, "me", wipe=False):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_private_server_ends_with_its_program_however_it_ends(home, number):
+def test_a_private_server_ends_with_its_program(home, number):
     program = OWNER.format(tests=str(Path(__file__).parent), home=str(home))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
         assert owner.stdout.readline() == b"up\n"
@@ -311,7 +311,7 @@ def test_a_private_server_ends_with_its_program_however_it_ends(home, number):
     assert wait_until(lambda: not base.status(home).nodes, seconds=30)
 
 
-def test_a_watcher_that_comes_late_does_no_harm_to_a_new_owner(home):
+def test_a_late_watcher_does_not_stop_the_server_of_a_new_owner(home):
     base.Instance(Tiny(), home, "new").up()
     assert base.down(home, owner="old") == []
     assert base.status(home).running
@@ -321,7 +321,7 @@ def test_a_watcher_that_comes_late_does_no_harm_to_a_new_owner(home):
 # --- one node at a time ---
 
 
-def test_kill_and_start_one_node(home):
+def test_one_node_can_be_killed_and_started(home):
     instance = base.Instance(Tiny(nodes=("a", "b")), home)
     instance.up()
     before = pids(home)
@@ -334,7 +334,7 @@ def test_kill_and_start_one_node(home):
     assert instance.running() == ["a"]
 
 
-def test_a_paused_node_lives_and_is_silent_until_it_is_resumed(home):
+def test_a_paused_node_is_alive_and_silent_until_it_is_resumed(home):
     instance = base.Instance(Tiny(), home)
     instance.up()
     instance.pause("a")
@@ -348,11 +348,11 @@ def test_a_paused_node_lives_and_is_silent_until_it_is_resumed(home):
     instance.wait_ready(timeout=10)
 
 
-def test_a_paused_node_can_be_ended(home):
+def test_a_paused_node_can_be_stopped(home):
     instance = base.Instance(Tiny(stop_timeout=3600), home)
     instance.up()
     instance.pause("a")
-    base.down(home)  # by its own will: it is woken to hear the request
+    base.down(home)  # it is resumed, so that it receives the signal and ends by itself
     assert base.status(home).nodes == {}
 
 
@@ -369,7 +369,7 @@ def test_a_node_killed_while_it_starts_is_reported(home):
     killer.join()
 
 
-def test_what_is_not_there_is_named(home):
+def test_a_missing_node_is_named(home):
     instance = base.Instance(Tiny(), home)
     instance.up()
     with pytest.raises(UsageError, match="no node 'z'; it has: a"):

@@ -1,4 +1,4 @@
-"""Bad rows in a task: left out or sent elsewhere, and the good ones written once."""
+"""Bad rows in a task are left out or written as dead letters. Good rows are written once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRANSACTION = Transaction(Namespace("trial", "00"), 1, 7, 1)
 
 
 class Picky(Memory):
-    """Refuses odd numbers: whole batches only, naming the rows or not."""
+    """A sink that refuses batches with odd numbers, and may name the bad rows."""
 
     names_rows = True
 
@@ -57,13 +57,13 @@ def test_one_bad_row_fails_the_branch(picky: Picky) -> None:
     sink_task = SinkTask(picky, branch("picky", tolerant=False))
     with pytest.raises(BadRow) as caught:
         sink_task.take(*columns([2, 3]))
-    # Where, the sink itself did not say.
+    # The task adds the place, which the sink did not give.
     assert (caught.value.sink, caught.value.transaction) == ("picky", str(TRANSACTION))
 
 
-def test_no_row_is_left_out_for_what_went_wrong_before_it(picky: Picky) -> None:
+def test_an_earlier_error_does_not_count_as_a_bad_row(picky: Picky) -> None:
     def refuse(branch: Branch) -> Writer:
-        raise BadRow("the role is gone")  # as some drivers call it
+        raise BadRow("the role is gone")  # some drivers raise this error for it
 
     picky.begin = refuse  # type: ignore[method-assign]
     sink_task = SinkTask(picky, branch("picky", tolerant=True))
@@ -80,10 +80,10 @@ def test_bad_rows_are_left_out_and_counted(picky: Picky) -> None:
     assert picky.commit([receipt]) and sorted(r["n"] for r in picky.server.visible) == [2, 4, 6, 8]
     assert sink_task.bad == 3
     assert receipt.fingerprint == Fingerprint(4, 20_000)
-    assert sink_task.offered == Fingerprint(7, 35_000), "a drain sees all rows, for it writes none"
+    assert sink_task.offered == Fingerprint(7, 35_000), "a drain counts all rows and writes none"
 
 
-def test_a_sink_may_name_one_bad_row_at_a_time() -> None:
+def test_a_sink_can_report_one_bad_row_at_a_time() -> None:
     class First(PickyWriter):
         def write(self, rows: pa.RecordBatch) -> None:
             try:
@@ -99,7 +99,7 @@ def test_a_sink_may_name_one_bad_row_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_a_task_that_may_run_once_says_no_to_a_second_time(
+def test_a_task_that_may_run_once_refuses_a_second_run(
     monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
     context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: attempt)
@@ -117,7 +117,7 @@ def test_a_task_that_may_run_once_says_no_to_a_second_time(
         assert len(read_votes(votes)[0]) == 1
 
 
-def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
+def test_bad_rows_are_written_as_dead_letters_in_their_own_branch(picky: Picky) -> None:
     dead = Memory("dead", MemorySystem())
     dead_letters = SinkTask(dead, branch("dead", tolerant=False))
     sink_task = SinkTask(picky, branch("picky", tolerant=True), dead_letters)
@@ -129,24 +129,25 @@ def test_bad_rows_become_letters_in_a_branch_of_their_own(picky: Picky) -> None:
     assert {(x["pipeline"], x["batch"], x["sink"]) for x in found} == {("trial", 7, "picky")}
     assert all("odd" in dead_letter["error"] for dead_letter in found)
     assert receipts[1].fingerprint == Fingerprint(2, 4000)  # type: ignore[union-attr]
-    assert dead_letters.offered == Fingerprint(), "letters are known only by writing"
+    assert dead_letters.offered == Fingerprint(), "dead letters are known only after writing"
 
 
-def test_a_branch_with_bad_rows_alone_is_not_prepared(picky: Picky) -> None:
+def test_a_branch_with_only_bad_rows_is_not_prepared(picky: Picky) -> None:
     sink_task = SinkTask(picky, branch("picky", tolerant=True))
     sink_task.take(*columns([1, 3]))
     assert sink_task.prepare() is None
     assert picky.server.branches == {}
 
 
-def test_a_lane_without_a_branch_only_counts(picky: Picky) -> None:
+def test_a_task_without_a_branch_only_counts_rows(picky: Picky) -> None:
     sink_task = SinkTask(picky, None)
     sink_task.take(*columns([1, 2]))
     assert sink_task.prepare() is None
     assert sink_task.offered.rows == 2
 
 
-FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))  # beyond Python's years
+# Later than Python's last year.
+FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))  # beyond 
         (FAR, "18029-12-31 00:00:00.000000"),
     ],
 )
-def test_a_letter_spells_any_value(value: pa.Scalar, text: object) -> None:
+def test_a_dead_letter_contains_any_value(value: pa.Scalar, text: object) -> None:
     dead, sink = Memory("dead", MemorySystem()), Refusing("refusing", MemorySystem())
     dead_letters = SinkTask(dead, branch("dead", tolerant=False))
     sink_task = SinkTask(sink, branch("refusing", tolerant=True), dead_letters)

@@ -1,4 +1,4 @@
-"""SQL jobs without Spark: the file, the cutting of statements, windows and patterns as text."""
+"""SQL jobs without Spark: the file, the split into statements, windows and patterns as text."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from poundlock.stream.windows import count, sessions, sliding, tumbling
         ("/* open; ", [], ""),
     ],
 )
-def test_statements_end_where_a_semicolon_is_one(
+def test_statements_end_only_at_real_semicolons(
     text: str, statements: list[str], rest: str
 ) -> None:
     found, left = split(text)
     assert ([each.text for each in found], left) == (statements, rest)
 
 
-def test_statements_know_their_lines() -> None:
+def test_statements_keep_their_line_numbers() -> None:
     found = split_all("\n\nSELECT 1;\n  -- why\nSELECT\n 2;\n\nSELECT 3", 10)
     assert [(each.line, each.text) for each in found] == [
         (12, "SELECT 1"),
@@ -59,7 +59,7 @@ def test_statements_know_their_lines() -> None:
         ("count 10 by 2", count(10, 2)),
     ],
 )
-def test_windows_as_text(text: str, windows: Any) -> None:
+def test_windows_are_read_from_text(text: str, windows: Any) -> None:
     assert operators.windows(text) == windows
 
 
@@ -77,12 +77,12 @@ def test_windows_as_text(text: str, windows: Any) -> None:
         "sliding 1 minute by ",
     ],
 )
-def test_windows_that_cannot_be_read(text: str) -> None:
+def test_wrong_windows_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         operators.windows(text)
 
 
-def test_patterns_as_text() -> None:
+def test_patterns_are_read_from_text() -> None:
     define = {"warm": "t > 30", "hot": "t > 40"}
     made = operators.pattern(
         "warm{3} followed_by hot+ next end", define, within="1 minute", skip="skip_to_last hot"
@@ -133,7 +133,7 @@ def test_patterns_as_text() -> None:
         ("a next a", {}, "used twice"),
     ],
 )
-def test_patterns_that_cannot_be_read(text: str, options: dict[str, Any], words: str) -> None:
+def test_wrong_patterns_are_refused(text: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         operators.pattern(text, options.pop("define", {}), **options)
 
@@ -147,7 +147,7 @@ def read(place: Path, text: str) -> file.JobFile:
     return file.read(path)
 
 
-def test_a_file_says_what_there_is(tmp_path: Path) -> None:
+def test_a_file_defines_sources_sinks_and_statements(tmp_path: Path) -> None:
     job = read(
         tmp_path,
         TOP + 'trigger = "2 seconds"\nsql = """\nINSERT INTO out\nSELECT 1; SELECT 2\n"""\n'
@@ -165,7 +165,7 @@ def test_a_file_says_what_there_is(tmp_path: Path) -> None:
     assert job.kinds == {"source.files", "sink.files"}
 
 
-def test_sql_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_sql_can_be_in_its_own_file(tmp_path: Path) -> None:
     (tmp_path / "job.sql").write_text("\nSELECT 1;")
     [statement] = read(tmp_path, TOP + 'sql_file = "job.sql"').statements
     assert (statement.line, statement.text) == (2, "SELECT 1")
@@ -189,7 +189,7 @@ def test_sql_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
         (TOP + '[source.a]\nkind="files"\n[window.w]\nlate_output="a"', "late_output of .window.w"),
     ],
 )
-def test_a_file_that_is_wrong(tmp_path: Path, text: str, words: str) -> None:
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         read(tmp_path, text)
 
@@ -202,7 +202,7 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, words: str) -> None:
         'settings = {"sasl.password" = "hunter2"}',
     ],
 )
-def test_secrets_do_not_stand_in_the_file(tmp_path: Path, option: str) -> None:
+def test_secrets_in_the_file_are_refused(tmp_path: Path, option: str) -> None:
     with pytest.raises(UsageError, match=r"\[sink.out\] holds a secret") as raised:
         read(tmp_path, f'{TOP}[sink.out]\nkind = "x"\n{option}')
     assert "hunter2" not in str(raised.value)
@@ -223,10 +223,10 @@ def test_secrets_do_not_stand_in_the_file(tmp_path: Path, option: str) -> None:
         ({"kind": "files", "path": "/x", "semantic": "often"}, r"\[sink.out\]: .*often"),
     ],
 )
-def test_sinks_take_their_own_arguments(options: dict[str, Any], words: str) -> None:
+def test_wrong_arguments_of_a_sink_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make_sink("out", options)
 
 
-def test_a_sink_is_called_by_its_table() -> None:
+def test_a_sink_is_named_after_its_table() -> None:
     assert make_sink("out", {"kind": "files", "path": "/x", "format": "json"}).name == "out"

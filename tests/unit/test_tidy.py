@@ -20,7 +20,7 @@ TESTS = sorted(file for folder in ("tests", "benchmarks") for file in (ROOT / fo
 MODULE_LINES, FUNCTION_LINES, COMPLEXITY = 600, 60, 20
 TEST_LINES = 600
 SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc"}
-# The machine's configuration decides where packages come from; the source never does.
+# The machine's configuration decides where packages come from. The source never does.
 REGISTRIES = ("pypi", "pythonhosted", "maven", "npmjs", "jfrog", "artifactory", "nexus", "docker")
 
 
@@ -83,7 +83,7 @@ def test_the_core_needs_only_the_standard_library(path: Path) -> None:
     assert not strangers
 
 
-def test_the_protocol_has_no_clock_thread_chance_or_io() -> None:
+def test_the_protocol_uses_no_clock_thread_randomness_or_io() -> None:
     forbidden = {"time", "threading", "random", "secrets", "uuid", "os", "io", "socket", "asyncio"}
     for name in ("protocol.py", "model.py", "guarantee.py"):
         assert not {i.split(".")[0] for i in imports(PACKAGE / "core" / name)} & forbidden
@@ -145,7 +145,7 @@ def test_dependencies_point_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("part", sorted(set(RANK) - {"cli"}))
 def test_an_import_from_a_higher_layer_is_found(part: str) -> None:
-    """Plants one in each part, so that no part can escape the rule."""
+    """The test plants one in each part, so that no part escapes the rule."""
     higher = f"poundlock.{LAYERS[RANK[part] + 1][0]}.planted"
     assert climbs(f"poundlock.{part}.module", {"os", higher}) == [higher]
     assert climbs(f"poundlock.{part}.module", {"poundlock", "poundlock.pipeline"})
@@ -161,7 +161,7 @@ def room_of(module: str) -> str:
 
 
 @every("sinks")
-def test_systems_do_not_know_each_other(path: Path) -> None:
+def test_sinks_of_different_systems_do_not_import_each_other(path: Path) -> None:
     """A sink imports its own package, what the SQL sinks share, and the row store; no other sink."""
     mine = room_of(module_name(path)) or path.stem
     shared = {"rowstore", "sql", mine}
@@ -175,12 +175,12 @@ def test_systems_do_not_know_each_other(path: Path) -> None:
 
 
 @every()
-def test_nobody_imports_the_command_line(path: Path) -> None:
+def test_no_other_module_imports_the_command_line(path: Path) -> None:
     if path.relative_to(PACKAGE).parts[0] not in ("cli", "cli.py", "__main__.py"):
         assert not [name for name in imports(path) if within(name, "poundlock.cli")]
 
 
-def test_errors_import_nothing_of_ours() -> None:
+def test_the_errors_module_imports_no_other_module_of_ours() -> None:
     assert not [name for name in imports(PACKAGE / "errors.py") if within(name, "poundlock")]
 
 
@@ -293,7 +293,7 @@ def test_complexity_is_counted_as_radon_counts_it() -> None:
 
 
 @every()
-def test_a_module_says_what_it_is(path: Path) -> None:
+def test_a_module_has_a_docstring(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert not tree.body or ast.get_docstring(tree)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import pytest
 
-# Before the imports: pytest shows what an assertion compared only in modules registered here.
+# Before the imports, because pytest shows compared values only in modules registered here.
 pytest.register_assert_rewrite(f"{__name__}.requirements", f"{__name__}.faults")
 
 from poundlock.compliance.fault import FAULTS, FaultCase, empty, fill, small_disk  # noqa: E402

@@ -41,7 +41,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class FaultCase:
-    """How to run into a fault, and which error it must cause.
+    """How to cause a fault, and which error it must raise.
 
     By default one task writes good rows to the sink of the test.
     """
@@ -49,7 +49,7 @@ class FaultCase:
     says: str  # a pattern that the error must contain
     kind: type[PoundlockError] = Rejected
     make: Callable[[], Participant] | None = None  # creating the sink must fail
-    sink: Participant | None = None  # instead of the test's sink
+    sink: Participant | None = None  # replaces the test's sink
     tasks: Sequence[Sequence[pa.RecordBatch]] = ()  # what each task writes, one after the other
     during: Callable[[], object] | None = None  # called when a task has written its first batch
     over: Callable[[], object] = lambda: None  # ends the fault; the block cleans up
@@ -59,7 +59,7 @@ class FaultCase:
 
 @contextmanager
 def small_disk(megabytes: int) -> Iterator[Path]:
-    """Mount a small file system. Without root, it is mounted in a namespace of its own."""
+    """Mount a small file system. Without root, it is mounted in its own namespace."""
     with tempfile.TemporaryDirectory(prefix="small-disk-") as directory:
         options = ["-t", "tmpfs", "-o", f"size={megabytes}m,mode=777", "poundlock-test"]
         if os.geteuid() == 0:

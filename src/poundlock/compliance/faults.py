@@ -95,7 +95,7 @@ def check_nothing_left(subject: Subject, sink: Participant) -> None:
 
 
 def find_strays(sink: Participant) -> list[Stray]:
-    """Find open branches as the coordinator does: again if the connection was lost."""
+    """Find open branches as the coordinator does. It repeats the call if the connection was lost."""
     try:
         return sink.find(requirements.OURS)
     except Unavailable:
@@ -129,7 +129,7 @@ def two_batches(subject: Subject) -> list[pa.RecordBatch]:
 def write(
     sink: Participant, task: int, batches: Sequence[pa.RecordBatch], case: FaultCase
 ) -> Receipt:
-    """Write as a task does: if it fails, the writer aborts."""
+    """Write as a task does. If it fails, the writer aborts."""
     there: Participant = pickle.loads(pickle.dumps(sink))
     writer = there.begin(branch(sink, task))
     try:
@@ -169,7 +169,7 @@ def test_a_task_killed_after_prepare_is_retried(
 
 
 def prepare_and_die(sink: Participant, branch: Branch, rows: pa.RecordBatch) -> None:
-    """Run a task that is killed before anybody has its receipt."""
+    """Run a task that is killed before its receipt is sent."""
     writer = sink.begin(branch)
     writer.write(rows)
     assert writer.prepare() is not None

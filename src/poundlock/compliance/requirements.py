@@ -1,4 +1,4 @@
-"""The same tests for every sink, with its real server, checked by the server's own view.
+"""The same tests for every sink, with its real server. The server's own view checks the results.
 
 The classes are the five requirements that two-phase commit makes of a sink.
 """
@@ -28,10 +28,10 @@ __all__ = [  # the tests, and the fixture that they share
     "TestSurvivesItsOwnTimeOut",
     "sink",
     "test_a_copy_of_a_sink_carries_no_connection",
-    "test_rows_are_taken_as_arrow",
+    "test_rows_are_arrow_batches",
 ]
 
-# New ones for each test, because systems remember them: see `sink`.
+# Each test gets new ones from `sink`, because systems remember them.
 OURS = SIMILAR = COPIED = Namespace("trial", "00")
 
 DONE, LOST = BranchState.COMMITTED, BranchState.ABORTED
@@ -90,7 +90,7 @@ def receipt_of(
 
 
 def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
-    """Commit as the coordinator does: again while a branch is not committed yet.
+    """Commit as the coordinator does. It repeats the call until every branch has an outcome.
 
     A hidden branch is committed too. Readers see its rows when the transaction before it has ended.
     """
@@ -159,9 +159,7 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
         assert subject.visible(sink) == counted(range(25))
         assert not subject.open(sink)
 
-    def test_a_writer_that_gives_up_leaves_nothing(
-        self, subject: Subject, sink: Participant
-    ) -> None:
+    def test_an_aborted_writer_leaves_nothing(self, subject: Subject, sink: Participant) -> None:
         writer = sink.begin(branch(sink))
         writer.write(subject.rows(range(10)))
         writer.abort()
@@ -171,7 +169,7 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
         assert subject.visible(sink) == Counter()
         assert not subject.open(sink)
 
-    def test_two_batches_in_turn(self, subject: Subject, sink: Participant) -> None:
+    def test_successive_batches_are_committed(self, subject: Subject, sink: Participant) -> None:
         for batch in range(3):
             receipt = prepare(subject, sink, range(batch * 10, batch * 10 + 10), batch=batch)
             assert commit(sink, [receipt]) == [DONE]
@@ -179,12 +177,12 @@ class TestOpensATransactionForTheIntervalBetweenCheckpoints:
 
 
 class TestHoldsItPendingUntilTheDecision:
-    def test_it_survives_its_writer(self, subject: Subject, sink: Participant) -> None:
+    def test_a_branch_survives_its_writer(self, subject: Subject, sink: Participant) -> None:
         receipt = prepare(subject, sink, range(10))
         sink.close()
         assert again(subject, sink).check([receipt]) == [None]
 
-    def test_it_survives_a_kill_of_the_server(self, subject: Subject, sink: Participant) -> None:
+    def test_a_branch_survives_a_killed_server(self, subject: Subject, sink: Participant) -> None:
         if not subject.has_server:
             assert sink.check([prepare(subject, sink, range(3))]) == [None]
             return
@@ -247,7 +245,7 @@ class TestRestoresItAfterAFailure:
         assert commit(other, foreign[2:]) == [DONE]
         assert subject.visible(sink) == counted([10, 11, 12, 20, 21, 22])
 
-    def test_a_retry_of_a_task_is_not_held_up_by_the_attempt_before(
+    def test_a_retried_task_is_not_blocked_by_its_previous_attempt(
         self, subject: Subject, sink: Participant
     ) -> None:
         first = prepare(subject, sink, range(10), task_attempt=0)
@@ -269,14 +267,14 @@ class TestRestoresItAfterAFailure:
 
 
 class TestCommitsItIdempotently:
-    def test_commit_twice(self, subject: Subject, sink: Participant) -> None:
+    def test_a_second_commit_changes_nothing(self, subject: Subject, sink: Participant) -> None:
         receipt = prepare(subject, sink, range(10))
         assert commit(sink, [receipt]) == [DONE]
         assert commit(sink, [receipt]) == [DONE]
         assert commit(again(subject, sink), [receipt]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
-    def test_abort_twice(self, subject: Subject, sink: Participant) -> None:
+    def test_a_second_abort_changes_nothing(self, subject: Subject, sink: Participant) -> None:
         prepare(subject, sink, range(10))
         strays = sink.find(OURS)
         assert abort(sink, strays) == [LOST]
@@ -291,7 +289,7 @@ class TestCommitsItIdempotently:
         assert abort(sink, strays) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
-    def test_the_witness_tells_committed_from_aborted_from_never(
+    def test_the_witness_distinguishes_committed_from_aborted_branches(
         self, subject: Subject, sink: Participant
     ) -> None:
         committed = prepare(subject, sink, range(3), task=0)
@@ -306,7 +304,7 @@ class TestCommitsItIdempotently:
 
 
 class TestSurvivesItsOwnTimeOut:
-    def test_a_branch_undone_behind_our_back_is_proven_lost(
+    def test_a_branch_undone_by_an_operator_is_proven_lost(
         self, subject: Subject, sink: Participant
     ) -> None:
         if not subject.can_lose:
@@ -315,13 +313,13 @@ class TestSurvivesItsOwnTimeOut:
         subject.lose(sink, first)
         assert sink.check([first]) != [None]
         assert commit(sink, [first]) == [LOST]
-        # It stays lost: the witness is final, and a replay takes its place.
+        # It stays lost, because the witness is final. A replay replaces it.
         assert commit(again(subject, sink), [first]) == [LOST]
         replay = prepare(subject, sink, range(10), task=0, attempt=2, task_attempt=7)
         assert commit(sink, [replay]) == [DONE]
         assert subject.visible(sink) == counted(range(10))
 
-    def test_old_witnesses_are_pruned_and_new_ones_kept(
+    def test_old_witnesses_are_pruned_and_new_ones_are_kept(
         self, subject: Subject, sink: Participant
     ) -> None:
         receipts = [
@@ -347,5 +345,5 @@ def test_a_copy_of_a_sink_carries_no_connection(subject: Subject, sink: Particip
     assert copy.find(OURS) == []
 
 
-def test_rows_are_taken_as_arrow(subject: Subject) -> None:
+def test_rows_are_arrow_batches(subject: Subject) -> None:
     assert isinstance(subject.rows([1]), pa.RecordBatch)

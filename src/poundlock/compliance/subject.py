@@ -28,7 +28,7 @@ class Subject(ABC):
 
     @abstractmethod
     def sink(self, name: str = "out") -> Participant:
-        """Return a sink with an empty target of its own, after `attach` and `preflight`."""
+        """Return a sink with its own empty target, after `attach` and `preflight`."""
 
     @abstractmethod
     def again(self, sink: Participant) -> Participant:
