@@ -43,7 +43,7 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # in IPv4, and as I
 EXPECTED = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
 
 
-def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
+def test_valkey_keeps_its_address_and_data_over_a_restart(tmp_path: Path) -> None:
     try:
         node = valkey.up(tmp_path)
         url, home = node.address, node.directory
@@ -81,7 +81,9 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in home.iterdir()) == ["lock"]
 
 
-def test_a_valkey_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valkey_starts_only_when_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POUNDLOCK_VALKEY_BIN", str(tmp_path / "missing"))
     with pytest.raises(UsageError, match="POUNDLOCK_VALKEY_BIN"):
         valkey.binary()
@@ -89,7 +91,7 @@ def test_a_valkey_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.Monke
         valkey.ValkeyServer(3)
 
 
-def test_opensearch_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
+def test_opensearch_keeps_its_address_and_data_over_a_restart(tmp_path: Path) -> None:
     def ask(path: str, body: bytes | None = None) -> dict[str, object]:
         request = urllib.request.Request(f"{url}{path}", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:

@@ -26,7 +26,7 @@ SERVERS = {
 }
 
 
-def test_every_sink_has_a_page_with_an_example_that_is_run() -> None:
+def test_every_sink_has_a_page_with_a_tested_example() -> None:
     pages = {page.stem for page in PAGES if page.parent.name == "sinks"}
     assert pages == {page.stem for page in (DOCS / "sinks").glob("*.md")}
     named = {name.lower() for name in sinks.__all__}

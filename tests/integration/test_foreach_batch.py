@@ -89,7 +89,7 @@ def test_the_end_of_a_query_sweeps_and_closes(scene: Scene) -> None:
     assert rows == list(range(len(rows)))
 
 
-def test_a_stop_does_not_wait_for_a_system_and_loses_nothing(
+def test_a_stop_does_not_wait_for_an_unreachable_system_and_loses_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away, asked, commit = threading.Event(), threading.Event(), sinks.Postgres.commit

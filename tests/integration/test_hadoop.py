@@ -19,7 +19,7 @@ from poundlock.spark.storage import HadoopFiles, HadoopLog
 HERE = Path(__file__).parent
 
 
-def test_a_pipeline_whose_log_is_on_hdfs_dies_and_goes_on(
+def test_a_pipeline_with_its_log_on_hdfs_goes_on_after_a_crash(
     kafka: oracle.Kafka, topic: Any, tmp_path: Path
 ) -> None:
     source, target = topic(partitions=2, name="source"), topic(partitions=2, name="target")

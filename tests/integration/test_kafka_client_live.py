@@ -176,7 +176,9 @@ def _row(value: object) -> str:
 
 
 @pytest.mark.parametrize(("happened", "answer", "outcome"), MATRIX, ids=_row)
-def test_the_answer_matrix(cluster, client, topic, happened, answer, outcome):
+def test_every_end_of_a_transaction_has_its_answer(
+    cluster, client, topic, happened, answer, outcome
+):
     left = happened(cluster, client, topic)
     for _ in range(2):  # repeating changes nothing
         assert client.end(*left.identity, commit=True) is answer
@@ -191,12 +193,12 @@ def test_the_answer_matrix(cluster, client, topic, happened, answer, outcome):
     assert (left.row in read_committed(cluster, topic)) is seen
 
 
-def test_an_id_that_never_existed(client: Probe):
+def test_an_id_that_never_existed_is_unknown(client: Probe):
     assert client.end("never-was", 1, 0, commit=True) is Answer.FORGOTTEN
     assert client.describe(["never-was"]) == {"never-was": None}
 
 
-def test_a_transaction_without_rows(cluster, client, topic):
+def test_a_transaction_without_rows_can_be_committed(cluster, client, topic):
     left = leave_open(cluster, topic, rows=0)
     assert client.end(*left.identity, commit=True) is Answer.CONTRADICTED
     assert client.outcome(left.identity, []).outcome is Outcome.UNKNOWN
@@ -221,7 +223,7 @@ def test_a_zombie_cannot_write_after_the_commit(cluster, client, topic):
     assert "zombie" not in read_committed(cluster, topic)
 
 
-def test_many_ends_have_their_own_answers_in_order(cluster, client, topic):
+def test_many_ends_are_answered_in_order(cluster, client, topic):
     lefts = [leave_open(cluster, topic) for _ in range(6)]
     client.end(*lefts[1].identity, commit=False)
     initialise(cluster, lefts[4].id)
@@ -242,7 +244,7 @@ def test_many_ends_have_their_own_answers_in_order(cluster, client, topic):
 # The witness.
 
 
-def test_an_open_transaction_is_no_outcome(cluster, client, topic):
+def test_an_open_transaction_has_no_outcome(cluster, client, topic):
     left = leave_open(cluster, topic)
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.OPEN
@@ -250,7 +252,7 @@ def test_an_open_transaction_is_no_outcome(cluster, client, topic):
     assert client.outcome(left.identity, left.written).outcome is Outcome.OPEN
 
 
-def test_a_marker_counts_while_another_transaction_holds_readers_back(cluster, client, topic):
+def test_a_marker_counts_while_another_transaction_blocks_readers(cluster, client, topic):
     older = leave_open(cluster, topic)
     left = leave_open(cluster, topic)
     assert client.end(*left.identity, commit=True) is Answer.DONE
@@ -263,7 +265,7 @@ def test_a_marker_counts_while_another_transaction_holds_readers_back(cluster, c
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_the_index_decides_where_the_marker_is_too_far(cluster, client, topic, commit):
+def test_the_index_decides_if_the_marker_is_too_far_away(cluster, client, topic, commit):
     left = leave_open(cluster, topic)
     client.end(*left.identity, commit=commit)
     wait_for(client, left.id, "CompleteCommit" if commit else "CompleteAbort")
@@ -275,14 +277,14 @@ def test_the_index_decides_where_the_marker_is_too_far(cluster, client, topic, c
     assert "index" in far.why
 
 
-def test_a_record_of_another_producer_is_no_witness(cluster, client, topic):
+def test_a_record_of_another_producer_proves_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     evidence = client.witness_all(left.identity.producer_id + 1000, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
     assert "not of producer" in evidence.why
 
 
-def test_an_offset_that_was_never_written_is_no_witness(cluster, client, topic):
+def test_an_offset_that_was_never_written_proves_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     part = left.written[0]
     for offset in (part.offset + 2, part.offset + 100):  # after the marker; far beyond
@@ -292,7 +294,7 @@ def test_an_offset_that_was_never_written_is_no_witness(cluster, client, topic):
         assert evidence.outcome is Outcome.UNKNOWN
 
 
-def test_a_marker_is_not_a_record(cluster, client, topic):
+def test_a_marker_is_not_mistaken_for_a_record(cluster, client, topic):
     left = committed(cluster, client, topic)
     part = left.written[0]
     evidence = client.witness(
@@ -301,7 +303,7 @@ def test_a_marker_is_not_a_record(cluster, client, topic):
     assert evidence.outcome is Outcome.UNKNOWN
 
 
-def test_deleted_records_are_no_witness(cluster, client, topic):
+def test_deleted_records_prove_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     parts = [
@@ -323,7 +325,7 @@ def test_deleted_records_are_no_witness(cluster, client, topic):
     assert client.outcome(left.identity, left.written).outcome is Outcome.UNKNOWN
 
 
-def test_a_topic_that_was_deleted_or_created_again_is_no_witness(cluster, client, topic):
+def test_a_topic_that_was_deleted_or_created_again_proves_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     admin.delete_topics([topic])[topic].result(SECONDS)
@@ -412,7 +414,7 @@ def test_a_stray_is_aborted_as_described(cluster, client, topic):
 # Topics, offsets, groups, facts.
 
 
-def test_topics_and_offsets(cluster, client, topic):
+def test_topics_and_offsets_are_described(cluster, client, topic):
     found = client.topics([topic, "no-such", "not a name"])
     assert (found["no-such"], found["not a name"]) == (None, None)
     assert (found[topic].partitions, found[topic].replication) == (2, 1)
@@ -461,7 +463,7 @@ def test_a_group_with_live_members_is_not_touched(cluster, client, topic):
     consumer.close()
 
 
-def test_facts_of_the_cluster(client):
+def test_the_facts_of_the_cluster_are_read(client):
     assert client.features()["transaction.version"] >= 2
     assert client.max_version("EndTxn") >= 5
     (broker,) = client.brokers().values()
@@ -472,7 +474,7 @@ def test_facts_of_the_cluster(client):
     assert config.values["no.such"] == ()
 
 
-def test_a_silent_broker_ends_in_time(cluster, topic):
+def test_a_call_to_a_silent_broker_ends_in_time(cluster, topic):
     left = leave_open(cluster, topic)
     with Probe(cluster.client_settings(), time_limit=1) as client:
         assert client.describe([left.id])[left.id] is not None

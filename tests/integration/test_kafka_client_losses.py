@@ -33,7 +33,7 @@ def test_a_lost_broker_is_an_outage_and_its_return_is_noticed(tmp_path):
         eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
 
 
-def test_an_address_without_a_broker(tmp_path):
+def test_an_address_without_a_broker_is_reported(tmp_path):
     with (
         Probe({"bootstrap.servers": "127.0.0.1:9"}, time_limit=1) as client,
         pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"),

@@ -186,7 +186,7 @@ def test_a_right_password_is_not_shown_either(secured, caplog):
     assert "kafka.net" in caplog.text  # the library's loggers were heard
 
 
-def test_a_mechanism_that_the_broker_does_not_know(secured):
+def test_an_unsupported_mechanism_is_reported(secured):
     with (
         Probe({**secured, "sasl.mechanism": "SCRAM-SHA-256"}) as client,
         pytest.raises(NotAuthorised, match=r"sasl\.mechanism"),
@@ -236,7 +236,7 @@ def test_missing_permissions_are_named(secured):
             assert time.monotonic() < until
 
 
-def test_plain_text_to_a_tls_port_ends_in_time(secured):
+def test_a_plain_text_connection_to_a_tls_port_ends_in_time(secured):
     from poundlock.errors import Unavailable
 
     settings = {"bootstrap.servers": secured["bootstrap.servers"]}

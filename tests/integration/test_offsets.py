@@ -64,7 +64,7 @@ def test_the_group_follows_batch_by_batch(
 
 
 @pytest.mark.parametrize("mode", ["on_batch", "transactional"])
-def test_killed_between_decision_and_commit(
+def test_a_kill_between_decision_and_commit_loses_no_offset(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, mode: str
 ) -> None:
     """The group's offsets are exactly those of the last committed batch, then and at the end."""
@@ -84,7 +84,7 @@ def test_killed_between_decision_and_commit(
     kafka.assert_settled(target)
 
 
-def test_died_before_handing_back(
+def test_a_crash_before_the_offsets_are_committed_loses_no_offset(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     """The batch is final, but the group was not told: the next start tells it."""
@@ -115,7 +115,7 @@ def test_an_aborted_batch_moves_nothing(
 
 
 @pytest.mark.parametrize("fate", ["committed", "aborted"])
-def test_witness_of_forgotten_offsets(
+def test_the_group_proves_the_outcome_of_forgotten_offsets(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, fate: str
 ) -> None:
     """Nobody but the group itself can say what became of offsets whose id has been used again.
@@ -141,7 +141,9 @@ def test_witness_of_forgotten_offsets(
     kafka.assert_settled(target)
 
 
-def test_witness_after_the_ids_have_expired(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_group_proves_the_outcome_after_the_ids_expire(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """As above, but by Kafka's own forgetting, days after the end of a transaction."""
     swift = {
         "transactional.id.expiration.ms": "2000",
@@ -166,7 +168,7 @@ def test_witness_after_the_ids_have_expired(spark: SparkSession, tmp_path: Path)
         assert kafka.group("g", source) == {0: 20, 1: 20}
 
 
-def test_disabled(
+def test_disabled_offsets_are_not_committed(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     group = f"g-{source}"
@@ -182,14 +184,14 @@ def test_kafka_periodic_is_refused(spark: SparkSession, kafka: oracle.Kafka) -> 
         )
 
 
-def test_unknown_mode_is_refused(spark: SparkSession, kafka: oracle.Kafka) -> None:
+def test_an_unknown_mode_is_refused(spark: SparkSession, kafka: oracle.Kafka) -> None:
     with pytest.raises(UsageError, match="offsets='sometimes'"):
         lock.read_kafka(
             spark, "any", bootstrap_servers=kafka.servers, group="g", offsets="sometimes"
         )
 
 
-def test_group_with_live_members(
+def test_a_group_with_live_members_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     """Somebody else commits the group's offsets: said by name, and no row is lost or repeated."""
@@ -207,7 +209,7 @@ def test_group_with_live_members(
 
 
 @pytest.mark.parametrize("mode", ["on_batch", "transactional"])
-def test_two_sources_of_one_group(
+def test_two_sources_can_share_a_group(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, mode: str
 ) -> None:
     other = kafka.create()

@@ -17,7 +17,7 @@ ODD = ("a.b", "c`d", "é ", "rows0", "rows1", "hash0", "_")
 SEEN = pa.schema([("index", pa.int64()), ("row", pa.string()), ("hash", pa.int64())])
 
 
-def test_odd_names_and_every_kind_of_route(spark: SparkSession) -> None:
+def test_unusual_names_work_with_every_kind_of_route(spark: SparkSession) -> None:
     frame = spark.range(4).toDF("a.b")
     for name in ODD[1:]:
         frame = frame.withColumn(name, frame["`a.b`"] * 2)

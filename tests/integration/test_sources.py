@@ -107,7 +107,7 @@ def over(frame: DataFrame, sink: Participant, tmp_path: Path) -> lock.Pipeline:
 
 @pytest.mark.parametrize("replayable", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_cell_of_the_table(
+def test_every_cell_of_the_guarantee_table_is_right(
     sources: dict[bool, list[DataFrame]], tmp_path: Path, kind: str, replayable: bool
 ) -> None:
     made, *given = KINDS[kind]
@@ -144,7 +144,7 @@ def test_exactly_once_over_a_socket_is_refused_before_anything_starts(
         lambda: sinks.Console(semantic="exactly_once"),
     ],
 )
-def test_asking_a_sink_for_more_than_its_kind_gives_is_refused(
+def test_a_semantic_stronger_than_the_sink_gives_is_refused(
     sources: dict[bool, list[DataFrame]], tmp_path: Path, sink: Callable[[], Participant]
 ) -> None:
     with pytest.raises(UsageError, match=r"which gives at least once: .*again"):
@@ -155,7 +155,7 @@ def test_asking_a_sink_for_more_than_its_kind_gives_is_refused(
 class TestForeachBatch:
     """The same refusals for a query that is Spark's own."""
 
-    def test_more_than_a_sink_gives_is_refused_at_once(self) -> None:
+    def test_a_semantic_stronger_than_the_sink_gives_is_refused_at_once(self) -> None:
         with pytest.raises(UsageError, match="which gives at least once"):
             lock.foreach_batch(Nowhere("out", semantic="exactly_once"), name="t")
 
@@ -181,7 +181,7 @@ class TestForeachBatch:
         assert "sink out (any): at most once" in caplog.text
 
 
-def test_a_pipeline_is_as_good_as_its_weakest_part(
+def test_the_guarantee_of_a_pipeline_is_that_of_its_weakest_part(
     sources: dict[bool, list[DataFrame]], tmp_path: Path
 ) -> None:
     both = sources[True][2].union(sources[False][0].select("value"))
@@ -190,7 +190,7 @@ def test_a_pipeline_is_as_good_as_its_weakest_part(
 
 
 class TestCustom:
-    def test_what_was_declared_stays_with_its_own_source(
+    def test_a_declaration_applies_only_to_its_own_source(
         self, sources: Any, tmp_path: Path
     ) -> None:
         kept, plain = sources[True][3], sources[False][0]
@@ -200,7 +200,7 @@ class TestCustom:
         statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
         assert (statement.source, statement.replayable) == ("kept, socket", False)
 
-    def test_the_innermost_word_counts(self, sources: Any, tmp_path: Path) -> None:
+    def test_the_innermost_declaration_counts(self, sources: Any, tmp_path: Path) -> None:
         frame = lock.custom(sources[False][1], replayable=True, name="outer")
         statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
         assert (statement.source, statement.replayable) == ("once", False)
@@ -210,13 +210,15 @@ class TestCustom:
         declared = lock.custom(frame, replayable=True, name="mine")
         assert "3000" in declared.schema.json()
 
-    def test_wrong_calls(self, spark: SparkSession) -> None:
+    def test_wrong_calls_are_refused(self, spark: SparkSession) -> None:
         with pytest.raises(UsageError, match="not a streaming frame"):
             lock.custom(spark.range(3), replayable=True, name="mine")
         with pytest.raises(UsageError, match="say True or False"):
             lock.custom(spark.range(3), replayable="yes", name="mine")  # type: ignore[arg-type]
 
-    def test_a_data_source_of_ones_own(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_custom_data_source_can_be_declared_replayable(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         class Reader(SimpleDataSourceStreamReader):
             def initialOffset(self) -> dict[str, int]:
                 return {"at": 0}
@@ -266,7 +268,9 @@ class TestCollection:
     def numbers(self, spark: SparkSession, tmp_path: Path) -> list[int]:
         return sorted(row.n for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
-    def test_it_is_the_same_after_a_restart(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_collection_is_the_same_after_a_restart(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         def pipeline() -> lock.Pipeline:
             frame = self.make(spark, tmp_path)  # as a program that was started again would
             return over(frame, sinks.Files(tmp_path / "out"), tmp_path)
@@ -281,7 +285,7 @@ class TestCollection:
         decided = [r for r in trial.records(tmp_path / "ck") if r["kind"] == "Decided"]
         assert [d["totals"]["out"]["rows"] for d in decided] == [10, 10, 5]
 
-    def test_rows_come_in_their_order(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_rows_arrive_in_their_order(self, spark: SparkSession, tmp_path: Path) -> None:
         seen: list[list[int]] = []
         query = (
             self.make(spark, tmp_path)
@@ -310,7 +314,9 @@ class TestCollection:
         with pytest.raises(UsageError, match="or different batches"):
             self.make(spark, tmp_path, batch_rows=5)
 
-    def test_dictionaries_and_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_dictionaries_and_an_empty_list_are_accepted(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         frame = lock.from_collection(spark, [{"a": 1, "b": None}], "a int, b string")
         assert frame.schema.simpleString() == "struct<a:int,b:string>"
         empty = lock.from_collection(spark, [], "a int", directory=tmp_path)
@@ -320,13 +326,17 @@ class TestCollection:
 
 
 class TestFiles:
-    def test_without_files_there_is_no_schema(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_directory_without_files_needs_a_schema(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         (tmp_path / "empty").mkdir()
         for place in ("empty", "missing"):
             with pytest.raises(UsageError, match="Give schema="):
                 lock.read_files(spark, tmp_path / place)
 
-    def test_no_path_leads_past_a_manifest(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_path_inside_a_directory_with_a_manifest_is_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         rows = lock.from_collection(
             spark, [(1, "a")], "n int, p string", directory=tmp_path / "rows"
         )
@@ -338,7 +348,7 @@ class TestFiles:
         (tmp_path / "plain").mkdir()
         lock.read_files(spark, tmp_path / "pl*", schema="n int")
 
-    def test_files_that_are_old_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_old_files_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
         place = tmp_path / "in"
         place.mkdir()
 
@@ -361,7 +371,7 @@ class TestFiles:
             ("mode", "DROPMALFORMED", "rows that cannot be parsed"),
         ],
     )
-    def test_what_is_passed_over_in_silence_is_told(
+    def test_options_that_skip_data_silently_are_warned_of(
         self,
         spark: SparkSession,
         tmp_path: Path,
@@ -379,14 +389,14 @@ class TestFiles:
             trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
             assert (what in caplog.text) is bool(options)
 
-    def test_text_needs_none(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_text_files_need_no_schema(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("one\ntwo\n")
         frame = lock.read_files(spark, tmp_path, format="text", maxFilesPerTrigger=1)
         assert frame.columns == ["value"]
 
 
 @pytest.mark.parametrize("replayable", [False, True])
-def test_at_most_once_is_not_tried_again(
+def test_an_at_most_once_batch_is_not_tried_again(
     spark: SparkSession, tmp_path: Path, replayable: bool
 ) -> None:
     class FailsOnce(sinks.Simple):

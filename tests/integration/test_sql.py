@@ -81,7 +81,7 @@ def rows(spark: Any, place: Path, format: str = "parquet") -> list[tuple[Any, ..
     return sorted(tuple(row) for row in spark.read.format(format).load(str(place)).collect())
 
 
-def test_what_shares_a_decision_and_what_does_not(spark: Any, job: Callable[..., Path]) -> None:
+def test_statements_over_one_view_share_a_decision(spark: Any, job: Callable[..., Path]) -> None:
     made = pipelines(
         spark,
         job(
@@ -127,7 +127,9 @@ def test_what_shares_a_decision_and_what_does_not(spark: Any, job: Callable[...,
     ]
 
 
-def test_an_aggregate_without_group_by_is_no_route(spark: Any, job: Callable[..., Path]) -> None:
+def test_an_aggregate_without_group_by_gets_its_own_pipeline(
+    spark: Any, job: Callable[..., Path]
+) -> None:
     """The parser alone cannot tell it from other functions."""
     update = '[sink.total]\nkind = "console"\noutput_mode = "update"\n'
     [made] = pipelines(
@@ -136,7 +138,7 @@ def test_an_aggregate_without_group_by_is_no_route(spark: Any, job: Callable[...
     assert (made.name, made.output_mode) == ("job-total", "update")
 
 
-def test_a_file_may_be_opened_again(spark: Any, job: Callable[..., Path]) -> None:
+def test_a_file_can_be_opened_again(spark: Any, job: Callable[..., Path]) -> None:
     path = job("CREATE TEMPORARY VIEW again AS TABLE readings; INSERT INTO out1 TABLE again")
     assert [made.name for _ in range(2) for made in pipelines(spark, path)] == ["job-again"] * 2
 
@@ -167,7 +169,7 @@ def test_a_file_may_be_opened_again(spark: Any, job: Callable[..., Path]) -> Non
         ("DROP TABLE readings", "write INSERT INTO"),
     ],
 )
-def test_statements_that_are_wrong(
+def test_wrong_statements_are_refused(
     spark: Any, job: Callable[..., Path], statements: str, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
@@ -208,7 +210,9 @@ def test_statements_that_are_wrong(
         ('[sink.s]\nkind="pigeon"', "'pigeon' is not one of"),
     ],
 )
-def test_tables_that_are_wrong(spark: Any, job: Callable[..., Path], more: str, words: str) -> None:
+def test_wrong_tables_are_refused(
+    spark: Any, job: Callable[..., Path], more: str, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         pipelines(spark, job("INSERT INTO out1 TABLE readings", more))
 
@@ -230,13 +234,13 @@ def test_explain_starts_nothing(spark: Any, job: Callable[..., Path], tmp_path: 
     assert not (tmp_path / "checkpoint").exists()
 
 
-def test_a_call_that_is_wrong() -> None:
+def test_wrong_calls_are_refused() -> None:
     assert "do not go together" in sql("x.toml", "--once", "--shell").output
     assert "needs a FILE" in sql("--once").output
     assert "cannot be read" in str(sql("/nowhere.toml").exception)
 
 
-def test_ctrl_c_lets_the_batch_in_hand_finish(
+def test_ctrl_c_lets_the_running_batch_finish(
     spark: Any, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = job(
@@ -267,7 +271,7 @@ directory = "rows"
     assert [n for (n,) in rows(spark, tmp_path / "out1")] == list(range(12))
 
 
-def test_a_stop_waits_for_the_batch_in_hand(
+def test_a_stop_waits_for_the_running_batch(
     spark: Any, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     stopping = threading.Event()
@@ -283,7 +287,7 @@ def test_a_stop_waits_for_the_batch_in_hand(
     assert (tmp_path / "checkpoint" / "readings" / "commits" / "0").exists()
 
 
-def test_the_example(spark: Any, tmp_path: Path) -> None:
+def test_the_sensors_example_runs(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "examples" / "sensors.toml"
     path.parent.mkdir()
     shutil.copy(ROOT / "examples" / "sensors.toml", path)
@@ -316,7 +320,7 @@ def test_the_example(spark: Any, tmp_path: Path) -> None:
     assert [highest for _, highest in rows(spark, out / "extremes")] == [99.0, 41.0, 25.0]
 
 
-def test_the_example_of_the_documents_that_runs(spark: Any, tmp_path: Path) -> None:
+def test_the_runnable_example_of_the_documentation_runs(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "clicks.toml").write_text(EXAMPLES["run"])
     result = sql(tmp_path / "clicks.toml", "--once", "--json")
     assert json.loads(result.stdout[result.stdout.index("[") :]) == [
@@ -327,7 +331,7 @@ def test_the_example_of_the_documents_that_runs(spark: Any, tmp_path: Path) -> N
     assert [user for user, _ in rows(spark, tmp_path / "missed")] == ["ann"]
 
 
-def test_the_example_of_the_documents_that_needs_servers(
+def test_the_server_example_of_the_documentation_builds(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PG_DSN", "host=127.0.0.1 password=hunter2")
@@ -418,7 +422,7 @@ def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_pa
     assert not typed.shell.running["job-readings"].isActive, "what a shell starts ends with it"
 
 
-def test_the_shell_without_a_file(spark: Any, job: Callable[..., Path]) -> None:
+def test_the_shell_starts_without_a_file(spark: Any, job: Callable[..., Path]) -> None:
     typed = Typing(spark, None)
     assert "42" in typed("SELECT 40 + 2 AS answer")
     assert re.search(r"readings +│ source", typed(f"LOAD '{job('')}';"))

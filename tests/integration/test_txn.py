@@ -85,7 +85,7 @@ def test_a_stray_is_shown_and_aborted_by_hand(scene: Any, kafka: oracle.Kafka) -
     kafka.assert_settled(target)
 
 
-def test_without_a_yes_nothing_is_done(scene: Any, kafka: oracle.Kafka) -> None:
+def test_nothing_is_done_without_confirmation(scene: Any, kafka: oracle.Kafka) -> None:
     pipeline, target, desk = scene
     trial.die(pipeline, Step.PREPARED)
     stray = desk("list")[0]["id"]

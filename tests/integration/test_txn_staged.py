@@ -91,7 +91,7 @@ def scene(
     return Scene(spark, kafka, topic, postgres_server, mariadb_server, valkey_server, tmp_path)
 
 
-def test_what_is_decided_is_shown_as_it_is_and_committed_by_whoever_can(scene: Scene) -> None:
+def test_decided_branches_are_shown_and_committed_by_hand(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     lines = scene.lines()
     assert {sink: (line["system"], line["state"]) for sink, line in lines.items()} == {
@@ -115,7 +115,7 @@ def test_what_is_decided_is_shown_as_it_is_and_committed_by_whoever_can(scene: S
     assert scene.txn("list") == []
 
 
-def test_what_is_staged_and_in_no_decision_is_aborted_by_hand(scene: Scene) -> None:
+def test_staged_branches_without_a_decision_are_aborted_by_hand(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.CHECKED)
     lines = scene.lines()
     assert {sink: (line["decision"], line["state"]) for sink, line in lines.items()} == {
@@ -136,7 +136,7 @@ def test_what_is_staged_and_in_no_decision_is_aborted_by_hand(scene: Scene) -> N
     assert scene.rows() == [NUMBERS] * 3
 
 
-def test_a_system_that_is_away_hides_no_other(scene: Scene) -> None:
+def test_an_unreachable_system_hides_no_other(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     id_ = scene.lines()["maria"]["id"]
     result = scene.call("list", "--json", TRIAL_DSN=NOWHERE["TRIAL_DSN"])
@@ -159,7 +159,7 @@ def test_a_system_that_is_away_hides_no_other(scene: Scene) -> None:
     assert isinstance(aborted.exception, Unavailable), "nobody can say that it is not open"
 
 
-def test_another_system_of_the_kind_is_not_asked_about_it(scene: Scene) -> None:
+def test_another_system_of_the_same_kind_is_not_queried(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     scene.execute_pg(f"CREATE DATABASE {scene.own}")
     other = scene.pg.dsn(scene.own)

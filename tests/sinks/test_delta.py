@@ -19,7 +19,7 @@ from poundlock.sinks import Delta
 HERE = Path(__file__).parent
 
 
-def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> None:
+def test_a_batch_adds_one_version_to_the_table_after_any_crash(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, HERE / "delta_job.py", tmp_path],
         stdout=subprocess.PIPE,
@@ -73,14 +73,14 @@ def check_demands(told: dict[str, Any]) -> None:
         assert value not in json.dumps(told)
 
 
-def test_without_spark_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_spark_session_is_reported(tmp_path: Path) -> None:
     sink = Delta(tmp_path / "table")
     sink.attach(LocalSite(str(tmp_path / "rows")))
     with pytest.raises(UsageError, match="needs a Spark session"):
         sink.preflight()
 
 
-def test_it_cannot_write_straight_through(tmp_path: Path) -> None:
+def test_a_weaker_semantic_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave semantic= out"):
         Delta(tmp_path / "table", semantic="at_least_once")
 
@@ -91,7 +91,7 @@ def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
         sink.project({"n": Column("n", "void")})
 
 
-def test_a_frame_of_partitions_alone(tmp_path: Path) -> None:
+def test_a_frame_with_only_partition_columns_is_refused(tmp_path: Path) -> None:
     sink = Delta(tmp_path / "table", partition_by="s")
     with pytest.raises(
         UsageError, match=r"by which Delta cannot partition; no column is left besides"

@@ -34,14 +34,14 @@ class TestTwoDrivers:
 
         sink._site = Slow()  # type: ignore[assignment]
 
-    def test_a_sleeper_cannot_commit_what_was_buried(self, tmp_path: Path) -> None:
+    def test_a_late_driver_cannot_commit_what_has_a_tombstone(self, tmp_path: Path) -> None:
         sleeper, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
         receipt = prepare(sleeper, 0, make_rows([1], ["a"]))
         self.meanwhile(sleeper, lambda: other.abort(other.find(OURS)))
         assert sleeper.commit([receipt]) == [BranchState.ABORTED]
         assert committed(tmp_path / "out") == []
 
-    def test_who_buries_sees_what_was_committed_meanwhile(self, tmp_path: Path) -> None:
+    def test_an_abort_sees_what_another_driver_committed_meanwhile(self, tmp_path: Path) -> None:
         committing, burying = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
         receipt = prepare(committing, 0, make_rows([1], ["a"]))
         strays, states = burying.find(OURS), []
@@ -64,7 +64,7 @@ class TestTwoDrivers:
         assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1
         assert make_sink(tmp_path / "out").commit([receipt]) == [BranchState.COMMITTED]
 
-    def test_two_commit_the_same_batch(self, tmp_path: Path) -> None:
+    def test_two_drivers_can_commit_the_same_batch(self, tmp_path: Path) -> None:
         sleeper, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
         receipt = prepare(sleeper, 0, make_rows([1], ["a"]))
         self.meanwhile(sleeper, lambda: other.commit([receipt]))
@@ -80,7 +80,7 @@ class TestTwoDrivers:
         assert first.commit(receipts[:1]) == [BranchState.COMMITTED]
         assert len(committed(tmp_path / "out")) == 2
 
-    def test_a_burial_that_was_cut_short_is_done_again(self, tmp_path: Path) -> None:
+    def test_an_interrupted_abort_is_repeated(self, tmp_path: Path) -> None:
         sink = make_sink(tmp_path / "out")
         receipt = prepare(sink, 0, make_rows([1], ["a"]))
         (tmp_path / "out" / "_poundlock" / f"{receipt.id}.aborted").touch()
@@ -97,7 +97,7 @@ class TestTwoDrivers:
         assert list((tmp_path / "out").rglob("*.parquet")) == []
         assert sink.find(OURS) == []
 
-    def test_a_zombie_task_that_had_written_nothing_yet(self, tmp_path: Path) -> None:
+    def test_a_zombie_task_without_rows_finds_that_it_was_aborted(self, tmp_path: Path) -> None:
         sink = make_sink(tmp_path / "out")
         writer = begin(sink, 0)
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
@@ -107,7 +107,7 @@ class TestTwoDrivers:
         assert list((tmp_path / "out").rglob("*.parquet")) == []
         assert sink.find(OURS) == []
 
-    def test_files_that_were_lost_and_come_back_stay_lost(self, tmp_path: Path) -> None:
+    def test_lost_files_stay_lost_after_a_restore(self, tmp_path: Path) -> None:
         sink = make_sink(tmp_path / "out")
         receipt = prepare(sink, 0, make_rows([1], ["a"]))
         taken = [path for path in (tmp_path / "out").rglob(f"*{receipt.id}*") if path.is_file()]
@@ -131,7 +131,9 @@ class TestTheDisk:
         return sorted(path.name for path in place.rglob("*") if path.is_file())
 
     @pytest.mark.parametrize("options", [{}, {"format": "json", "compression": "gzip"}])
-    def test_full_before_the_first_row(self, options: dict[str, Any]) -> None:
+    def test_a_disk_that_is_full_before_the_first_row_is_reported(
+        self, options: dict[str, Any]
+    ) -> None:
         written = make_rows([1], ["a"])
         if options:
             written = written.rename_columns(["__by_day", "__line"]).set_column(
@@ -153,7 +155,7 @@ class TestTheDisk:
             empty(disk)
             assert sink.commit([prepare(sink, 0, written)]) == [BranchState.COMMITTED]
 
-    def test_full_when_a_branch_is_prepared(self) -> None:
+    def test_a_disk_that_is_full_during_prepare_is_reported(self) -> None:
         with small_disk(1) as disk:
             sink = make_sink(disk / "out")
             writer = begin(sink, 0)
@@ -164,7 +166,7 @@ class TestTheDisk:
             writer.abort()
             assert self.files(disk / "out") == []
 
-    def test_full_when_a_batch_is_committed_or_aborted(self) -> None:
+    def test_a_disk_that_is_full_during_commit_or_abort_is_reported(self) -> None:
         with small_disk(1) as disk:
             sink = make_sink(disk / "out")
             decided, dead = (
@@ -191,7 +193,7 @@ class TestTheDisk:
             ]
             assert len(left) == 4
 
-    def test_what_cannot_be_deleted_now_is_left_to_the_sweep(
+    def test_files_that_cannot_be_deleted_are_left_to_the_sweep(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sink = make_sink(tmp_path / "out")
@@ -211,7 +213,7 @@ class TestTheDisk:
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
         assert list((tmp_path / "out").rglob("*.parquet")) == []
 
-    def test_one_that_may_not_be_written(self) -> None:
+    def test_a_directory_without_write_permission_is_reported(self) -> None:
         with tempfile.TemporaryDirectory() as directory:  # which others may enter, unlike pytest's
             os.chmod(directory, 0o755)
             sink = make_sink(Path(directory, "out"))

@@ -41,7 +41,7 @@ class TestEndings:
         place.ask("CREATE TABLE t (x INT)")
         return place
 
-    def test_a_branch_whose_connection_still_lives_is_open(self, plain: Place) -> None:
+    def test_a_branch_with_a_live_connection_is_open(self, plain: Place) -> None:
         """MariaDB denies it to others then, with the error of a branch that is over."""
         sink = plain.sink(mode="xa")
         writer: Any = begin(sink)
@@ -55,7 +55,7 @@ class TestEndings:
             close()
         assert sink.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
 
-    def test_a_task_that_vanished_does_not_keep_its_branch(
+    def test_a_vanished_task_does_not_keep_its_branch(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A machine that goes away does not close its connections: the server does, soon."""
@@ -100,7 +100,7 @@ class TestEndings:
         assert sink.check(last) == [None] * 4
         assert sink.commit(last) == [DONE] * 4 and len(plain.rows()) == 9
 
-    def test_a_branch_that_was_never_prepared_is_open_until_it_is_gone(self, plain: Place) -> None:
+    def test_an_unprepared_branch_is_open_until_its_connection_ends(self, plain: Place) -> None:
         """A tombstone must not be mistaken for proof while the witness is only locked."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
@@ -114,7 +114,7 @@ class TestEndings:
         writer.abort()
         assert sink.commit([other]) == [LOST]
 
-    def test_a_task_that_was_given_up_meanwhile(self, plain: Place) -> None:
+    def test_an_aborted_task_reports_no_bad_row(self, plain: Place) -> None:
         """Its rows are not to blame."""
         sink = plain.sink(mode="xa")
         writer: Any = begin(sink)
@@ -126,7 +126,7 @@ class TestEndings:
         assert not isinstance(caught.value, BadRow)
         writer.abort()
 
-    def test_a_rollback_that_the_server_forgets_is_not_believed(
+    def test_a_rollback_that_did_not_happen_is_noticed(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It says OK, and InnoDB holds the branch: so it is here, by a statement that does nothing."""
@@ -144,7 +144,7 @@ class TestEndings:
             assert sink.abort(strays) == [OPEN]
         assert sink.abort(strays) == [LOST]
 
-    def test_a_commit_that_the_server_forgets_is_not_believed(
+    def test_a_commit_that_did_not_happen_is_noticed(
         self, place: Place, mysql_server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """MariaDB says OK and commits nothing while the branch's connection is being closed."""
@@ -163,7 +163,7 @@ class TestEndings:
             assert state == [DONE]
             assert place.ask("SELECT COUNT(*) FROM t") == [(batch + 1,)]
 
-    def test_an_ok_without_a_witness_is_no_proof(
+    def test_an_ok_without_a_witness_proves_nothing(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sink = plain.sink(mode="xa")
@@ -173,7 +173,7 @@ class TestEndings:
             sink.commit([receipt])
 
     @BOTH
-    def test_without_its_witness_nothing_is_known(self, plain: Place, mode: str) -> None:
+    def test_a_missing_witness_leaves_the_outcome_unknown(self, plain: Place, mode: str) -> None:
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
@@ -213,9 +213,7 @@ class TestEndings:
         assert plain.rows() == [(1,), (2,)]
 
     @BOTH
-    def test_a_witness_emptied_before_the_decision_is_told_by_the_check(
-        self, plain: Place, mode: str
-    ) -> None:
+    def test_the_check_reports_a_witness_that_was_emptied(self, plain: Place, mode: str) -> None:
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         plain.ask("DELETE FROM poundlock_witness WHERE branch = 'witness'")
@@ -223,7 +221,7 @@ class TestEndings:
         assert sink.abort(sink.find(OURS)) == [LOST]
 
     @BOTH
-    def test_pruning_keeps_what_the_witness_is(self, plain: Place, mode: str) -> None:
+    def test_pruning_keeps_the_identity_of_the_witness(self, plain: Place, mode: str) -> None:
         sink = plain.sink(mode=mode)
         for batch in range(3):
             assert sink.commit([prepare(sink, {"x": [batch]}, batch=batch)]) == [DONE]
@@ -234,7 +232,7 @@ class TestEndings:
         assert receipt.handle["witness"] == [plain.database, before[0][0]]
         assert sink.commit([receipt]) == [DONE]
 
-    def test_a_server_without_the_witness_table_is_not_believed(self, plain: Place) -> None:
+    def test_the_ok_of_a_server_without_the_witness_proves_nothing(self, plain: Place) -> None:
         """Its OK to a commit is no proof, and there is no other."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
@@ -274,7 +272,7 @@ class TestEndings:
         assert plain.ask(f"SHOW TABLES IN {other}") == [("poundlock_witness",)]
         assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(3,)]
 
-    def test_a_stage_left_behind_is_not_open_and_is_pruned(
+    def test_a_leftover_staging_table_is_not_open_and_is_pruned(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A crash between the move and the end of its staging tables."""
@@ -290,7 +288,7 @@ class TestEndings:
         assert plain.leftovers() == []
         assert later.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
 
-    def test_two_drivers_move_once(self, plain: Place) -> None:
+    def test_two_drivers_move_each_row_once(self, plain: Place) -> None:
         one, two = plain.sink(mode="staged"), plain.sink(mode="staged")
         receipts = [prepare(one, {"x": list(range(500))}, task=task) for task in range(4)]
         ends: list[list[BranchState]] = []
@@ -309,7 +307,7 @@ class TestEndings:
         assert ends == [[DONE] * 4] * 2
         assert plain.ask("SELECT COUNT(*) FROM t") == [(2000,)]
 
-    def test_a_batch_that_lost_a_stage_is_lost_whole(self, plain: Place) -> None:
+    def test_a_batch_without_one_of_its_staging_tables_is_lost_whole(self, plain: Place) -> None:
         sink = plain.sink(mode="staged")
         receipts = [prepare(sink, {"x": [task]}, task=task) for task in range(2)]
         plain.ask(f"DROP TABLE {stage_of(receipts[0])}")
@@ -321,7 +319,9 @@ class TestEndings:
         assert plain.rows() == [(0,), (1,)]
 
     @pytest.mark.parametrize("key", [None, "x"])
-    def test_a_stage_that_others_have_changed_is_lost(self, place: Place, key: str | None) -> None:
+    def test_a_branch_with_a_changed_staging_table_is_lost(
+        self, place: Place, key: str | None
+    ) -> None:
         place.ask("CREATE TABLE t (x INT PRIMARY KEY)")
         sink = place.sink(mode="staged", key=key)
         receipt = prepare(sink, {"x": [1, 2, 3]})
@@ -332,7 +332,7 @@ class TestEndings:
         again = prepare(sink, {"x": [1, 2, 3]}, attempt=2)
         assert sink.commit([again]) == [DONE] and place.rows() == [(1,), (2,), (3,)]
 
-    def test_both_modes_are_finished_whatever_the_mode_is_now(self, plain: Place) -> None:
+    def test_branches_of_both_modes_are_committed_in_either_mode(self, plain: Place) -> None:
         xa, staged = plain.sink(mode="xa"), plain.sink(mode="staged")
         receipts = [prepare(xa, {"x": [1]}, task=0), prepare(staged, {"x": [2]}, task=1)]
         assert len(xa.find(OURS)) == len(staged.find(OURS)) == 2
@@ -340,14 +340,14 @@ class TestEndings:
         assert staged.commit(receipts) == [DONE, DONE]
         assert plain.rows() == [(1,), (2,)]
 
-    def test_the_generation_outlives_pruning(self, plain: Place) -> None:
+    def test_pruning_keeps_the_newest_generation(self, plain: Place) -> None:
         sink = plain.sink()
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
         sink.prune(OURS, 100)
         assert sink.newest_generation(OURS) == 1
 
-    def test_an_xid_has_room(self) -> None:
+    def test_the_longest_xid_fits(self) -> None:
         branch = Branch(Transaction(OURS, 9999, 10**8, 99), "s" * 63, 10**5, 10**8)
         name = xid_of(id_of(branch))
         assert len(name.gtrid) <= 64 and len(name.bqual) <= 64

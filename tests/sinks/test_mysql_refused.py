@@ -31,10 +31,10 @@ from poundlock.sinks.mysql.move import DELETE
 from poundlock.spark.pipeline.site import SparkSite
 
 
-class TestOnTheWay:
+class TestSending:
     """Rows are sent by a thread while the task makes the next."""
 
-    def test_an_error_is_told_again_and_again(self, place: Place) -> None:
+    def test_an_error_is_raised_again_by_every_later_call(self, place: Place) -> None:
         """What is prepared after it would lack rows."""
         place.ask("CREATE TABLE t (n TINYINT)")
         writer = begin(place.sink())
@@ -47,7 +47,9 @@ class TestOnTheWay:
         writer.abort()
         assert place.rows() == []
 
-    def test_what_is_ahead_is_bounded(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_queue_of_unsent_rows_is_bounded(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from poundlock.sinks.mysql import sender
 
         monkeypatch.setattr(sender, "_AHEAD", 1000)
@@ -64,7 +66,7 @@ class TestOnTheWay:
         assert sink.commit([receipt]) == [DONE]
         assert place.ask("SELECT COUNT(*) FROM t") == [(4,)]
 
-    def test_turns_are_taken_only_where_rows_meet_nothing(self, place: Place) -> None:
+    def test_tasks_write_in_turn_only_where_no_row_lock_can_wait(self, place: Place) -> None:
         """The lock of a turn and one of a row could wait for each other, unseen by the server."""
         place.ask("CREATE TABLE t (x INT)")
         place.ask("CREATE TABLE numbered (n INT AUTO_INCREMENT PRIMARY KEY, x INT)")
@@ -80,7 +82,7 @@ class TestOnTheWay:
             writer.abort()
         assert taken == {"t": True, "numbered": True, "checked": False, "keyed": False}
 
-    def test_a_server_without_such_locks(
+    def test_a_server_without_named_locks_is_enough(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = links.Link.run
@@ -96,7 +98,7 @@ class TestOnTheWay:
         assert sink.commit([prepare(sink, {"x": [1, 2]})]) == [DONE]
         assert place.rows() == [(1,), (2,)]
 
-    def test_a_trigger_that_inserts(self, place: Place) -> None:
+    def test_a_trigger_that_inserts_does_not_disturb_the_row_count(self, place: Place) -> None:
         """Its INSERT must not take the rows of ours for its own."""
         place.ask("CREATE TABLE t (x INT)")
         place.ask("CREATE TABLE seen (x INT)")
@@ -124,7 +126,7 @@ class TestOnTheWay:
         assert links._offers_bulks(greeting) is offers
 
 
-class TestWhatTheTargetRefuses:
+class TestRefusals:
     def test_a_duplicate_key_is_found_before_the_decision(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         place.ask("INSERT INTO t VALUES (1)")
@@ -136,7 +138,7 @@ class TestWhatTheTargetRefuses:
         assert sink.abort(sink.find(OURS)) == [LOST, LOST]
         assert place.rows() == [(1,)]
 
-    def test_foreign_keys_checks_and_triggers(self, place: Place) -> None:
+    def test_foreign_keys_checks_and_triggers_refuse_rows(self, place: Place) -> None:
         place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
         place.ask(
             "CREATE TABLE t (p INT, n INT CHECK (n < 9), FOREIGN KEY (p) REFERENCES parent (id))"
@@ -204,7 +206,7 @@ class TestWhatTheTargetRefuses:
     )
 
     @pytest.mark.parametrize("case", REFUSALS, ids=[case[0] for case in REFUSALS])
-    def test_whatever_it_is_is_found_before_the_decision(self, place: Place, case: Any) -> None:
+    def test_every_refusal_is_found_before_the_decision(self, place: Place, case: Any) -> None:
         name, table, options, child, rows, words = case
         place.ask(f"CREATE TABLE t {table}")
         if child:
@@ -216,7 +218,7 @@ class TestWhatTheTargetRefuses:
         assert words in str(sink.check([receipt])[0])
         assert sink.abort(sink.find(OURS)) == [LOST]
 
-    def test_a_trigger_that_the_account_may_not_see(self, place: Place) -> None:
+    def test_a_trigger_hidden_from_the_account_is_found(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
         place.ask(
             "CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
@@ -228,7 +230,7 @@ class TestWhatTheTargetRefuses:
         assert "trigger" in str(sink.check([receipt])[0])
         assert sink.abort(sink.find(OURS)) == [LOST]
 
-    def test_only_a_plain_table_is_not_tried(self, place: Place) -> None:
+    def test_only_a_plain_table_needs_no_trial(self, place: Place) -> None:
         """A trial costs as much as the move."""
         place.ask(
             "CREATE TABLE t (id INT PRIMARY KEY, v INT DEFAULT 3, w VARCHAR(9) DEFAULT 'it''s', "
@@ -251,7 +253,7 @@ class TestWhatTheTargetRefuses:
         target = place.sink("t", url=url, key="id").target  # whose children it could not see
         assert target.may_refuse(["id"], ["id"])
 
-    def test_what_was_not_tried_is_not_said_to_have_been_taken(self, place: Place) -> None:
+    def test_the_error_does_not_claim_a_trial_that_did_not_happen(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT)")
         sink = place.sink(mode="staged")
         receipt = prepare(sink, {"id": [1, 1]})
@@ -262,7 +264,7 @@ class TestWhatTheTargetRefuses:
         place.ask("ALTER TABLE t DROP KEY id")
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (1,)]
 
-    def test_two_timestamps_that_are_not_null(self, place: Place) -> None:
+    def test_two_timestamps_that_are_not_null_can_be_staged(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE t (id INT PRIMARY KEY, a TIMESTAMP NOT NULL DEFAULT '2001-01-01', "
             "b TIMESTAMP(6) NOT NULL DEFAULT '2001-01-01')"
@@ -274,7 +276,7 @@ class TestWhatTheTargetRefuses:
             assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert place.rows() == [(1, at.replace(tzinfo=None), at.replace(tzinfo=None))]
 
-    def test_a_unique_key_over_an_expression(self, place: Place) -> None:
+    def test_a_unique_key_over_an_expression_is_found(self, place: Place) -> None:
         """MariaDB has such keys over a column of its own alone."""
         made = (
             "g VARCHAR(9) AS (LOWER(v)) VIRTUAL, UNIQUE (g)"
@@ -288,9 +290,7 @@ class TestWhatTheTargetRefuses:
         assert "unique key" in str(sink.check([receipt])[0])
         assert sink.abort(sink.find(OURS)) == [LOST]
 
-    def test_a_target_changed_after_the_decision_stops_and_loses_nothing(
-        self, place: Place
-    ) -> None:
+    def test_a_target_changed_after_the_decision_loses_nothing(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink()
         receipt = prepare(sink, {"id": [1, 2]})
@@ -302,7 +302,7 @@ class TestWhatTheTargetRefuses:
         place.ask("DELETE FROM t")
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (2,)]
 
-    def test_a_duplicate_within_an_xa_branch(self, place: Place) -> None:
+    def test_a_duplicate_within_an_xa_branch_is_refused(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink(**PARTITIONED[True])
         assert "unique key" in str(refused(sink, {"id": [1, 1]}))
@@ -316,7 +316,7 @@ class TestWhatTheTargetRefuses:
         assert "locked by another" in str(error)
         assert sink.commit([first]) == [DONE] and place.rows() == [(1,)]
 
-    def test_a_retry_rolls_back_the_attempt_before(self, place: Place) -> None:
+    def test_a_retry_rolls_back_the_previous_attempt(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
         sink = place.sink(**PARTITIONED[True])
         prepare(sink, {"id": [1], "n": [1]}, task=3, task_attempt=10)
@@ -325,7 +325,7 @@ class TestWhatTheTargetRefuses:
         assert {stray.id for stray in sink.find(OURS)} == {other.id, again.id}
         assert sink.commit([other, again]) == [DONE, DONE]
 
-    def test_a_retry_leaves_alone_what_it_need_not_wait_for(self, place: Place) -> None:
+    def test_a_retry_does_not_roll_back_branches_it_need_not_wait_for(self, place: Place) -> None:
         """The driver may yet choose it: two attempts of a task can run at a time."""
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE u (i BIGINT AUTO_INCREMENT PRIMARY KEY, id INT)")
@@ -337,7 +337,9 @@ class TestWhatTheTargetRefuses:
         begin(plain, 3, task_attempt=14, retry=1).abort()
         assert plain.commit([first]) == [DONE]
 
-    def test_speculation_is_refused_where_attempts_would_meet(self, place: Place) -> None:
+    def test_speculation_is_refused_where_attempts_would_wait_for_each_other(
+        self, place: Place
+    ) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE u (id INT)")
         keyed: dict[str, Any] = {"key_partitioned": True, "mode": "xa"}

@@ -42,18 +42,20 @@ class TestDocuments:
             ["new\nline", "tab\t", 'quo"te', "back\\slash"],  # control characters go another way
         ],
     )
-    def test_ids_of_every_kind(self, make_search: Any, search_client: Any, ids: list[str]) -> None:
+    def test_ids_with_any_characters_arrive(
+        self, make_search: Any, search_client: Any, ids: list[str]
+    ) -> None:
         sink = make_search()
         assert sink.commit([store_rows(sink, make_rows(ids))]) == [DONE]
         assert read_documents(search_client, sink) == dict(zip(ids, range(len(ids)), strict=True))
 
-    def test_many_requests(self, make_search: Any, search_client: Any) -> None:
+    def test_a_batch_can_take_many_requests(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(max_bytes=10_000, max_docs=70)
         ids = [str(number) for number in range(2_000)]
         assert sink.commit([store_rows(sink, make_rows(ids))]) == [DONE]
         assert len(read_documents(search_client, sink)) == 2_000
 
-    def test_an_earlier_batch_that_comes_late_replaces_nothing_and_is_told(
+    def test_a_late_earlier_batch_replaces_nothing_and_is_reported(
         self, make_search: Any, search_client: Any
     ) -> None:
         """No driver that owns its pipeline sends a batch after the next: see `Coordinator.run`."""
@@ -64,9 +66,7 @@ class TestDocuments:
             sink.commit([late])
         assert read_documents(search_client, sink) == {"a": 2, "b": 1}
 
-    def test_the_same_batch_again_changes_nothing(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_a_repeated_batch_changes_nothing(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["gone", "a"], [1, 1]))])
         for task in range(3):  # as if each of them had not known of the one before
@@ -74,7 +74,7 @@ class TestDocuments:
             assert sink.commit([store_rows(sink, again, task=task, batch=1)]) == [DONE]
         assert read_documents(search_client, sink) == {"a": 2}
 
-    def test_a_version_column_decides_in_whatever_task_and_batch(
+    def test_the_highest_version_wins_over_all_tasks_and_batches(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search(version="ts")
@@ -87,7 +87,7 @@ class TestDocuments:
         ]
         assert read_documents(search_client, sink) == {"a": 9}
 
-    def test_deletes(self, make_search: Any, search_client: Any) -> None:
+    def test_a_flag_deletes_documents(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["a", "b"], [1, 1], delete=[False, None]))])
         sink.commit(
@@ -95,9 +95,7 @@ class TestDocuments:
         )
         assert read_documents(search_client, sink) == {"b": 1}
 
-    def test_what_others_change_by_hand_hides_no_batch(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_changes_made_by_hand_hide_no_batch(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["a", "b", "c"], [1, 1, 1]))])
         for _ in range(3):  # each counts the document's version up
@@ -117,7 +115,7 @@ class TestDocuments:
             SPACE.version(0) + 1,  # counted up by hand
         ],
     )
-    def test_a_greater_version_of_somebody_else_is_never_taken_for_ours(
+    def test_a_greater_foreign_version_is_never_mistaken_for_ours(
         self, make_search: Any, search_client: Any, stored: int, delete: bool
     ) -> None:
         sink = make_search(delete="gone", index_settings={"gc_deletes": "0s"})
@@ -137,7 +135,7 @@ class TestDocuments:
             search_client.indices.refresh(index=sink.index)
         assert read_documents(search_client, sink) == ({"b": 2} if delete else {"a": 2, "b": 2})
 
-    def test_a_batch_after_versions_in_microseconds(
+    def test_a_batch_replaces_documents_with_versions_in_microseconds(
         self, make_search: Any, search_client: Any
     ) -> None:
         before = make_search(version="ts")
@@ -147,7 +145,7 @@ class TestDocuments:
         assert sink.commit([store_rows(sink, make_rows(["a"], [2]), batch=1)]) == [DONE]
         assert read_documents(search_client, sink) == {"a": 2}
 
-    def test_versions_of_two_logs_and_of_two_batches_are_never_one(self) -> None:
+    def test_two_logs_and_two_batches_never_share_a_version(self) -> None:
         first, second = (Namespace.new("trial", 1_700_000_000, chance) for chance in (1, 2))
         assert first.version(0) != second.version(0)
         assert first.version(1) - first.version(0) > 1000
@@ -155,7 +153,7 @@ class TestDocuments:
         assert Namespace.new("trial", 9_000_000_000, 1).version(10**9) < 1 << 63
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_less_is_sent_straight_through_and_needs_no_id(
+    def test_weaker_semantics_send_at_once_and_need_no_id(
         self, make_search: Any, search_client: Any, semantic: str
     ) -> None:
         sink = make_search(id=None, semantic=semantic)
@@ -181,7 +179,7 @@ class TestStraightThrough:
         return sink_task
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_bad_rows_are_left_out_and_the_good_are_sent_once(
+    def test_bad_rows_are_left_out_and_good_rows_are_sent_once(
         self, make_search: Any, search_client: Any, semantic: str
     ) -> None:
         sink = make_search(self.MAPPING, id=None, semantic=semantic, max_docs=3)
@@ -195,15 +193,13 @@ class TestStraightThrough:
         )
         assert sorted(read_documents(search_client, sink).values()) == [1, 3, 4, 5, 7, 8, 9]
 
-    def test_where_none_may_be_bad_the_batch_fails(self, make_search: Any) -> None:
+    def test_a_bad_row_fails_a_batch_that_tolerates_none(self, make_search: Any) -> None:
         sink = make_search(self.MAPPING, id=None, semantic="at_least_once")
         with pytest.raises(BadRow) as raised:
             self.sink_task(sink, [1, "many"], tolerant=False)
         assert list(raised.value.rows) == [1]
 
-    def test_a_row_without_an_id_is_not_passed_over(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_a_row_without_an_id_is_reported(self, make_search: Any, search_client: Any) -> None:
         written = make_rows(["a", None, "c"])
         strict = make_search(semantic="at_least_once")
         with pytest.raises(BadRow) as raised:
@@ -252,7 +248,7 @@ class TestRefusals:
         writer.write(make_rows(["c"]))
         assert [len(part) for part in sink.row_store.read(writer.prepare().id)] == [2, 1]
 
-    def test_one_id_in_two_tasks_is_a_no_before_the_decision(
+    def test_one_id_in_two_tasks_is_refused_before_the_decision(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search()
@@ -265,7 +261,7 @@ class TestRefusals:
         sink.abort(sink.find(SPACE))
         assert read_documents(search_client, sink) == {}
 
-    def test_equal_hashes_of_different_ids_are_no_matter(self, make_search: Any) -> None:
+    def test_equal_hashes_of_different_ids_are_accepted(self, make_search: Any) -> None:
         sink = make_search()
         receipts = []
         for task, name in enumerate(["a", "b"]):
@@ -273,7 +269,7 @@ class TestRefusals:
             receipts.append(store_rows(sink, written, task=task))
         assert sink.check(receipts) == [None, None]
 
-    def test_documents_that_the_mapping_refuses_stop_it_and_can_be_put_right(
+    def test_documents_refused_by_the_mapping_stop_the_pipeline_until_it_is_corrected(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
@@ -289,7 +285,9 @@ class TestRefusals:
         assert sink.commit([receipt]) == [DONE]
         assert len(read_documents(search_client, sink)) == 8
 
-    def test_the_others_of_a_request_are_there(self, make_search: Any, search_client: Any) -> None:
+    def test_the_other_documents_of_a_request_are_written(
+        self, make_search: Any, search_client: Any
+    ) -> None:
         sink = make_search({"properties": {"v": {"type": "long"}}})
         receipt = store_rows(sink, make_rows(["a", "b", "c"], [1, "many", 3]))
         with pytest.raises(
@@ -299,7 +297,7 @@ class TestRefusals:
         assert "many" not in str(raised.value)  # no error carries data
         assert read_documents(search_client, sink) == {"a": 1, "c": 3}
 
-    def test_a_person_may_go_on_without_what_is_refused(
+    def test_an_operator_can_go_on_without_the_refused_documents(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search({"properties": {"v": {"type": "long"}}})
@@ -325,9 +323,7 @@ class TestRefusals:
         assert read_documents(search_client, sink) == {"a": 1, "c": 3, "d": 4}
         assert sink.find(log.load().generation.namespace) == []  # type: ignore[union-attr]
 
-    def test_an_index_that_takes_no_writes_now_is_waited_for(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_a_read_only_index_is_waited_for(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(retries=1)
         receipt = store_rows(sink, make_rows(["a"]))
         block = "index.blocks.write"
@@ -337,7 +333,7 @@ class TestRefusals:
         search_client.indices.put_settings(index=sink.index, body={block: False})
         assert sink.commit([receipt]) == [DONE]
 
-    def test_a_request_too_large_for_the_server_is_cut(
+    def test_a_request_too_large_for_the_server_is_split(
         self, search_server: Any, tmp_path: Path
     ) -> None:
         client = _Small(limit=400)
@@ -351,14 +347,14 @@ class TestRefusals:
         (refused,) = sender.send(one)
         assert "413" in refused.reason
 
-    def test_only_what_failed_is_sent_again(self) -> None:
+    def test_only_failed_documents_are_sent_again(self) -> None:
         client = _Busy()
         sender = Sender(client, "i", "out", retries=3, version=1, sleep=lambda _: None)  # type: ignore[arg-type]
         (request,) = requests(make_rows(["a", "b", "c"]), 1, max_bytes=9999, max_docs=99)
         assert sender.send(request) == []
         assert client.asked == [["a", "b", "c"], ["b"], ["b"]]
 
-    def test_a_conflict_in_unknown_words_is_looked_up(self) -> None:
+    def test_a_conflict_with_an_unknown_message_is_looked_up(self) -> None:
         sender = Sender(_Wordless(), "i", "out", retries=0, version=7)  # type: ignore[arg-type]
         spoof = "current version [7] is as high as [7]"  # an id, not the server's words
         (request,) = requests(
@@ -370,14 +366,14 @@ class TestRefusals:
             (3, True),
         ]
 
-    def test_what_an_ingest_pipeline_drops_is_not_there(self) -> None:
+    def test_a_document_dropped_by_an_ingest_pipeline_is_refused(self) -> None:
         sender = Sender(_Dropping(), "i", "out", retries=0)  # type: ignore[arg-type]
         (request,) = requests(make_rows(["a", "b"]), 1, max_bytes=9999, max_docs=99)
         assert [(it.id, it.reason) for it in sender.send(request)] == [
             ("b", "an ingest pipeline of the index drops it")
         ]
 
-    def test_a_refused_document_is_known_by_its_row(self) -> None:
+    def test_a_refused_document_is_reported_with_its_row(self) -> None:
         client = _Picky()
         sender = Sender(client, "i", "out", retries=9, sleep=lambda _: None)  # type: ignore[arg-type]
         ids = ["a", "bad", "late", "bad", "x" * 500, "late", "bad"]
@@ -388,7 +384,7 @@ class TestRefusals:
         ]
         assert sorted(found) == [(1, "400"), (3, "400"), (4, "one"), (6, "400")]
 
-    def test_an_error_names_no_more_than_a_few(self) -> None:
+    def test_an_error_names_only_a_few_documents(self) -> None:
         error = refusal([Refused(str(n), "no") for n in range(1000)], "branch", "i", "out")
         assert len(str(error)) < 1000
 
@@ -503,7 +499,7 @@ class _Picky:
         return {"errors": True, "items": items}
 
 
-def test_a_silent_server_is_away_and_a_repeat_changes_nothing(
+def test_a_silent_server_is_unavailable_and_a_repeat_changes_nothing(
     make_search: Any, search_client: Any, search_server: opensearch.Node
 ) -> None:
     sink = make_search(timeout=1, retries=0)
@@ -520,7 +516,7 @@ def test_a_silent_server_is_away_and_a_repeat_changes_nothing(
     assert {hit["_version"] for hit in versions} == {SPACE.version(0)}
 
 
-def test_nothing_is_left_beside_the_log(make_search: Any, tmp_path: Path) -> None:
+def test_no_file_is_left_beside_the_log(make_search: Any, tmp_path: Path) -> None:
     sink = make_search()
     receipts = [store_rows(sink, make_rows(["a"])), store_rows(sink, make_rows(["b"]), task=1)]
     sink.commit(receipts[:1])

@@ -71,7 +71,7 @@ class Receiver:
 
 
 class TestWriteAhead:
-    def test_rows_come_after_the_decision(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_rows_are_sent_after_the_decision(self, spark: SparkSession, tmp_path: Path) -> None:
         receiver = Receiver(tmp_path / "calls")
         trial.die(into(spark, tmp_path, WriteAhead(receiver, name="out")), Step.PREPARED)
         assert not (tmp_path / "calls").exists()
@@ -100,7 +100,7 @@ class TestWriteAhead:
             sink.send(parsed, sink.row_store.read(name))
         assert receiver.calls()[len(before) :] == before
 
-    def test_an_unavailable_system_is_asked_again(
+    def test_an_unavailable_system_is_called_again(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         receiver = Receiver(tmp_path / "calls", Unavailable("not now"))
@@ -123,7 +123,7 @@ class TestWriteAhead:
             range(20)
         )
 
-    def test_a_function_that_a_call_does_not_run_is_refused(self) -> None:
+    def test_an_async_function_or_generator_is_refused(self) -> None:
         async def later(rows: pa.RecordBatch, facts: Any) -> None: ...
 
         def lazy(rows: pa.RecordBatch, facts: Any) -> Any:
@@ -236,18 +236,20 @@ class TestConsole:
             (pa.array([0], pa.timestamp("us", tz="UTC")), "1970-01-01 00:00"),
         ],
     )
-    def test_times_that_python_has_not(self, tmp_path: Path, column: pa.Array, shown: str) -> None:
+    def test_times_beyond_pythons_calendar_are_printed(
+        self, tmp_path: Path, column: pa.Array, shown: str
+    ) -> None:
         out = io.StringIO()
         assert self.printed(Console(stream=out), column, tmp_path) is BranchState.COMMITTED
         assert shown in out.getvalue()
 
-    def test_a_stream_that_lacks_letters(self, tmp_path: Path) -> None:
+    def test_unencodable_characters_are_replaced(self, tmp_path: Path) -> None:
         out = io.BytesIO()
         stream = io.TextIOWrapper(out, encoding="ascii")
         state = self.printed(Console(stream=stream), pa.array(["größe"]), tmp_path)
         assert state is BranchState.COMMITTED and b"|gr??e|" in out.getvalue()
 
-    def test_what_cannot_be_printed_is_passed_over_and_told_without_data(
+    def test_unprintable_rows_are_skipped_and_reported_without_data(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         closed = io.StringIO()
@@ -262,7 +264,7 @@ class TestConsole:
         assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
         assert "secret" not in caplog.text
 
-    def test_no_rows_at_all_is_refused(self) -> None:
+    def test_zero_rows_are_refused(self) -> None:
         with pytest.raises(UsageError, match="rows=0"):
             Console(rows=0)
 
@@ -273,7 +275,7 @@ class Failing(Simple):
 
 
 class TestSimple:
-    def test_the_template(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_the_template_writes_every_row(self, spark: SparkSession, tmp_path: Path) -> None:
         got: Counter[int] = Counter()
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(60)
@@ -296,7 +298,7 @@ class TestSimple:
         thread.join(10)
         assert got == Counter(range(20))
 
-    def test_what_it_raises_is_a_no_vote_that_says_where(
+    def test_an_error_in_the_sinks_code_is_a_no_vote_and_names_the_sink(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         settings = lock.Settings(tries=1)
@@ -325,7 +327,7 @@ def test_the_whole_template_runs_in_a_pipeline(spark: SparkSession, tmp_path: Pa
         assert Counter(n for (n,) in db.execute("SELECT number FROM numbers")) == Counter(range(20))
 
 
-def test_the_template_passes_the_suite_in_a_project_of_its_own(tmp_path: Path) -> None:
+def test_the_template_passes_the_suite_in_a_separate_project(tmp_path: Path) -> None:
     for name in ("sqlite_sink.py", "test_sqlite_sink.py"):
         shutil.copy(EXAMPLES / name, tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), "-p", "no:timeout"]

@@ -22,7 +22,7 @@ from poundlock.sinks import Postgres
 from poundlock.spark.pipeline.site import SparkSite
 
 
-class TestTroubles:
+class TestFaults:
     def test_a_lost_connection_leaves_nothing(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         for mode in ("prepared", "staged"):
@@ -50,7 +50,7 @@ class TestTroubles:
             assert sink.commit([receipt]) == [DONE]
             db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
 
-    def test_a_trigger_that_leaves_rows_out_is_seen(self, db: Database) -> None:
+    def test_a_trigger_that_omits_rows_is_noticed(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
         db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
@@ -64,7 +64,9 @@ class TestTroubles:
     @pytest.mark.parametrize(
         "columns", ["k int PRIMARY KEY, v text", "k int, v text, PRIMARY KEY (k, v)"]
     )
-    def test_a_trigger_that_leaves_rows_out_of_an_upsert(self, db: Database, columns: str) -> None:
+    def test_a_trigger_that_omits_rows_of_an_upsert_is_noticed(
+        self, db: Database, columns: str
+    ) -> None:
         db(f"CREATE TABLE t ({columns})")
         db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
         db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
@@ -92,7 +94,7 @@ class TestTroubles:
             assert sink.commit([receipt]) == [DONE]
             blocked.close()
 
-    def test_a_role_that_may_only_read_is_refused_at_the_start(
+    def test_a_read_only_role_is_refused_at_the_start(
         self, db: Database, caplog: pytest.LogCaptureFixture
     ) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -108,7 +110,9 @@ class TestTroubles:
         blocked.close()
         assert sink.abort(found) == [LOST]
 
-    def test_what_cannot_be_prepared_is_told_with_the_cure(self, db: Database) -> None:
+    def test_a_transaction_that_cannot_be_prepared_is_reported_with_a_remedy(
+        self, db: Database
+    ) -> None:
         db("CREATE TABLE t (k int, v text)")
         db(
             "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NOTIFY x; RETURN NEW; END'"
@@ -117,7 +121,7 @@ class TestTroubles:
         with pytest.raises(UsageError, match=r"NOTIFY.*use mode='staged'"):
             db.prepare(db.sink(), keyed((1, "a")))
 
-    def test_rules_which_copy_does_not_see_are_refused(self, db: Database) -> None:
+    def test_rules_that_copy_ignores_are_refused(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int, v text)")
         db("CREATE RULE r AS ON INSERT TO t DO INSTEAD INSERT INTO u VALUES (NEW.k, NEW.v)")
         with pytest.raises(UsageError, match=r"has rule r.*use mode='staged'"):
@@ -127,13 +131,13 @@ class TestTroubles:
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]  # as the rule has it
 
-    def test_a_machine_that_is_gone_is_noticed(self, db: Database) -> None:
+    def test_a_connection_to_a_dead_machine_times_out(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         with db.sink().connections.lend() as connection:
             found = connection.info.get_parameters()
         assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("120000", "10")
 
-    def test_nothing_is_prepared_for_a_session(self, db: Database) -> None:
+    def test_no_statement_is_prepared_in_a_session(self, db: Database) -> None:
         """A pooler may give each transaction another one."""
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
@@ -143,7 +147,7 @@ class TestTroubles:
         with sink.connections.lend() as connection:
             assert connection.execute("SELECT * FROM pg_prepared_statements").fetchall() == []
 
-    def test_less_than_exactly_once_writes_through(self, db: Database) -> None:
+    def test_weaker_semantics_write_without_a_branch(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")
         for semantic in ("at_least_once", "none"):
             sink = db.sink(key="k", semantic=semantic)
@@ -171,7 +175,7 @@ class TestTroubles:
             sink.preflight()
         sink.close()
 
-    def test_a_server_that_prepares_nothing(self) -> None:
+    def test_a_server_without_prepared_transactions_is_refused(self) -> None:
         with postgres.running(max_prepared_transactions=0) as plain:
             db = Database(plain)
             db("CREATE TABLE t (k int, v text)")
@@ -182,7 +186,7 @@ class TestTroubles:
             db.connection.close()
 
     @pytest.mark.parametrize("isolation", ["read\\\\ committed", "serializable"])
-    def test_racing_to_create_the_witness(self, db: Database, isolation: str) -> None:
+    def test_concurrent_tasks_can_create_the_witness(self, db: Database, isolation: str) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         db("CREATE TABLE t (k int, v text)")
@@ -199,7 +203,9 @@ class TestTroubles:
 @pytest.mark.parametrize(
     "options", [{"mode": "prepared"}, {"mode": "staged"}, {"key": "k"}], ids=str
 )
-def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> None:
+def test_randomly_cut_connections_lose_and_repeat_nothing(
+    db: Database, options: dict[str, Any]
+) -> None:
     """Nothing is lost or repeated, wherever in a branch's life its connection ends."""
     unique = " PRIMARY KEY" if "key" in options else ""
     db(f"CREATE TABLE t (k int{unique}, v text)")
@@ -254,7 +260,7 @@ def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> Non
 
 
 class TestTheServer:
-    def test_data_and_address_outlive_kill_and_stop(self, tmp_path: Path) -> None:
+    def test_data_and_address_survive_a_kill_and_a_stop(self, tmp_path: Path) -> None:
         with postgres.running(tmp_path) as server:
             address = server.url
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -276,11 +282,13 @@ class TestTheServer:
             with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
                 psycopg.connect(wrong)
 
-    def test_tables_are_made_where_they_are_seen(self, db: Database) -> None:
+    def test_tables_are_created_in_the_public_schema(self, db: Database) -> None:
         db("CREATE SCHEMA poundlock; CREATE TABLE t (n int)")  # the role's name, and the witness's
         assert db("SELECT schemaname FROM pg_tables WHERE tablename = 't'") == [("public",)]
 
-    def test_binaries_of_the_machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_directory_without_binaries_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("POUNDLOCK_POSTGRES_BIN", str(tmp_path))
         with pytest.raises(UsageError, match="no initdb"):
             postgres.binaries()

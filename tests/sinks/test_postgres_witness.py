@@ -21,7 +21,7 @@ UNKNOWN = BranchState.NO_WITNESS
 
 
 class TestTheWitness:
-    def test_a_zombie_cannot_prepare_what_was_given_up(self, db: Database) -> None:
+    def test_a_zombie_cannot_prepare_an_aborted_branch(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         zombie = sink.begin(db.branch())
@@ -32,7 +32,7 @@ class TestTheWitness:
             zombie.prepare()
         assert db.open() == [] and db("SELECT * FROM t") == []
 
-    def test_an_undecided_witness_is_no_answer(self, db: Database) -> None:
+    def test_an_uncommitted_witness_proves_nothing(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -46,7 +46,7 @@ class TestTheWitness:
         assert sink.commit([unknown]) == [LOST]
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
-    def test_a_table_in_its_place_proves_nothing(self, db: Database, mode: str) -> None:
+    def test_another_witness_table_proves_nothing(self, db: Database, mode: str) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode=mode)
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -81,7 +81,7 @@ class TestTheWitness:
         assert sink.commit([receipt]) == [UNKNOWN]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,)]
 
-    def test_a_table_that_is_being_read_is_not_emptied(self, db: Database) -> None:
+    def test_the_witness_cannot_be_emptied_while_it_is_read(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         db.prepare(sink, keyed((1, "a")))
@@ -92,7 +92,7 @@ class TestTheWitness:
                 with pytest.raises(psycopg.errors.LockNotAvailable):
                     db(f"{how} poundlock.witness")
 
-    def test_another_cluster_is_not_believed(self, db: Database) -> None:
+    def test_another_cluster_is_reported(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -102,7 +102,7 @@ class TestTheWitness:
             sink.commit([moved])
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
-    def test_another_database_is_told(
+    def test_another_database_is_reported(
         self, db: Database, postgres_node: postgres.Node, mode: str
     ) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -118,8 +118,8 @@ class TestTheWitness:
         other.connection.close()
 
 
-class TestAnswersThatProveNothing:
-    def test_a_branch_that_somebody_is_just_finishing(self, db: Database) -> None:
+class TestInconclusiveAnswers:
+    def test_a_branch_that_another_driver_is_finishing_is_open(self, db: Database) -> None:
         """The other one waits for a standby that is not there: nothing is visible yet."""
         db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int)")
         sink = db.sink(mode="prepared")
@@ -167,7 +167,7 @@ class TestAnswersThatProveNothing:
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT * FROM t") == [(1, "a")]
 
-    def test_a_transaction_that_had_failed_is_no_prepared_branch(self, db: Database) -> None:
+    def test_a_failed_transaction_is_not_mistaken_for_a_prepared_branch(self, db: Database) -> None:
         """The server answers PREPARE by ROLLBACK, and by no error."""
         db("CREATE TABLE t (k int, v text)")
         writer: Any = db.sink(mode="prepared").begin(db.branch())
@@ -178,7 +178,7 @@ class TestAnswersThatProveNothing:
         writer.abort()
         assert db.open() == []
 
-    def test_what_is_acknowledged_is_durable_whatever_the_role_is_set_to(
+    def test_an_acknowledged_commit_is_durable_under_any_setting_of_the_role(
         self, db: Database
     ) -> None:
         db(f"ALTER DATABASE {db.name} SET synchronous_commit = off")

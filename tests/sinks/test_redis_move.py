@@ -20,7 +20,7 @@ from poundlock.sinks import Redis
 
 
 class TestTheTarget:
-    def test_of_another_type_is_refused_before_the_decision(
+    def test_a_target_of_another_type_is_refused_before_the_decision(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(hash="h", field="id", value="v")
@@ -31,7 +31,7 @@ class TestTheTarget:
         with pytest.raises(UsageError, match="is of type string"):
             sink.preflight()
 
-    def test_that_turned_after_the_decision_stops_and_can_be_put_right(
+    def test_a_target_that_changes_its_type_after_the_decision_can_be_corrected(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(hash="h", field="id", value="v")
@@ -50,7 +50,7 @@ class TestTheTarget:
         receipt = stage_rows(sink, {"key": ["a", "b"], ".x": ["1", "2"]})
         assert sink.check([receipt]) == ["key p:b is of type string, but the sink needs hash"]
 
-    def test_keys_that_are_not_text_are_told_too(
+    def test_binary_keys_of_another_type_are_named(
         self, make_redis: Any, redis_server: valkey.Valkey
     ) -> None:
         wild = b"\xff\n" * 100
@@ -82,7 +82,7 @@ class TestTheTarget:
         ],
     )
     @pytest.mark.parametrize("amount", [1, 0.5])
-    def test_a_counter_that_is_no_number(
+    def test_a_counter_that_is_not_a_number_is_refused(
         self,
         make_redis: Any,
         redis_client: Any,
@@ -102,7 +102,7 @@ class TestTheTarget:
             with pytest.raises(InDoubt, match=f"{reason}. Nothing was changed"):
                 sink.commit([receipt])
 
-    def test_an_overflow_is_known_before_anything_is_added(
+    def test_an_overflow_is_found_before_anything_is_added(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         redis_client.hset("h", mapping={"a": 7, "z": 2**63 - 1})
@@ -125,7 +125,7 @@ class TestTheTarget:
         ],
     )
     @pytest.mark.parametrize("most", [2**62, 1e308])
-    def test_an_overflow_that_only_the_batch_makes(
+    def test_an_overflow_of_the_sum_of_the_batch_is_found(
         self, make_redis: Any, options: dict[str, str], where: str, most: float
     ) -> None:
         sink = make_redis(value="n", **options)
@@ -166,7 +166,9 @@ class TestTheTarget:
         assert {field: int(value) for field, value in redis_client.hgetall("h").items()} == after
 
     @pytest.mark.parametrize("edge", [2**63 - 1, -(2**63)])
-    def test_the_last_number_that_fits(self, make_redis: Any, redis_client: Any, edge: int) -> None:
+    def test_the_last_number_that_fits_is_accepted(
+        self, make_redis: Any, redis_client: Any, edge: int
+    ) -> None:
         sink = make_redis(counter="c", value="n")
         one = 1 if edge > 0 else -1
         assert sink.commit([stage_rows(sink, {"value": [edge - one, one]})]) == [DONE]
@@ -188,7 +190,7 @@ class TestTheTarget:
     )
 
     @pytest.mark.parametrize(("options", "rows", "right"), RIGHTS)
-    def test_a_right_that_is_missing_is_named_before_the_decision(
+    def test_a_missing_right_is_named_before_the_decision(
         self, redis_server: valkey.Valkey, redis_client: Any, options: Any, rows: Any, right: str
     ) -> None:
         sink = Redis(url=create_user(redis_server, redis_client, "+@all"), name="out", **options)
@@ -204,7 +206,7 @@ class TestTheTarget:
         create_user(redis_server, redis_client, "+@all")
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
 
-    def test_a_right_to_some_of_the_keys_moves_none(
+    def test_a_right_to_only_some_keys_moves_none(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
         url = create_user(redis_server, redis_client, "+@all", keys=["{poundlock}:*", "p:a*"])
@@ -218,7 +220,7 @@ class TestTheTarget:
         assert sink.commit([receipt]) == [DONE]
         assert redis_client.mget("p:a", "p:b") == ["1", "2"]
 
-    def test_a_right_to_read_that_is_missing(
+    def test_a_missing_right_to_read_is_reported(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
         url = create_user(redis_server, redis_client, "+@all", "-type")
@@ -227,7 +229,7 @@ class TestTheTarget:
             sink.check([stage_rows(sink, {"value": ["1"]})])
 
     @pytest.mark.parametrize("told", [True, False])
-    def test_a_stream_that_has_no_ids_left(
+    def test_a_stream_without_free_ids_is_reported(
         self, redis_server: valkey.Valkey, redis_client: Any, told: bool
     ) -> None:
         url = create_user(redis_server, redis_client, "+@all", "+xinfo" if told else "-xinfo")
@@ -241,7 +243,9 @@ class TestTheTarget:
         redis_client.delete("s")
         assert sink.commit([receipt]) == [DONE] and redis_client.xlen("s") == 2
 
-    def test_a_stream_that_has_few_ids_left(self, make_redis: Any, redis_client: Any) -> None:
+    def test_a_stream_with_too_few_free_ids_is_reported(
+        self, make_redis: Any, redis_client: Any
+    ) -> None:
         sink = make_redis(stream="s")
         redis_client.xadd("s", {"a": "1"}, id=f"{2**64 - 1}-{2**64 - 2}")
         (reason,) = sink.check([stage_rows(sink, {".a": ["1", "2"]})])
@@ -252,9 +256,7 @@ class TestTheTarget:
 
 
 class TestTheWitness:
-    def test_staged_rows_that_lost_a_part_are_not_moved(
-        self, make_redis: Any, redis_client: Any
-    ) -> None:
+    def test_an_incomplete_branch_is_not_moved(self, make_redis: Any, redis_client: Any) -> None:
         sink = make_redis(list="l", value="v")
         texts = ["x" * 1000] * 2000
         receipt = stage_rows(sink, {"value": texts})
@@ -266,7 +268,7 @@ class TestTheWitness:
         assert sink.commit([receipt]) == [LOST]
         assert redis_client.llen("l") == 0 and not list_leftovers(redis_client)
 
-    def test_a_batch_that_lost_a_part_is_lost_whole(
+    def test_a_batch_with_a_lost_branch_is_lost_whole(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(hash="h", field="id", value="v", order_by="ts")
@@ -283,7 +285,7 @@ class TestTheWitness:
         assert sink.commit(replay) == [DONE, DONE]
         assert redis_client.hgetall("h") == {"a": "2"}
 
-    def test_a_part_that_is_lost_takes_no_other_batch_with_it(
+    def test_a_lost_branch_does_not_affect_other_batches(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")
@@ -323,7 +325,7 @@ class TestTheWitness:
         stage_rows(sink, {"value": ["2"]}, task=1)  # a new witness is not the old one
         assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
 
-    def test_a_forgotten_batch_is_not_called_lost(self, make_redis: Any) -> None:
+    def test_a_pruned_batch_is_not_reported_as_lost(self, make_redis: Any) -> None:
         sink = make_redis(list="l", value="v")
         receipt = stage_rows(sink, {"value": ["1"]}, batch=3)
         assert sink.commit([receipt]) == [DONE]
@@ -342,7 +344,7 @@ class TestTheWitness:
             sink.commit([receipt])
         assert redis_client.llen("l") == 0
 
-    def test_a_move_that_really_stops_half_way_says_so(
+    def test_a_move_that_stops_half_way_is_reported(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
         redis_client.xadd(
@@ -361,7 +363,7 @@ class TestTheWitness:
                 sink.commit([receipt])
         assert [fields["a"] for _, fields in redis_client.xrange("s")] == ["0", "1"]
 
-    def test_a_move_that_stopped_half_way_is_over_when_a_person_says_so(
+    def test_a_move_that_stopped_half_way_ends_when_an_operator_confirms_it(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")
@@ -381,7 +383,7 @@ class TestTheWitness:
             and redis_client.llen("l") == 0
         )
 
-    def test_what_a_zombie_writes_after_its_abort_is_not_staged(
+    def test_rows_that_a_zombie_writes_after_its_abort_are_not_staged(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")

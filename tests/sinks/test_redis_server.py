@@ -46,7 +46,7 @@ class Slot:
 
 
 class TestTheServer:
-    def test_one_that_is_killed_in_the_middle_of_a_move(self) -> None:
+    def test_a_server_killed_during_a_move_loses_and_repeats_nothing(self) -> None:
         texts = [str(number) for number in range(30_000)]
         ones = pa.RecordBatch.from_pydict({"key": texts, "value": [1] * len(texts)})
         cut = 0
@@ -95,7 +95,7 @@ class TestTheServer:
     @pytest.mark.parametrize(
         ("version", "fits"), [("5.0.14", False), ("6.0.16", False), ("6.2.0", True), ("10.0", True)]
     )
-    def test_one_that_is_too_old_is_refused(
+    def test_a_server_that_is_too_old_is_refused(
         self, make_redis: Any, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
     ) -> None:
         sink = make_redis(list="l", value="v")
@@ -112,7 +112,7 @@ class TestTheServer:
         ):
             assert sink.preflight() == []
 
-    def test_one_without_memory_moves_nothing_until_it_has_some(
+    def test_a_server_without_memory_moves_nothing_until_it_has_some(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         adding = make_redis(hash="sums", field="id", value="n", operation="increment")
@@ -136,7 +136,7 @@ class TestTheServer:
         ) == {"a": "x"}
         assert not list_leftovers(redis_client)
 
-    def test_one_without_memory_lets_go_of_what_is_aborted(
+    def test_a_server_without_memory_deletes_aborted_rows(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")
@@ -152,7 +152,7 @@ class TestTheServer:
         finally:
             redis_client.config_set("maxmemory", 0)
 
-    def test_one_before_7_that_has_no_memory(self, make_redis: Any) -> None:
+    def test_a_lack_of_memory_before_version_7_is_recognised(self, make_redis: Any) -> None:
         """Its scripts tell it in other words."""
         said = (
             "Error running script: @user_script:1: -OOM command not allowed when used memory > 'm'."
@@ -163,7 +163,7 @@ class TestTheServer:
         ):
             raise redis.ResponseError(said)
 
-    def test_one_that_is_silent_is_away(
+    def test_a_silent_server_is_unavailable(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
         sink = Redis(url=redis_server.address, name="out", list="l", value="v", timeout=0.3)
@@ -186,7 +186,7 @@ class TestTheServer:
         assert not list_leftovers(redis_client)
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_less_is_written_straight_through(
+    def test_weaker_semantics_write_without_a_branch(
         self, make_redis: Any, redis_client: Any, semantic: str
     ) -> None:
         sink = make_redis(list="l", value="v", semantic=semantic)
@@ -198,7 +198,7 @@ class TestTheServer:
         assert redis_client.keys("*") == ["l"]
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_what_a_dead_task_wrote_straight_through_ends_by_itself(
+    def test_rows_of_a_dead_task_without_a_branch_expire(
         self, make_redis: Any, redis_client: Any, semantic: str
     ) -> None:
         sink = make_redis(list="l", value="v", semantic=semantic)
@@ -212,7 +212,7 @@ class TestTheServer:
             writer.prepare()  # a move that comes late finds nothing, and is no success
         assert redis_client.keys("*") == []
 
-    def test_a_replica_is_not_believed(self, make_redis: Any, redis_client: Any) -> None:
+    def test_a_replica_proves_nothing(self, make_redis: Any, redis_client: Any) -> None:
         sink = make_redis(list="l", value="v")
         receipt = stage_rows(sink, {"value": ["1"]})
         redis_client.flushall()  # as it is before it has heard anything
@@ -262,7 +262,7 @@ class TestTheServer:
                 assert redis_client.exists(new)
             redis_client.close()
 
-    def test_a_cluster(self) -> None:
+    def test_a_cluster_is_supported(self) -> None:
         with valkey.running(nodes=3, cluster=True) as node:
             loose = Redis(url=node.address, name="out", key="id", prefix="p:")
             with pytest.raises(UsageError, match=r"prefix='\{p\}:'"):

@@ -106,7 +106,7 @@ def rows(*numbers: int | None, word: str | None = "a") -> pa.RecordBatch:
     )
 
 
-def test_types_arrive_whole(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_every_type_arrives_unchanged(node: postgres.Node, connect: Any, execute: Any) -> None:
     execute("CREATE TABLE t (b bool, n int8, f float8, d numeric, s text, y bytea, day date, "
             "at timestamptz, wall timestamp, doc jsonb)")  # fmt: skip
     values = [True, 2**63 - 1, 0.1, decimal.Decimal("-1.10"), "ä?%s", b"\0\xff", dt.date(1, 1, 1),
@@ -126,7 +126,7 @@ def test_types_arrive_whole(node: postgres.Node, connect: Any, execute: Any) -> 
     assert execute("SELECT * FROM t") == [(*values[:-1], {"a": 1}), (None,) * 10]
 
 
-def test_bad_rows_leave_nothing_and_show_no_data(
+def test_bad_rows_leave_no_branch_and_show_no_data(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int NOT NULL UNIQUE, v varchar(9) CHECK (v <> 'hidden'))")
@@ -148,7 +148,7 @@ def test_bad_rows_leave_nothing_and_show_no_data(
     assert execute("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
 
 
-def test_values_that_the_driver_cannot_spell(
+def test_a_value_that_the_driver_cannot_convert_is_a_bad_row(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
@@ -182,7 +182,7 @@ def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> 
         made(connect, node.dsn(), "nowhere")
 
 
-def test_a_retry_is_not_held_up_by_its_own_task(
+def test_a_retry_does_not_wait_for_its_own_task(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
@@ -209,7 +209,7 @@ def test_a_speculative_attempt_rolls_nothing_back(
     assert sink.commit([decided]) == [DONE]
 
 
-def test_a_zombie_cannot_prepare_what_was_given_up(
+def test_a_zombie_cannot_prepare_an_aborted_branch(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
@@ -223,7 +223,7 @@ def test_a_zombie_cannot_prepare_what_was_given_up(
     assert execute("SELECT * FROM pg_prepared_xacts") == []
 
 
-def test_a_table_in_its_place_proves_nothing(
+def test_another_witness_table_proves_nothing(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
@@ -259,7 +259,9 @@ def test_an_emptied_witness_proves_nothing(
     assert execute("SELECT * FROM poundlock_witness") == []
 
 
-def test_rows_that_a_trigger_leaves_out(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_rows_that_a_trigger_omits_are_noticed(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
     execute("CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS "
             "'BEGIN IF NEW.k % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW; END'")  # fmt: skip
@@ -271,7 +273,9 @@ def test_rows_that_a_trigger_leaves_out(node: postgres.Node, connect: Any, execu
     assert execute("SELECT count(*) FROM t") == [(5,)]
 
 
-def test_a_time_limit_of_the_account(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_a_time_limit_of_the_account_is_reported(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
     sink = TwoPhase(connect, "t", dsn=node.dsn(), setup=["SET statement_timeout = '500ms'"])
     receipt = prepare(sink, rows(1))
@@ -310,7 +314,7 @@ def locked(node: postgres.Node, table: str) -> Iterator[None]:
         yield
 
 
-def test_a_locked_witness_is_not_a_missing_one(
+def test_a_locked_witness_is_not_reported_as_missing(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
@@ -331,7 +335,9 @@ def test_a_locked_witness_is_not_a_missing_one(
     assert sink.commit([receipt]) == [DONE] and sink.newest_generation(OURS) == 1
 
 
-def test_a_witness_that_may_not_be_read(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_a_missing_right_to_the_witness_is_named(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute(
         "CREATE TABLE t (k int, v text); CREATE TABLE poundlock_witness (branch text, identity text)"
     )
@@ -347,7 +353,7 @@ def test_a_witness_that_may_not_be_read(node: postgres.Node, connect: Any, execu
         execute("DROP OWNED BY other; DROP ROLE other")
 
 
-def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_a_lost_connection_leaves_nothing(node: postgres.Node, connect: Any, execute: Any) -> None:
     execute("CREATE TABLE t (k int, v text)")
     sink = made(connect, node.dsn())
     writer = sink.begin(branch(sink))
@@ -380,7 +386,7 @@ def test_a_driver_without_two_phases_is_refused() -> None:
         TwoPhase(partial(sqlite3.connect, ":memory:"), "t").preflight()
 
 
-def test_a_server_without_prepared_transactions(connect: Any) -> None:
+def test_a_server_without_prepared_transactions_is_refused(connect: Any) -> None:
     with postgres.running(max_prepared_transactions=0) as plain:
         with psycopg.connect(plain.dsn()) as connection:
             connection.execute("CREATE TABLE t (k int)")
@@ -388,7 +394,7 @@ def test_a_server_without_prepared_transactions(connect: Any) -> None:
             made(connect, plain.dsn())
 
 
-def test_a_start_where_open_branches_fill_the_server(
+def test_a_pipeline_can_start_while_open_branches_fill_the_server(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     """One of them is ours, left by a crash: only a start can end it."""
@@ -402,7 +408,7 @@ def test_a_start_where_open_branches_fill_the_server(
     assert not any("max_prepared_transactions" in warning for warning in again.preflight())
 
 
-def test_no_room_for_the_witness_is_no_lack_of_rights(
+def test_no_room_for_the_witness_is_not_reported_as_a_missing_right(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
@@ -423,7 +429,9 @@ def test_no_room_for_the_witness_is_no_lack_of_rights(
             execute("DROP TABLESPACE small")
 
 
-def test_less_than_exactly_once(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_weaker_semantics_write_without_a_branch(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
     sink = made(connect, node.dsn(), semantic="at_least_once")
     writer = sink.begin(branch(sink))
@@ -442,14 +450,14 @@ def test_less_than_exactly_once(node: postgres.Node, connect: Any, execute: Any)
         ("pyformat", "a %(v0)s %%", {"v0": 1}),
     ],
 )
-def test_every_paramstyle(style: str, expected: str, given: Any) -> None:
+def test_every_paramstyle_is_supported(style: str, expected: str, given: Any) -> None:
     link = Link.__new__(Link)
     link._style = style
     assert link._spelled("a ? %") == expected
     assert link._given([1]) == given
 
 
-def test_what_drivers_recover() -> None:
+def test_recovered_branch_names_of_every_driver_are_read() -> None:
     assert _parts((1, 3, 2, b"abcde")) == (1, "abc", "de")
     assert _parts((1, 2, 2, b"\xffabc")) == (1, "\ufffda", "bc")  # another's, cut by its bytes
     assert _parts((1, "abc", "de")) == (1, "abc", "de")
@@ -465,7 +473,9 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return like_oracle.connect
 
 
-def test_a_branch_by_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+def test_a_branch_can_be_written_with_a_driver_like_oracles(
+    node: postgres.Node, oracle: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int UNIQUE, v varchar(9))")
     sink = made(oracle, node.dsn())
     assert execute("SELECT * FROM pg_prepared_xacts") == []
@@ -491,7 +501,7 @@ def test_a_branch_by_a_driver_like_oracles(node: postgres.Node, oracle: Any, exe
     sink.prune(OURS, 5)
 
 
-def test_a_witness_in_use_by_a_driver_like_oracles(
+def test_a_locked_witness_is_recognised_with_a_driver_like_oracles(
     node: postgres.Node, oracle: Any, execute: Any
 ) -> None:
     """Its error for a lock that is held has no class of its own, only a number."""
@@ -502,7 +512,9 @@ def test_a_witness_in_use_by_a_driver_like_oracles(
     assert sink.commit([receipt]) == [DONE]
 
 
-def test_troubles_of_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+def test_errors_of_a_driver_like_oracles_are_translated(
+    node: postgres.Node, oracle: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
     sink = made(oracle, node.dsn())
     with pytest.raises(UsageError, match=r"cannot be read .DatabaseError .ORA-00942."):
@@ -521,7 +533,9 @@ def test_troubles_of_a_driver_like_oracles(node: postgres.Node, oracle: Any, exe
     [("ORA-01017", NotAuthorised), ("ORA-00020", Unavailable), ("DPY-4011", Unavailable),
      ("DPY-4018", UsageError)],
 )  # fmt: skip
-def test_a_connection_that_oracle_refuses(code: str, expected: type[PoundlockError]) -> None:
+def test_a_connection_that_oracle_refuses_is_reported(
+    code: str, expected: type[PoundlockError]
+) -> None:
     def refuse() -> None:
         raise like_oracle.DatabaseError(like_oracle._Error(code, "no"))
 
@@ -530,7 +544,7 @@ def test_a_connection_that_oracle_refuses(code: str, expected: type[PoundlockErr
     assert type(caught.value) is expected
 
 
-def test_branches_that_may_not_be_listed(
+def test_a_missing_right_to_list_branches_is_named(
     node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Any) -> None:
@@ -542,7 +556,7 @@ def test_branches_that_may_not_be_listed(
         made(oracle, node.dsn())
 
 
-def test_a_branch_that_is_not_held_is_no_yes(
+def test_a_branch_that_the_database_does_not_hold_is_rejected(
     node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
@@ -552,7 +566,7 @@ def test_a_branch_that_is_not_held_is_no_yes(
         prepare(sink, rows(1))
 
 
-def test_savepoints_are_let_go(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_savepoints_are_released(node: postgres.Node, connect: Any, execute: Any) -> None:
     """PostgreSQL nests those of one name, and past 64 levels slows down for everybody."""
     execute("CREATE TABLE t (k int, v text)")
     sink = made(connect, node.dsn())
@@ -576,5 +590,5 @@ def test_savepoints_are_let_go(node: postgres.Node, connect: Any, execute: Any) 
         (Exception(), None),
     ],
 )
-def test_where_drivers_put_their_numbers(error: Exception, expected: Any) -> None:
+def test_the_error_number_of_every_driver_is_read(error: Exception, expected: Any) -> None:
     assert number(error) == expected
