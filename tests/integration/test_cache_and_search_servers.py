@@ -81,7 +81,7 @@ def test_valkey_keeps_its_address_and_data_over_a_restart(tmp_path: Path) -> Non
     assert sorted(entry.name for entry in home.iterdir()) == ["lock"]
 
 
-def test_valkey_starts_only_when_it_is_named(
+def test_wrong_calls_for_valkey_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POUNDLOCK_VALKEY_BIN", str(tmp_path / "missing"))

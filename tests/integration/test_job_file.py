@@ -32,7 +32,7 @@ def guarantee(*arguments: str | Path) -> Result:
     return CliRunner().invoke(poundlock, ["guarantee", *map(str, arguments), "--json"])
 
 
-def said(result: Result) -> Any:
+def parse_output(result: Result) -> Any:
     return json.loads(result.stdout[result.stdout.index("{") :])
 
 
@@ -41,7 +41,7 @@ def test_the_guarantee_of_a_job_is_shown(spark: Any, tmp_path: Path) -> None:
     job.write_text(JOB.format(source=RATE))
     result = guarantee(job, place)
     assert result.exit_code == 0, result.output
-    found = said(result)
+    found = parse_output(result)
     assert (found["replayable"], found["guarantee"]) == (True, "at_least_once")
     assert {sink["sink"]: (sink["kind"], sink["guarantee"]) for sink in found["sinks"]} == {
         "files": ("staged", "exactly_once"),
@@ -57,7 +57,7 @@ def test_an_impossible_guarantee_is_refused(spark: Any, tmp_path: Path) -> None:
     result = guarantee(job, tmp_path / "place")
     assert result.exit_code == 1
     assert "cannot be replayed" in result.stderr
-    assert {sink["guarantee"] for sink in said(result)["sinks"]} == {"at_most_once"}
+    assert {sink["guarantee"] for sink in parse_output(result)["sinks"]} == {"at_most_once"}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ pipeline = lock.pipeline(frame, name="job", checkpoint_location={place!r}).to(Fi
 def test_a_pipeline_at_module_level_is_found(spark: Any, tmp_path: Path) -> None:
     job, place = tmp_path / "whole.py", tmp_path / "place"
     job.write_text(PROGRAM.format(place=str(place), more=""))
-    assert [sink["sink"] for sink in said(guarantee(job))["sinks"]] == ["out"]
+    assert [sink["sink"] for sink in parse_output(guarantee(job))["sinks"]] == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_job_that_starts_when_it_is_loaded_is_refused(
 
 
 def test_the_general_table_is_shown() -> None:
-    assert said(guarantee("--table")) == {
+    assert parse_output(guarantee("--table")) == {
         "any": {"not_replayable": "at_most_once", "replayable": "at_least_once"},
         "idempotent": {"not_replayable": "at_most_once", "replayable": "exactly_once"},
         "logged": {"not_replayable": "at_most_once", "replayable": "at_least_once"},

@@ -176,9 +176,9 @@ def test_users_need_security(tmp_path):
 
 def codes(settings: dict[str, str]) -> set[int]:
     """The errors that a client meets with these settings."""
-    met: set[int] = set()
-    client = Producer({**settings, **QUIET, "error_cb": lambda error: met.add(error.code())})
+    seen: set[int] = set()
+    client = Producer({**settings, **QUIET, "error_cb": lambda error: seen.add(error.code())})
     with pytest.raises(KafkaException):
         client.list_topics(timeout=5)
     client.poll(1)
-    return met
+    return seen

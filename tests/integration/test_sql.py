@@ -359,7 +359,7 @@ class Typing:
 
 def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> None:
     typed = Typing(spark, job("CREATE TEMPORARY VIEW warm2 AS SELECT id FROM readings"))
-    said = typed("SHOW TABLES;", "describe", "readings;", "HELP;", "SHOW PIPELINES;")
+    output = typed("SHOW TABLES;", "describe", "readings;", "HELP;", "SHOW PIPELINES;")
     for line in (
         r"too_late +│ late rows",
         r"means +│ window",
@@ -369,11 +369,11 @@ def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> N
         "STOP name;",
         "0 rows",
     ):
-        assert re.search(line, said), (line, said)
+        assert re.search(line, output), (line, output)
     assert "2 rows" in typed("SELECT id, temperature FROM readings WHERE id = 'a';")
     assert "a" in typed("SELECT id, count(*) AS n FROM readings GROUP BY id;")  # no watermark
-    said = typed("EXPLAIN INSERT INTO out1 SELECT id FROM readings;")
-    assert "pipeline job-out1" in said and "exactly once" in said
+    output = typed("EXPLAIN INSERT INTO out1 SELECT id FROM readings;")
+    assert "pipeline job-out1" in output and "exactly once" in output
     assert "EventTimeWatermark" in typed("EXPLAIN SELECT id FROM readings;")
     for wrong, words in {
         "SELECT nope FROM readings;": "`nope` cannot be resolved",
@@ -409,13 +409,13 @@ def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_pa
         yield "EXIT; SELECT 1;"
 
     typed.shell.run(lines())
-    said = typed.out.getvalue()
-    assert "sink out1 (staged): exactly once" in said
-    assert "job-out1 is running and writes to the sink. First run: STOP job-out1;" in said
-    assert "job-readings is running and writes to the sink" in said
-    assert "STOP them before you open another file" in said
-    assert re.search(r"job-out1 +│ running", said) and "stopped job-out1" in said
-    assert "started job-readings" in said
+    output = typed.out.getvalue()
+    assert "sink out1 (staged): exactly once" in output
+    assert "job-out1 is running and writes to the sink. First run: STOP job-out1;" in output
+    assert "job-readings is running and writes to the sink" in output
+    assert "STOP them before you open another file" in output
+    assert re.search(r"job-out1 +│ running", output) and "stopped job-out1" in output
+    assert "started job-readings" in output
     assert rows(spark, tmp_path / "out1") == [("a", 20.0), ("a", 42.0)]
     assert [q for q, _ in rows(spark, tmp_path / "out3")] == [-2.0, 42.0]
     assert rows(spark, tmp_path / "out2") == [("a",), ("a",), ("b",)]

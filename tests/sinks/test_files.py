@@ -36,7 +36,7 @@ class TestPlainSpark:
                 )
                 for task in range(2)
             ]
-            prepare(sink, batch, make_rows([-1], ["never"]), task=2)  # staged, and left so
+            prepare(sink, batch, make_rows([-1], ["never"]), task=2)  # stays staged
             assert set(sink.commit(parts)) == {BranchState.COMMITTED}
             expected += [(batch * 10 + task, days[(batch + task) % 5]) for task in range(2)]
         names = {file.name for file in (target / "_spark_metadata").iterdir()}
@@ -129,9 +129,7 @@ def test_values_of_every_type_are_read_back_unchanged(
     options: dict[str, Any],
     reader: dict[str, Any],
 ) -> None:
-    empty = (
-        "x" if format == "csv" else ""
-    )  # from its own CSV too, Spark reads an empty text as null
+    empty = "x" if format == "csv" else ""  # Spark reads an empty text as null from its own CSV too
     given = [VALUES, (None,) * len(VALUES), (2, empty, 0.0, False, *VALUES[4:])]
     source = lock.from_collection(spark, given, TYPES, directory=tmp_path / "c")
     trial.finish(
@@ -198,7 +196,7 @@ def test_a_killed_driver_repeats_and_loses_nothing(
     assert sorted(map(tuple, found.collect())) == numbers
     lying = {str(path) for path in (tmp_path / "out").rglob("*.parquet")}
     assert {f"file://{path}" for path in lying} == set(committed(tmp_path / "out"))
-    # Arrow follows the list that the manifest gives.
+    # Arrow reads the files that the manifest lists.
     assert ds.dataset([uri[7:] for uri in committed(tmp_path / "out")]).count_rows() == 30
 
 

@@ -150,7 +150,7 @@ class TestBadInput:
         assert list(raised.value.rows) == [1]
         writer.write(make_rows([1, 3], ["a", "a"]))
         assert writer.prepare() is not None
-        assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1  # nothing of the first call
+        assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1  # the first call left nothing
 
     @pytest.mark.parametrize(
         ("format", "row"),

@@ -42,7 +42,7 @@ class TestEndings:
         return place
 
     def test_a_branch_with_a_live_connection_is_open(self, plain: Place) -> None:
-        """MariaDB denies it to others then, with the error of a branch that is over."""
+        """MariaDB then refuses it to others with the error of a finished branch."""
         sink = plain.sink(mode="xa")
         writer: Any = begin(sink)
         writer.write(batch_of({"x": [1]}))
@@ -58,7 +58,7 @@ class TestEndings:
     def test_a_vanished_task_does_not_keep_its_branch(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A machine that goes away does not close its connections: the server does, soon."""
+        """A lost machine does not close its connections. The server closes them soon."""
         from poundlock.sinks.mysql import writer as module
 
         monkeypatch.setattr(module, "_DETACH_S", 1)
@@ -74,7 +74,7 @@ class TestEndings:
     def test_a_crash_leaves_the_witness_locked(
         self, plain: Place, mysql_server: mariadb.MariaDB
     ) -> None:
-        """Or a tombstone would prove a prepared branch aborted."""
+        """Otherwise a tombstone would prove that a prepared branch was aborted."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
         sink.close()
@@ -87,7 +87,7 @@ class TestEndings:
     def test_a_crash_after_other_tasks_loses_nothing(
         self, plain: Place, mysql_server: mariadb.MariaDB
     ) -> None:
-        """With XIDs of several formats MySQL rolls prepared branches back when it starts again."""
+        """With XIDs of several formats, MySQL rolls prepared branches back at its next start."""
         sink = plain.sink(mode="xa")
         for batch, tasks in enumerate((1, 1, 3)):
             done = [prepare(sink, {"x": [batch]}, task, batch=batch) for task in range(tasks)]
@@ -101,7 +101,7 @@ class TestEndings:
         assert sink.commit(last) == [DONE] * 4 and len(plain.rows()) == 9
 
     def test_an_unprepared_branch_is_open_until_its_connection_ends(self, plain: Place) -> None:
-        """A tombstone must not be mistaken for proof while the witness is only locked."""
+        """A tombstone proves nothing while the witness row is only locked."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
         assert sink.abort(sink.find(OURS)) == [LOST]
@@ -115,7 +115,7 @@ class TestEndings:
         assert sink.commit([other]) == [LOST]
 
     def test_an_aborted_task_reports_no_bad_row(self, plain: Place) -> None:
-        """Its rows are not to blame."""
+        """The error is not about its rows."""
         sink = plain.sink(mode="xa")
         writer: Any = begin(sink)
         writer.write(batch_of({"x": [1]}))
@@ -129,7 +129,7 @@ class TestEndings:
     def test_a_rollback_that_did_not_happen_is_noticed(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It says OK, and InnoDB holds the branch: so it is here, by a statement that does nothing."""
+        """The server says OK but keeps the branch. A statement without effect imitates this."""
         sink = plain.sink(mode="xa")
         prepare(sink, {"x": [1]})
         strays = sink.find(OURS)
@@ -147,12 +147,12 @@ class TestEndings:
     def test_a_commit_that_did_not_happen_is_noticed(
         self, place: Place, mysql_server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """MariaDB says OK and commits nothing while the branch's connection is being closed."""
+        """MariaDB says OK but commits nothing while the branch's connection is being closed."""
         place.ask("CREATE TABLE t (b LONGBLOB)")
         sink = place.sink(mode="xa")
         send_by(sink, "load")
         monkeypatch.setattr(PreparedBranches, "_wait_until_closed", lambda *_: None)
-        for batch in range(8):  # large rows take a while to be freed
+        for batch in range(8):  # the server needs time to free large rows
             receipt = prepare(sink, {"b": [b"x" * (30 << 20)]}, batch=batch)
             try:
                 state = sink.commit([receipt])
@@ -197,7 +197,7 @@ class TestEndings:
     def test_an_emptied_witness_proves_nothing(
         self, plain: Place, mode: str, emptied: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A tombstone enters there, for a batch that was committed."""
+        """A tombstone could enter it for a committed batch."""
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
@@ -205,7 +205,8 @@ class TestEndings:
             plain.ask(statement)
         assert sink.commit([receipt]) == sink.commit([receipt]) == [BranchState.NO_WITNESS]
         assert plain.ask("SELECT * FROM poundlock_witness") == []
-        after = prepare(sink, {"x": [2]}, task=1)  # and so does the row that it gets now
+        # This writes a new row into it, which proves nothing either.
+        after = prepare(sink, {"x": [2]}, task=1)
         caplog.clear()
         assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
         assert "was emptied" in caplog.text and receipt.id in caplog.text
@@ -233,7 +234,7 @@ class TestEndings:
         assert sink.commit([receipt]) == [DONE]
 
     def test_the_ok_of_a_server_without_the_witness_proves_nothing(self, plain: Place) -> None:
-        """Its OK to a commit is no proof, and there is no other."""
+        """Its OK to a commit proves nothing, and there is no other evidence."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
         plain.ask(f"CREATE DATABASE {plain.database}_empty")
@@ -247,7 +248,7 @@ class TestEndings:
     def test_another_witness_proves_nothing(
         self, plain: Place, mode: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A server that never had the branch must not say that it is lost."""
+        """A server that never had the branch must not report it as lost."""
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
@@ -258,7 +259,7 @@ class TestEndings:
         assert sink.commit([other]) == [DONE] and plain.rows() == [(1,), (2,)]
 
     def test_a_branch_is_ended_where_it_was_staged(self, plain: Place) -> None:
-        """Its witness and its rows are where its receipt says, wherever new ones go now."""
+        """The receipt says where its witness and rows are, although new branches use another place."""
         other = f"{plain.database}_aside"
         plain.ask(f"CREATE DATABASE {other}")
         before = plain.sink(mode="staged", witness_database=other)
@@ -275,7 +276,7 @@ class TestEndings:
     def test_a_leftover_staging_table_is_not_open_and_is_pruned(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A crash between the move and the end of its staging tables."""
+        """The driver died after the move and before it dropped the staging tables."""
         sink = plain.sink(mode="staged")
         receipt = prepare(sink, {"x": [1]})
         with monkeypatch.context() as patched:

@@ -38,7 +38,7 @@ from poundlock.sinks.mysql.move import DELETE
 
 class TestServerSettings:
     def test_unique_and_foreign_keys_are_checked(self, place: Place) -> None:
-        """MariaDB would lose the whole batch, and say that it is committed."""
+        """Otherwise MariaDB would lose the whole batch and report it as committed."""
         place.ask("CREATE TABLE t (u INT UNIQUE)")
         place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE child (p INT, FOREIGN KEY (p) REFERENCES parent (id))")
@@ -92,7 +92,7 @@ class TestTheConnection:
         writer: Any = begin(sink)
         writer.write(batch_of({"x": [1]}))
         place.ask(f"KILL {writer._link.thread_id()}")
-        writer.write(batch_of({"x": [2]}))  # which is on its way, and not yet heard of
+        writer.write(batch_of({"x": [2]}))  # it is sent, and not yet acknowledged
         with pytest.raises(Unavailable):
             writer.prepare()
         writer.abort()
@@ -198,7 +198,8 @@ class TestTheConnection:
         assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
         assert place.rows() == [(1,)]
         assert sink.find(OURS) == []
-        place.sink(mode="staged").prune(OURS, 0)  # which may; and the fixture sees that all is gone
+        # This account may drop it; the fixture checks that.
+        place.sink(mode="staged").prune(OURS, 0)
 
     def test_a_reused_connection_has_the_timeout_of_its_borrower(
         self, place: Place, monkeypatch: pytest.MonkeyPatch

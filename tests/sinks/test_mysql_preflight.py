@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: what is checked at the start, and tables and options that change later."""
+"""MySQL and MariaDB: checks at the start, and tables and options that change later."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class TestTargetTable:
             sink.preflight()
             staged = sink.commitment is Commitment.STAGED
             assert staged == (sink.chosen == "staged")
-            for mode in ("xa", "staged"):  # as it was when the branch was written
+            for mode in ("xa", "staged"):  # the mode in which the branch was written
                 receipt = Receipt("t", "any", 0, Fingerprint(1, 0), {"mode": mode})
                 assert sink.commit_together([receipt]) == (mode == "staged")
             return sink.chosen
@@ -163,7 +163,7 @@ class TestTargetTable:
             sink = place.sink(look=False)
             warnings = " ".join(sink.preflight())
             assert "innodb_flush_log_at_trx_commit" in warnings
-            assert ("local_infile" in warnings) == (not IS_MARIADB)  # a bulk needs no such leave
+            assert ("local_infile" in warnings) == (not IS_MARIADB)  # a bulk does not need it
             receipt = prepare(sink, {"a": [1]})
             assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,)]
         finally:
@@ -196,7 +196,7 @@ class TestTargetTable:
 
 class TestChangedOptionsAndTables:
     def test_a_decided_batch_keeps_the_options_it_was_written_with(self, place: Place) -> None:
-        """The options are others when the pipeline comes back after a crash."""
+        """The options change before the pipeline starts again after a crash."""
         for table in ("t", "u"):
             place.ask(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT UNIQUE)")
             place.ask(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")

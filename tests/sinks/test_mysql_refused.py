@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: rows on their way, and rows that the target refuses."""
+"""MySQL and MariaDB: how rows are sent, and rows that the target refuses."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from poundlock.spark.pipeline.site import SparkSite
 
 
 class TestSending:
-    """Rows are sent by a thread while the task makes the next."""
+    """A thread sends rows while the task makes the next ones."""
 
     def test_an_error_is_raised_again_by_every_later_call(self, place: Place) -> None:
-        """What is prepared after it would lack rows."""
+        """A branch prepared after the error would lack rows."""
         place.ask("CREATE TABLE t (n TINYINT)")
         writer = begin(place.sink())
         writer.write(batch_of({"n": [300]}))
@@ -57,17 +57,18 @@ class TestSending:
         sink = place.sink()
         writer: Any = begin(sink)
         with place.client() as other:
-            other.execute(f"SELECT GET_LOCK('{writer._turns(sink.target)}', 0)")  # it has its turn
+            # The other one holds the lock.
+            other.execute(f"SELECT GET_LOCK('{writer._turns(sink.target)}', 0)")
             for _ in range(4):
                 writer.write(batch_of({"x": ["y" * 400]}))
                 assert sum(piece.size for piece in writer._sender._waiting) <= 1000
-            made = writer.prepare()  # after a while it goes on without
+            made = writer.prepare()  # after a while it goes on without the lock
         receipt = Receipt(sink.name, made.id, 0, Fingerprint(4, 0), made.handle)
         assert sink.commit([receipt]) == [DONE]
         assert place.ask("SELECT COUNT(*) FROM t") == [(4,)]
 
     def test_tasks_write_in_turn_only_where_no_row_lock_can_wait(self, place: Place) -> None:
-        """The lock of a turn and one of a row could wait for each other, unseen by the server."""
+        """The lock for a turn and a row lock could deadlock, and the server would not notice."""
         place.ask("CREATE TABLE t (x INT)")
         place.ask("CREATE TABLE numbered (n INT AUTO_INCREMENT PRIMARY KEY, x INT)")
         place.ask("CREATE TABLE checked (x INT CHECK (x > 0))")
@@ -99,7 +100,7 @@ class TestSending:
         assert place.rows() == [(1,), (2,)]
 
     def test_a_trigger_that_inserts_does_not_disturb_the_row_count(self, place: Place) -> None:
-        """Its INSERT must not take the rows of ours for its own."""
+        """The trigger's INSERT must not count as ours."""
         place.ask("CREATE TABLE t (x INT)")
         place.ask("CREATE TABLE seen (x INT)")
         place.ask(
@@ -160,7 +161,7 @@ class TestRefusals:
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
         assert place.rows() == [(1, 1)]
 
-    # The table, the sink's options, rows before, rows, what is said.
+    # The name, the table, the sink's options, a child table, the rows, and words of the error.
     REFUSALS: tuple[tuple[str, str, dict[str, Any], str, dict[str, list[Any]], str], ...] = (
         (
             "partition",
@@ -231,7 +232,7 @@ class TestRefusals:
         assert sink.abort(sink.find(OURS)) == [LOST]
 
     def test_only_a_plain_table_needs_no_trial(self, place: Place) -> None:
-        """A trial costs as much as the move."""
+        """A trial costs as much as the move itself."""
         place.ask(
             "CREATE TABLE t (id INT PRIMARY KEY, v INT DEFAULT 3, w VARCHAR(9) DEFAULT 'it''s', "
             "x DATETIME DEFAULT CURRENT_TIMESTAMP, y DECIMAL(5,2) DEFAULT -1.5, z TEXT)"
@@ -248,9 +249,9 @@ class TestRefusals:
         place.ask(
             f"GRANT SELECT, INSERT, UPDATE, TRIGGER ON {place.database}.t TO {name}@'127.0.0.1'"
         )
-        if not IS_MARIADB:  # a right over the whole server that shows no table
+        if not IS_MARIADB:  # a global right that shows no table
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO {name}@'127.0.0.1'")
-        target = place.sink("t", url=url, key="id").target  # whose children it could not see
+        target = place.sink("t", url=url, key="id").target  # it could not see child tables
         assert target.may_refuse(["id"], ["id"])
 
     def test_the_error_does_not_claim_a_trial_that_did_not_happen(self, place: Place) -> None:
@@ -277,7 +278,7 @@ class TestRefusals:
         assert place.rows() == [(1, at.replace(tzinfo=None), at.replace(tzinfo=None))]
 
     def test_a_unique_key_over_an_expression_is_found(self, place: Place) -> None:
-        """MariaDB has such keys over a column of its own alone."""
+        """MariaDB has such keys only over a generated column."""
         made = (
             "g VARCHAR(9) AS (LOWER(v)) VIRTUAL, UNIQUE (g)"
             if IS_MARIADB
@@ -326,7 +327,7 @@ class TestRefusals:
         assert sink.commit([other, again]) == [DONE, DONE]
 
     def test_a_retry_does_not_roll_back_branches_it_need_not_wait_for(self, place: Place) -> None:
-        """The driver may yet choose it: two attempts of a task can run at a time."""
+        """The driver may still choose the other attempt: two can run at the same time."""
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE u (i BIGINT AUTO_INCREMENT PRIMARY KEY, id INT)")
         keyed, plain = place.sink(**PARTITIONED[True]), place.sink("u", mode="xa")

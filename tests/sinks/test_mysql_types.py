@@ -134,7 +134,7 @@ class TestTypes:
         seen = place.ask("SELECT * FROM t ORDER BY big IS NULL, flag DESC")
         trees = [[row[-1] and json.loads(row[-1]) for row in rows] for rows in (seen, expected())]
         assert [row[:-1] for row in seen] == [row[:-1] for row in expected()]
-        assert trees[0] == trees[1]  # MySQL spells them in its own way
+        assert trees[0] == trees[1]  # MySQL has its own format for them
 
     @BOTH
     @WAYS
@@ -158,7 +158,7 @@ class TestTypes:
     @WAYS
     @pytest.mark.parametrize("size", [250, 251, 65_535, 65_536, 5 << 20, 17 << 20])
     def test_values_of_every_size_arrive(self, place: Place, way: str, size: int) -> None:
-        """Around the lengths where a bulk spells them otherwise, cuts, and gives up."""
+        """Sizes around those at which a bulk changes its format, splits rows, or is not used."""
         place.ask("CREATE TABLE t (n INT, x LONGTEXT, b LONGBLOB)")
         sink = place.sink()
         send_by(sink, way)
@@ -251,7 +251,7 @@ class TestTypes:
 
     @WAYS
     def test_the_extreme_floats_arrive(self, place: Place, way: str) -> None:
-        """Spelled in as few digits as tell them apart, the largest would be beyond."""
+        """The shortest decimal text of the largest float would be out of range."""
         place.ask("CREATE TABLE t (x FLOAT)")
         sink = place.sink()
         send_by(sink, way)
@@ -263,7 +263,7 @@ class TestTypes:
 
     @BOTH
     def test_members_of_enum_and_set_arrive(self, place: Place, mode: str) -> None:
-        """However the server spells them, and where a number is the name of one."""
+        """The names need escaping, and some are numbers."""
         members = ["it's", "back\\slash", "line\nfeed", "é (1),'2'", "2", ""]
         spelled = ", ".join(pymysql.converters.escape_string(it).join("''") for it in members)
         place.ask(f"CREATE TABLE t (n INT, e ENUM({spelled}), s SET('3', 'x'))")
@@ -370,7 +370,7 @@ class TestBadRows:
     def test_a_tolerant_branch_keeps_no_piece_of_a_refused_write(
         self, place: Place, mode: str, way: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The pieces before the bad one were taken already, and the lane writes all rows again."""
+        """The server has the pieces before the bad one already, and all rows are written again."""
         from poundlock.sinks.mysql import sender as module
 
         monkeypatch.setattr(module, "_INSERTED", 100)
@@ -390,7 +390,7 @@ class TestBadRows:
         assert sorted(place.ask("SELECT n FROM t")) == [(n,) for n in numbers[:49]]
 
     def test_a_changed_value_without_a_warning_is_noticed(self, place: Place) -> None:
-        """A load has changed the value then, and says no more of it than that."""
+        """A load has then changed the value, and gives no further details."""
         place.ask("CREATE TABLE t (n INT)")
         sink = place.sink()
         send_by(sink, "load")
@@ -412,7 +412,7 @@ class TestBadRows:
 
     @WAYS
     def test_an_added_column_makes_no_row_bad(self, place: Place, way: str) -> None:
-        """Or a tolerant branch would leave every row out."""
+        """Otherwise a tolerant branch would leave every row out."""
         place.ask("CREATE TABLE t (n INT)")
         sink = place.sink(mode="xa")
         send_by(sink, way)

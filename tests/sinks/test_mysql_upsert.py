@@ -86,7 +86,7 @@ class TestUpsert:
         assert keyed.rows() == [(1, "c", 1), (3, "old", 3)]
 
     def test_a_batch_with_a_lost_branch_is_replayed_whole(self, keyed: Place) -> None:
-        """Only among all of its rows can be told which is the last of a key."""
+        """The last row of a key can be found only among all rows of the batch."""
         sink = keyed.sink(key="id", order_by="n", delete="gone")
         older = {"id": [1, 2], "word": ["a", "a"], "n": [0, 1], DELETE: [False, False]}
         newer = {"id": [1, 3], "word": [None, "c"], "n": [1, 2], DELETE: [True, False]}
@@ -104,12 +104,12 @@ class TestUpsert:
         assert sink.commit(first) == sink.commit(first) == [LOST, LOST]
         assert keyed.rows(what="word") == [("old",)] * 3 and keyed.leftovers() == []
         second = attempt(2)
-        with sink.connections.lend() as link:  # one was proven aborted, and the driver died there
+        with sink.connections.lend() as link:  # the driver proved one aborted, and then died
             assert sink.witness.settle(link, second[1].id) is LOST
         assert keyed.sink(key="id", order_by="n", delete="gone").commit(second) == [LOST, LOST]
         third = attempt(3)
         assert sink.commit(third) == [DONE, DONE]
-        # Rows of earlier batches give way, whatever their order was.
+        # Rows of earlier batches are replaced, even those with a higher order.
         assert keyed.rows() == [(2, "a", 1), (3, "c", 2)]
 
     def test_a_batch_is_not_aborted_while_another_driver_moves_it(self, keyed: Place) -> None:
@@ -147,7 +147,7 @@ class TestUpsert:
         receipt = prepare(ordered, rows, batch=1)
         assert "neither is the last" in str(ordered.check([receipt])[0])
         assert ordered.abort(ordered.find(OURS)) == [LOST]
-        # The same row twice contradicts nobody.
+        # Two equal rows do not contradict each other.
         rows |= {"word": ["a", "a"]}
         receipt = prepare(ordered, rows, batch=2)
         assert ordered.check([receipt]) == [None] and ordered.commit([receipt]) == [DONE]
@@ -157,7 +157,7 @@ class TestUpsert:
             refused(partitioned, {"id": [1, 1], "word": ["a", "b"]})
 
     def test_rows_whose_keys_only_the_collation_equates_contradict(self, place: Place) -> None:
-        """Which of them counts must not hang on the number of a task."""
+        """The task number must not decide which of them wins."""
         place.ask(
             "CREATE TABLE t (id INT PRIMARY KEY, ts INT, v VARCHAR(9), j JSON) "
             "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
@@ -182,7 +182,7 @@ class TestUpsert:
     @pytest.mark.parametrize("own", [True, False])
     def test_long_strings_are_ordered_by_their_full_length(self, place: Place, own: bool) -> None:
         place.ask(f"CREATE TABLE t (id INT PRIMARY KEY, v INT{', o TEXT' if own else ''})")
-        sink = place.sink(key="id", order_by="O", look=False)  # in other letters than the frame's
+        sink = place.sink(key="id", order_by="O", look=False)  # in another case than in the frame
         frame = {"id": "int", "v": "int", "o": "string"}
         sink.project({name: Column(name, kind) for name, kind in frame.items()})
         sink.preflight()

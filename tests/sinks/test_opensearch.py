@@ -1,4 +1,4 @@
-"""OpenSearch: documents are complete, a repeat changes nothing, and refusals name the document."""
+"""OpenSearch: complete documents, repeats without effect, and refusals that name the document."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class TestDocuments:
         "ids",
         [
             ["plain", 'quo"te', "back\\slash", '\\"', "ümläut 漢字", "x" * 512, "{}"],
-            ["new\nline", "tab\t", 'quo"te', "back\\slash"],  # control characters go another way
+            # Control characters are escaped in another way.
+            ["new\nline", "tab\t", 'quo"te', "back\\slash"],
         ],
     )
     def test_ids_with_any_characters_arrive(
@@ -58,7 +59,7 @@ class TestDocuments:
     def test_a_late_earlier_batch_replaces_nothing_and_is_reported(
         self, make_search: Any, search_client: Any
     ) -> None:
-        """No driver that owns its pipeline sends a batch after the next: see `Coordinator.run`."""
+        """A driver that owns its pipeline never sends batches out of order: see `Coordinator.run`."""
         sink = make_search()
         late = store_rows(sink, make_rows(["a", "b"], [1, 1]), batch=1)
         assert sink.commit([store_rows(sink, make_rows(["a"], [2]), batch=2)]) == [DONE]
@@ -69,7 +70,7 @@ class TestDocuments:
     def test_a_repeated_batch_changes_nothing(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["gone", "a"], [1, 1]))])
-        for task in range(3):  # as if each of them had not known of the one before
+        for task in range(3):  # as if each did not know about the one before
             again = make_rows(["gone", "never", "a"], [2, 2, 2], delete=[True, True, False])
             assert sink.commit([store_rows(sink, again, task=task, batch=1)]) == [DONE]
         assert read_documents(search_client, sink) == {"a": 2}
@@ -98,7 +99,7 @@ class TestDocuments:
     def test_changes_made_by_hand_hide_no_batch(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["a", "b", "c"], [1, 1, 1]))])
-        for _ in range(3):  # each counts the document's version up
+        for _ in range(3):  # each increments the document's version
             search_client.update(index=sink.index, id="a", body={"doc": {"by": str(next(NUMBERS))}})
         search_client.delete(index=sink.index, id="b")
         search_client.update(index=sink.index, id="c", body={"doc": {"by": "hand"}})
@@ -110,9 +111,9 @@ class TestDocuments:
     @pytest.mark.parametrize(
         "stored",
         [
-            Namespace.new("trial", 1_700_003_600, 2).version(0),  # of a clock that was ahead
-            Namespace.new("other", 1_700_000_000, 3).version(5),  # of another pipeline
-            SPACE.version(0) + 1,  # counted up by hand
+            Namespace.new("trial", 1_700_003_600, 2).version(0),  # from a clock that was ahead
+            Namespace.new("other", 1_700_000_000, 3).version(5),  # from another pipeline
+            SPACE.version(0) + 1,  # incremented by hand
         ],
     )
     def test_a_greater_foreign_version_is_never_mistaken_for_ours(
@@ -126,9 +127,9 @@ class TestDocuments:
             sink.commit([receipt])
         assert f"'a': 409: version {stored} is stored" in str(raised.value)
         assert read_documents(search_client, sink) == {"a": 1, "b": 2}
-        search_client.delete(index=sink.index, id="a")  # as the error says
+        search_client.delete(index=sink.index, id="a")  # as the error advises
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:  # until the server has forgotten it
+        while time.monotonic() < deadline:  # until the server has forgotten the deletion
             with contextlib.suppress(PermanentlyRefused):
                 assert sink.commit([receipt]) == [DONE]
                 break
@@ -165,7 +166,7 @@ class TestDocuments:
 
 
 class TestStraightThrough:
-    """Without exactly once, and without an id: whatever is sent twice is there twice."""
+    """Weaker semantics without an id: a document that is sent twice is stored twice."""
 
     MAPPING = {"properties": {"v": {"type": "long"}}}  # noqa: RUF012
 
@@ -185,9 +186,10 @@ class TestStraightThrough:
         sink = make_search(self.MAPPING, id=None, semantic=semantic, max_docs=3)
         sink_task = self.sink_task(sink, [1, "many", 3, 4, 5, "more", 7, 8])
         assert sink_task.bad == 2 and sink_task.fingerprint.rows == 6
-        assert self.sink_task(sink, ["many"]).bad == 1  # and no good one that would come again
+        # No good row is written, which the batch would repeat.
+        assert self.sink_task(sink, ["many"]).bad == 1
         assert sink_task.writer is not None
-        sink_task.take(  # what comes next is written
+        sink_task.take(  # later rows are written
             pa.StructArray.from_arrays([pa.array(['{"v":9}'])], ["document"]),
             pa.array([9], pa.int64()),
         )
@@ -294,7 +296,7 @@ class TestRefusals:
             PermanentlyRefused, match="refuses 1 of its documents: 'b': 400 mapper_p"
         ) as raised:
             sink.commit([receipt])
-        assert "many" not in str(raised.value)  # no error carries data
+        assert "many" not in str(raised.value)  # no error contains data
         assert read_documents(search_client, sink) == {"a": 1, "c": 3}
 
     def test_an_operator_can_go_on_without_the_refused_documents(
@@ -421,7 +423,7 @@ def _conflict(id: str, reason: str) -> Any:
 
 
 class _Wordless:
-    """A server that tells a conflict in other words than those we know, and can be asked."""
+    """A server that reports a conflict with an unknown message, and answers a lookup."""
 
     STORED = {"ours": 7, "newer": 8}  # noqa: RUF012
 
@@ -439,7 +441,7 @@ class _Wordless:
 
 
 class _Dropping:
-    """A server whose ingest pipeline drops `b`: ours comes without the processor."""
+    """A server whose ingest pipeline drops `b`. Our real server lacks the processor."""
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         result = {"b": {"status": 200, "result": "noop"}}
@@ -449,7 +451,7 @@ class _Dropping:
 
 
 class _Small:
-    """A server with a small http.max_content_length, which a real one has only at 100 MB."""
+    """A server with a small http.max_content_length. That of a real one is 100 MB."""
 
     def __init__(self, limit: int):
         self.limit, self.taken = limit, 0
@@ -463,7 +465,7 @@ class _Small:
 
 
 class _Busy:
-    """A server that has no room for `b` at first, which cannot be had from a real one at will."""
+    """A server that has no room for `b` at first. A real one cannot be made to do so."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -482,7 +484,7 @@ class _Busy:
 
 
 class _Picky:
-    """A server that takes little at once, some documents later, and some never."""
+    """A server that accepts small requests, some documents only later, and some never."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -527,4 +529,4 @@ def test_no_file_is_left_beside_the_log(make_search: Any, tmp_path: Path) -> Non
     }
     sink.prune(SPACE, 1)
     left = [file.suffix for file in tmp_path.rglob("*") if file.is_file()]
-    assert left == [".aborted"], "one mark tells of the newest generation"
+    assert left == [".aborted"], "one mark names the newest generation"

@@ -45,16 +45,16 @@ class TestPreflight:
 
     def test_a_missing_index_is_warned_of(self, search_server: opensearch.Node) -> None:
         sink = OpenSearch("missing", url=search_server.url, id="id")
-        (told,) = sink.preflight()
-        assert "does not exist" in told
+        (warning,) = sink.preflight()
+        assert "does not exist" in warning
 
     def test_an_index_that_soon_forgets_deletes_is_warned_of(
         self, make_search: Any, search_client: Any
     ) -> None:
         assert make_search().preflight() == []  # nothing is deleted
         sink = make_search(delete="gone")
-        (told,) = sink.preflight()
-        assert "60s" in told and f"PUT {sink.index}/_settings" in told
+        (warning,) = sink.preflight()
+        assert "60s" in warning and f"PUT {sink.index}/_settings" in warning
         for life, enough in (("90m", False), ("-1", False), ("24h", True), ("2d", True)):
             body = {"index.gc_deletes": life}
             search_client.indices.put_settings(index=sink.index, body=body)
@@ -104,8 +104,8 @@ class TestPreflight:
     ) -> None:
         sink = make_search({"properties": {"v": field}})
         sink.project(self.COLUMNS | {"v": Column("v", kind)})
-        (told,) = sink.preflight()
-        assert "column 'v'" in told and "stops the pipeline" in told
+        (warning,) = sink.preflight()
+        assert "column 'v'" in warning and "stops the pipeline" in warning
         with pytest.raises(opensearchpy.exceptions.RequestError):
             search_client.index(index=sink.index, body={"v": value})
 
@@ -165,9 +165,9 @@ class TestPreflight:
     ) -> None:
         search_client.ingest.put_pipeline(id="nothing", body={"processors": []})
         settings = {"translog.durability": "async", "final_pipeline": "nothing"}
-        told = make_search(index_settings=settings).preflight()
-        assert ["translog.durability async" in it for it in told] == [True, False]
-        assert "index.final_pipeline nothing" in told[1]
+        warnings = make_search(index_settings=settings).preflight()
+        assert ["translog.durability async" in it for it in warnings] == [True, False]
+        assert "index.final_pipeline nothing" in warnings[1]
         quiet = {"translog.durability": "request", "default_pipeline": "_none"}
         assert make_search(index_settings=quiet).preflight() == []
 
@@ -248,8 +248,8 @@ class TestAliases:
     def test_another_index_each_day_is_not_exactly_once(self, make_search: Any) -> None:
         with pytest.raises(UsageError, match="another index each day"):
             make_search(into="<day-{now/d}>").preflight()
-        (told,) = make_search(into="<day-{now/d}>", semantic="at_least_once").preflight()
-        assert "does not exist" in told
+        (warning,) = make_search(into="<day-{now/d}>", semantic="at_least_once").preflight()
+        assert "does not exist" in warning
 
 
 def test_nan_and_infinity_are_bad_rows(make_search: Any, spark: SparkSession) -> None:

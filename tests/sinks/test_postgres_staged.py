@@ -59,9 +59,8 @@ class TestStaging:
         receipt = db.prepare(sink, keyed((NOISE, "a")))
         with pytest.raises(BadRow, match="exceeds"):
             sink.check([receipt])
-        longer = db.prepare(
-            sink, keyed(("x" * 100_000, "a")), 1
-        )  # which the index takes, compressed
+        # The index accepts it, because it compresses well.
+        longer = db.prepare(sink, keyed(("x" * 100_000, "a")), 1)
         assert sink.check([longer]) == [None]
         assert sink.commit([longer]) == [DONE]
 

@@ -92,13 +92,16 @@ class TestShapes:
         assert redis_client.hgetall("h") == {"a": "9"}
 
     def test_bytes_arrive_unchanged(self, make_redis: Any, redis_server: valkey.Valkey) -> None:
-        wild = bytes(range(256)) * 3
+        binary = bytes(range(256)) * 3
         sink = make_redis(hash="h", field="id", value="v")
         rows = pa.RecordBatch.from_pydict(
-            {"key": pa.array([wild, b""], pa.binary()), "value": pa.array([wild, b""], pa.binary())}
+            {
+                "key": pa.array([binary, b""], pa.binary()),
+                "value": pa.array([binary, b""], pa.binary()),
+            }
         )
         sink.commit([stage_rows(sink, rows)])
-        assert redis.Redis.from_url(redis_server.address).hgetall("h") == {wild: wild, b"": b""}
+        assert redis.Redis.from_url(redis_server.address).hgetall("h") == {binary: binary, b"": b""}
 
     def test_more_rows_than_one_command_can_hold_arrive(
         self, make_redis: Any, redis_client: Any
@@ -140,8 +143,8 @@ class TestProject:
         columns = {"id": Column("id", "string"), "at": Column("at", "array<timestamp_ntz>")}
         for value, inside in (("at", "at"), ("json", "named_struct('id', id, 'at', at)")):
             sink = Redis(url="redis://nowhere", hash="h", field="id", value=value)
-            spelled = sink.project(columns)["value"]
-            assert spelled == f"CAST({to_json(inside, nulls=False)} AS BINARY)"
+            expression = sink.project(columns)["value"]
+            assert expression == f"CAST({to_json(inside, nulls=False)} AS BINARY)"
 
     @pytest.mark.parametrize("digits", [15, 16])
     def test_decimals_that_the_server_would_round_are_not_added(self, digits: int) -> None:

@@ -53,10 +53,10 @@ class TestTheTarget:
     def test_binary_keys_of_another_type_are_named(
         self, make_redis: Any, redis_server: valkey.Valkey
     ) -> None:
-        wild = b"\xff\n" * 100
-        redis.Redis.from_url(redis_server.address).set(b"p:" + wild, "text")
+        binary = b"\xff\n" * 100
+        redis.Redis.from_url(redis_server.address).set(b"p:" + binary, "text")
         sink = make_redis(key="id", prefix="p:")
-        rows = {"key": pa.array([wild], pa.binary()), ".x": pa.array(["1"])}
+        rows = {"key": pa.array([binary], pa.binary()), ".x": pa.array(["1"])}
         receipt = stage_rows(sink, rows)
         (reason,) = sink.check([receipt])
         assert reason and reason.endswith("... is of type string, but the sink needs hash")
@@ -228,16 +228,16 @@ class TestTheTarget:
         with pytest.raises(NotAuthorised, match=r"check of .* run th(e|is) "):
             sink.check([stage_rows(sink, {"value": ["1"]})])
 
-    @pytest.mark.parametrize("told", [True, False])
+    @pytest.mark.parametrize("readable", [True, False])
     def test_a_stream_without_free_ids_is_reported(
-        self, redis_server: valkey.Valkey, redis_client: Any, told: bool
+        self, redis_server: valkey.Valkey, redis_client: Any, readable: bool
     ) -> None:
-        url = create_user(redis_server, redis_client, "+@all", "+xinfo" if told else "-xinfo")
+        url = create_user(redis_server, redis_client, "+@all", "+xinfo" if readable else "-xinfo")
         redis_client.xadd("s", {"a": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")
         sink = Redis(url=url, name="out", stream="s")
         receipt = stage_rows(sink, {".a": ["1", "2"]})
         problem = "stream s has no id left that is above its last one"
-        assert sink.check([receipt]) == [problem if told else None]
+        assert sink.check([receipt]) == [problem if readable else None]
         with pytest.raises(InDoubt, match="Nothing was changed"):
             sink.commit([receipt])
         redis_client.delete("s")
@@ -347,9 +347,8 @@ class TestTheWitness:
     def test_a_move_that_stops_half_way_is_reported(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
-        redis_client.xadd(
-            "s", {"a": "0"}, id=f"{2**64 - 1}-{2**64 - 2}"
-        )  # one more, which nobody can see
+        # One id is left, and the sink cannot see this.
+        redis_client.xadd("s", {"a": "0"}, id=f"{2**64 - 1}-{2**64 - 2}")
         sink = Redis(
             url=create_user(redis_server, redis_client, "+@all", "-xinfo"), name="out", stream="s"
         )
