@@ -1,4 +1,4 @@
-"""Files: a directory on this disk, read by eyes that know only Spark's manifest."""
+"""Files: a directory on this disk, read only through Spark's manifest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRAME = {"number": "bigint", "odd": "boolean"}
 
 
 def named(directory: Path) -> list[Path]:
-    """Return the files that the manifest names, as Spark would: from the last compacted record on."""
+    """Return the files in the manifest as Spark does: from the last compacted record on."""
     records = {
         int(file.name.removesuffix(".compact")): file
         for file in (directory / "_spark_metadata").glob("[0-9]*")
@@ -49,7 +49,7 @@ def named(directory: Path) -> list[Path]:
 
 
 def data_files(directory: Path) -> list[Path]:
-    """Return every data file that lies in the directory, named or not."""
+    """Return every data file in the directory, also those that the manifest lacks."""
     return [
         file
         for file in directory.rglob("*.parquet")
@@ -58,7 +58,7 @@ def data_files(directory: Path) -> list[Path]:
 
 
 class FilesSubject(Subject):
-    prunes = False  # the manifest is the witness, which names every file
+    prunes = False  # the manifest is the witness, and names every file
     has_server = False
 
     def __init__(self, directory: Path):
@@ -107,7 +107,7 @@ class FilesSubject(Subject):
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         next(file for file in data_files(self.place(sink)) if receipt.id in file.name).unlink()
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, frame: Mapping[str, str]) -> Participant:
         return self._looked_over(self.place(sink), sink.name, frame)

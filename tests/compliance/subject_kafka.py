@@ -1,4 +1,4 @@
-"""Kafka: a broker of its own, which the suite may kill."""
+"""Kafka: a separate broker, which the suite may kill."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KafkaSubject(Subject):
         self._cluster = cluster
         self._numbers = itertools.count()
 
-    def _eyes(self, sink: Participant) -> oracle.Kafka:
+    def _oracle(self, sink: Participant) -> oracle.Kafka:
         assert isinstance(sink, Kafka)
         return oracle.Kafka(dict(sink.settings))
 
@@ -78,11 +78,11 @@ class KafkaSubject(Subject):
 
     def visible(self, sink: Participant) -> Counter[int]:
         assert isinstance(sink, Kafka) and sink.topic
-        found = self._eyes(sink).values(sink.topic)
+        found = self._oracle(sink).values(sink.topic)
         return Counter({int(value): count for value, count in found.items()})
 
     def open(self, sink: Participant) -> set[str]:
-        return set(self._eyes(sink).transactions(rf"poundlock\..*\.{sink.name}\..*"))
+        return set(self._oracle(sink).transactions(rf"poundlock\..*\.{sink.name}\..*"))
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -91,9 +91,9 @@ class KafkaSubject(Subject):
         self._cluster.start(1)
 
     def lose(self, sink: Participant, receipt: Receipt) -> None:
-        self._eyes(sink).fence(receipt.id)
+        self._oracle(sink).fence(receipt.id)
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, frame: Mapping[str, Column]) -> Participant:
         assert isinstance(sink, Kafka)
@@ -124,7 +124,7 @@ class KafkaSubject(Subject):
 
     @contextmanager
     def null(self, sink: Participant) -> Iterator[FaultCase]:
-        """A compacted topic requires keys. A null value is none: it deletes."""
+        """A compacted topic requires keys. A null value is no fault: it deletes."""
         compacted = oracle.Kafka(self._cluster.client_settings()).create(
             f"topic-{next(self._numbers)}", config={"cleanup.policy": "compact"}
         )
@@ -142,7 +142,7 @@ class KafkaSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """A broker whose only disk is full ends itself."""
+        """A broker stops when its only disk is full."""
         with small_disk(64) as disk, kafka.running(disk / "kafka") as small:
             using = self._made(small.client_settings(), sink.name, flush_timeout=10)
 

@@ -1,4 +1,4 @@
-"""OpenSearch: a node of its own, which the suite may kill. What is open is kept in a directory."""
+"""OpenSearch: a separate node, which the suite may kill. Open branches are stored in a directory."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ FRAME = {"number": "bigint"}
 
 
 class OpenSearchSubject(Subject):
-    finds_without_server = True  # open branches are kept beside the log
+    finds_without_server = True  # open branches are stored beside the log
 
     def __init__(self, server: opensearch.Node, directory: Path):
         self._server, self._directory = server, directory
         self._numbers = itertools.count()
 
     @property
-    def _eyes(self) -> Any:
+    def _admin(self) -> Any:
         return opensearchpy.OpenSearch([self._server.url], timeout=30)
 
     def sink(self, name: str = "out") -> Participant:
@@ -47,7 +47,7 @@ class OpenSearchSubject(Subject):
     def _index(self, mappings: Mapping[str, Any] = {}) -> str:
         index = f"target-{next(self._numbers)}"
         body = {"settings": {"number_of_replicas": 0}, "mappings": mappings}
-        self._eyes.indices.create(index=index, body=body)
+        self._admin.indices.create(index=index, body=body)
         return index
 
     def again(self, sink: Participant) -> Participant:
@@ -79,9 +79,9 @@ class OpenSearchSubject(Subject):
 
     def visible(self, sink: Participant) -> Counter[int]:
         assert isinstance(sink, OpenSearch)
-        eyes = self._eyes
-        eyes.indices.refresh(index=sink.index)
-        found = eyes.search(index=sink.index, body={"size": 10_000})
+        admin = self._admin
+        admin.indices.refresh(index=sink.index)
+        found = admin.search(index=sink.index, body={"size": 10_000})
         return Counter(hit["_source"]["number"] for hit in found["hits"]["hits"])
 
     def open(self, sink: Participant) -> set[str]:
@@ -99,7 +99,7 @@ class OpenSearchSubject(Subject):
         assert isinstance(sink, OpenSearch)
         (self._directory / sink.index / sink.name / f"{receipt.id}.arrow").unlink()
 
-    # Troubles.
+    # Faults.
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -117,7 +117,7 @@ class OpenSearchSubject(Subject):
 
     @contextmanager
     def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
-        """At a gate such as stands before many servers: this one has no passwords of its own."""
+        """A gateway refuses it, because the server itself has no passwords."""
         assert isinstance(sink, OpenSearch)
         index = sink.index
         with gate() as port:
@@ -157,7 +157,7 @@ class OpenSearchSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """That of the kept rows: the server's matters only after the decision."""
+        """The disk with the stored rows is full. The server's disk matters only after the decision."""
         assert isinstance(sink, OpenSearch)
         with small_disk(4) as disk:
             yield FaultCase(
@@ -184,7 +184,7 @@ class _Gate(BaseHTTPRequestHandler):
 
 @contextmanager
 def gate() -> Iterator[int]:
-    """Let nobody through, as OpenSearch's security plugin does with a wrong password."""
+    """Refuse every request, as OpenSearch's security plugin does with a wrong password."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Gate) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

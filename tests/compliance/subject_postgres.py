@@ -1,4 +1,4 @@
-"""PostgreSQL, branches held by the server: a server of its own, a database for each sink."""
+"""PostgreSQL with branches held by the server: a separate server, a database for each sink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRAME = {"number": Column("number", "int"), "word": Column("word", "string")}
 
 
 class PostgresSubject(Subject):
-    """The suite names its branches alike in every test, and PostgreSQL's names are the server's."""
+    """The suite uses the same branch names in every test, and PostgreSQL's are global to the server."""
 
     def __init__(self, node: postgres.Node, options: Mapping[str, Any]):
         self._node = node
@@ -92,7 +92,7 @@ class PostgresSubject(Subject):
         else:
             self.execute(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, **frame: str) -> Participant:
         columns = {name: Column(name, kind) for name, kind in frame.items()}
@@ -137,7 +137,7 @@ class PostgresSubject(Subject):
         yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
 
     def _unique(self, sink: Participant) -> Participant:
-        """The same sink, upon a table where a number can be but once."""
+        """The same sink with a table of unique numbers."""
         if self.key:
             return sink
         self.execute(f"CREATE TABLE single (LIKE {self.table(sink)}, UNIQUE (number))")
@@ -158,7 +158,7 @@ class PostgresSubject(Subject):
 
     @contextmanager
     def no_room(self, sink: Participant) -> Iterator[FaultCase]:
-        """As many branches of others as the server takes, less the one that the test has."""
+        """Foreign branches fill the server, except for the one that the test has."""
         others = range(postgres.PostgresServer().max_prepared_transactions - 1)
         for number in others:
             self.execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
@@ -170,7 +170,7 @@ class PostgresSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """The target's tablespace, and that of tables which are made now."""
+        """The tablespace of the target and of new tables is full."""
         table, database = self.table(sink), self._database
         with small_disk(8) as disk:
             demote.hand_over(disk / "space")
@@ -188,7 +188,7 @@ class PostgresSubject(Subject):
                     tasks=[[many] * 100],
                     over=lambda: empty(disk),
                 )
-            finally:  # the server goes on without this disk
+            finally:  # the server itself works without this disk
                 using.close()
                 self.roll_back_all()
                 self.execute(f"ALTER DATABASE {database} RESET default_tablespace")
@@ -222,7 +222,7 @@ class PostgresSubject(Subject):
 def started(
     directory: Path, options: Mapping[str, Any] = {"mode": "prepared"}
 ) -> Iterator[Subject]:
-    # After a kill the server would sync every file of every database, one by one.
+    # Otherwise the server would sync every file of every database after a kill.
     quick = {"recovery_init_sync_method": "syncfs"}
     with postgres.running(settings=quick) as node:
         yield PostgresSubject(node, options)

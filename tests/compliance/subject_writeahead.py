@@ -1,7 +1,7 @@
-"""Write-ahead: a function that appends what it is given to a file.
+"""Write-ahead: a function that appends its rows to a file.
 
-It is at least once by design, but as long as nothing dies between a send and its witness, a repeat is
-not to be seen either: the suite holds whole.
+It is at least once by design, but while nothing dies between a send and its witness, no repeat
+is visible either, so the whole suite passes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOT_APPLICABLE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Append:
-    """A system that takes all it is given."""
+    """A system that accepts every row."""
 
     path: str
 
@@ -88,7 +88,7 @@ class WriteAheadSubject(Subject):
     def lose(self, sink: Any, receipt: Receipt) -> None:
         (Path(sink.row_store.uri) / f"{receipt.id}.arrow").unlink()
 
-    # Troubles.
+    # Faults.
 
     @contextmanager
     def full_disk(self, sink: Any) -> Iterator[FaultCase]:

@@ -1,4 +1,4 @@
-"""Rows that a sink cannot take, in a real pipeline: the batch fails, or goes on without them."""
+"""Rows that a sink refuses, in a real pipeline: the batch fails or goes on without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local Valkey and OpenSearch: theirs alone, on the loopback, with data that stays."""
+"""The local Valkey and OpenSearch: private, on the loopback, with data that survives restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poundlock.servers import base, opensearch, valkey
 
 
 def owner_of(home: Path) -> str:
-    """Return who the server runs as."""
+    """Return the user that the server runs as."""
     state = base.State.load(home)
     assert state is not None
     process = state.processes["1"]
@@ -27,7 +27,7 @@ def owner_of(home: Path) -> str:
 
 
 def listening(home: Path) -> set[str]:
-    """Return the addresses that the server listens at, as the kernel writes them."""
+    """Return the addresses on which the server listens, in the kernel's format."""
     state = base.State.load(home)
     assert state is not None
     lines = [
@@ -39,7 +39,7 @@ def listening(home: Path) -> set[str]:
     return {address for address, port in places if int(port, 16) in state.ports.values()}
 
 
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # in IPv4, and as IPv4 in IPv6
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # in IPv4, and IPv4 mapped to IPv6
 EXPECTED = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
 
 
@@ -73,7 +73,7 @@ def test_valkey_keeps_its_address_and_data_over_a_restart(tmp_path: Path) -> Non
         assert said.exit_code == 1 and "servers up valkey" in said.output
         again = valkey.up(tmp_path)
         assert again.address == url and redis.Redis.from_url(url).get("key") == b"value"
-        again.kill()  # acknowledged is on disk
+        again.kill()  # acknowledged writes are on disk
         again.start()
         assert redis.Redis.from_url(url).get("key") == b"value"
     finally:
@@ -103,7 +103,7 @@ def test_opensearch_keeps_its_address_and_data_over_a_restart(tmp_path: Path) ->
         ask("/index/_doc/1", b'{"a": 1}')
         assert owner_of(home) == EXPECTED
         assert listening(home) and listening(home) <= LOOPBACK
-        node.kill()  # acknowledged is on disk
+        node.kill()  # acknowledged writes are on disk
         node.start()
         assert ask("/index/_doc/1")["_source"] == {"a": 1}
         base.down(base.home_of("opensearch", tmp_path))

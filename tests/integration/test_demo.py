@@ -1,4 +1,4 @@
-"""The demo itself, small: a real broker, real drivers, real kills."""
+"""A small run of the demo, with a real broker, real drivers and real kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job file, as the command line opens it: looked at, never started."""
+"""A job file that the command line inspects and never starts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_file_without_a_job_is_refused(
     assert words.format(job=job) in str(result.exception)
 
 
-# A program of its own, as a newcomer writes it first.
+# A complete program, such as a beginner writes.
 PROGRAM = """
 import poundlock as lock
 from poundlock.sinks import Files

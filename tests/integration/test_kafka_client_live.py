@@ -1,6 +1,6 @@
 """The driver's Kafka client against a real broker.
 
-First the answer matrix: what EndTxn version 5 answers about a transaction after each possible end, and
+First the answer matrix: the answer of EndTxn version 5 about a transaction after each possible end, and
 what the transaction's own records prove.
 """
 
@@ -44,13 +44,13 @@ def topic(cluster: kafka.Cluster) -> str:
 
 
 def initialise(cluster: kafka.Cluster, id_: str) -> None:
-    """Take over a transactional id, as its next user does."""
+    """Take over a transactional id as its next user does."""
     producer = confluent_kafka.Producer({**cluster.client_settings(), "transactional.id": id_})
     producer.init_transactions(SECONDS)
 
 
 def read_committed(cluster: kafka.Cluster, topic: str) -> list[str]:
-    """Read what a reader sees, up to the last stable offsets."""
+    """Read all rows up to the last stable offsets."""
     consumer = confluent_kafka.Consumer(
         {
             **cluster.client_settings(),
@@ -78,7 +78,7 @@ def wait_for(client: Probe, id_: str, state: str) -> None:
     eventually(lambda: client.describe([id_])[id_].state == state)
 
 
-# The matrix. Each function returns a transaction after this has happened to it.
+# The matrix. The name of each function says what happened to the transaction it returns.
 
 
 def still_open(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
@@ -156,7 +156,7 @@ def committed_then_next_open(cluster: kafka.Cluster, client: Probe, topic: str) 
 
 
 MATRIX = [
-    # what happened, the answer to COMMIT, what can be found out then
+    # what happened, the answer to COMMIT, the outcome that the witness proves
     (still_open, Answer.DONE, Outcome.COMMITTED),
     (committed, Answer.DONE, Outcome.COMMITTED),
     (timed_out, Answer.CONTRADICTED, Outcome.ABORTED),
@@ -180,7 +180,7 @@ def test_every_end_of_a_transaction_has_its_answer(
     cluster, client, topic, happened, answer, outcome
 ):
     left = happened(cluster, client, topic)
-    for _ in range(2):  # repeating changes nothing
+    for _ in range(2):  # a repeat changes nothing
         assert client.end(*left.identity, commit=True) is answer
         if answer is Answer.DONE:
             eventually(
@@ -188,7 +188,7 @@ def test_every_end_of_a_transaction_has_its_answer(
             )
         assert client.outcome(left.identity, left.written).outcome is outcome
         assert client.witness_all(left.identity.producer_id, left.written).outcome is outcome
-    # The witness is right if readers go by it: also while somebody's next transaction is open.
+    # The witness agrees with readers, also while the next transaction of another producer is open.
     seen = outcome is Outcome.COMMITTED
     assert (left.row in read_committed(cluster, topic)) is seen
 
@@ -214,8 +214,8 @@ def test_every_end_raises_the_epoch_as_version_5_does(cluster, client, topic):
 def test_a_zombie_cannot_write_after_the_commit(cluster, client, topic):
     left = leave_open(cluster, topic)
     assert client.end(*left.identity, commit=True) is Answer.DONE
-    # The answer comes before the marker, and only the marker tells a partition's leader of the new
-    # epoch: until then it takes the old one's rows. So a writer is silent once it gave its receipt.
+    # The answer comes before the marker, and only the marker informs a partition's leader of the new
+    # epoch. Until then it accepts rows of the old one, so a writer sends nothing after its receipt.
     wait_for(client, left.id, "CompleteCommit")
     left.producer.produce(topic, value=b"zombie", partition=0)
     with pytest.raises(confluent_kafka.KafkaException, match="_FENCED"):
@@ -312,14 +312,14 @@ def test_deleted_records_prove_nothing(cluster, client, topic):
     ]
     for future in admin.delete_records(parts[:1]).values():
         future.result(SECONDS)
-    # One partition is gone, and the other proves the commit for both.
+    # One partition lost its records, and the other proves the commit for both.
     assert client.witness_all(left.identity.producer_id, left.written).outcome is Outcome.COMMITTED
     for future in admin.delete_records(parts[1:]).values():
         future.result(SECONDS)
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
     assert "no longer there" in evidence.why
-    # The coordinator still remembers; after its id's next use nobody does.
+    # The coordinator still remembers it, until the next use of the id.
     assert client.outcome(left.identity, left.written).outcome is Outcome.COMMITTED
     initialise(cluster, left.id)
     assert client.outcome(left.identity, left.written).outcome is Outcome.UNKNOWN
@@ -335,7 +335,7 @@ def test_a_topic_that_was_deleted_or_created_again_proves_nothing(cluster, clien
     assert "no longer there" in evidence.why
 
     make_topic(cluster, topic)
-    committed(cluster, client, topic)  # something of ours at the same offsets
+    committed(cluster, client, topic)  # other records at the same offsets
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
     assert "created again" in evidence.why
@@ -352,7 +352,7 @@ def test_an_open_or_aborted_transaction_is_never_settled(cluster, client, topic)
 
 
 def test_a_transaction_called_complete_but_open_in_a_partition_is_torn(cluster, client, topic):
-    # KAFKA-20734 by other means: ask for a partition that another open transaction stands for.
+    # This imitates KAFKA-20734: query a partition in which another transaction is open.
     left = committed(cluster, client, topic)
     still = leave_open(cluster, topic)
     torn = TransactionIdentity(left.id, still.identity.producer_id, still.identity.epoch)
@@ -386,7 +386,7 @@ def test_open_transactions_are_found_by_prefix_on_every_broker(cluster, client, 
     space = uuid.uuid4().hex[:8]
     mine = [leave_open(cluster, topic, id_=f"{space}.a.{n}") for n in range(3)]
     leave_open(cluster, topic, id_=f"{space}.ab.0")
-    leave_open(cluster, topic, id_=f"{space}xa.0")  # a dot is not any letter
+    leave_open(cluster, topic, id_=f"{space}xa.0")  # the dot is no wildcard
     found = client.list_open(f"{space}.a.")
     assert [(it.transactional_id, it.producer_id, it.state) for it in found] == [
         (left.id, left.identity.producer_id, "Ongoing") for left in mine

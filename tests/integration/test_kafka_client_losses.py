@@ -1,4 +1,4 @@
-"""The driver's Kafka client while brokers are lost, and with several of them."""
+"""The driver's Kafka client while brokers are lost, and with several brokers."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_a_partition_without_a_leader_keeps_a_commit_pending(three: kafka.Cluste
     with Probe(three.client_settings(), time_limit=SECONDS) as client:
 
         def led() -> set[int]:
-            found = client.topics([name])[name]  # none, at a broker that has not heard of it yet
+            found = client.topics([name])[name]  # a broker without news reports no leader
             return set(found.leaders) if found else set()
 
         eventually(lambda: led() == {0, 1})
         left = leave_open(three, name)
         three.kill(3)
         eventually(lambda: led() == {0})
-        # The coordinator may have been on the broker that died: the client finds the next one.
+        # The coordinator may have been on the dead broker. The client finds the next one.
         assert client.end(*left.identity, commit=True) is Answer.DONE
         settlement = client.settled(left.identity, left.written)
         assert settlement.progress is Progress.PENDING

@@ -1,6 +1,6 @@
 """The Kafka sink in a pipeline: bad input, semantics, columns, starting and stopping.
 
-After every refusal the cause is removed. Then every row must be there exactly once: a refused batch
+After every refusal the cause is removed. Then every row must arrive exactly once: a refused batch
 loses nothing and leaves nothing open.
 """
 
@@ -149,7 +149,7 @@ def test_a_source_topic_that_does_not_exist_is_refused(
     assert not (tmp_path / "c").exists(), "nothing may be touched"
 
 
-# Refused in the batch: aborted as a whole, and written after the cause is removed.
+# Batches that are refused: aborted as a whole, and written after the cause is removed.
 
 
 def test_a_row_too_large_for_the_topic_aborts_the_batch(
@@ -282,7 +282,7 @@ def test_a_weaker_sink_can_stand_beside_an_exactly_once_sink(
     die(pipeline, Step.DECIDED)
     finish(pipeline)
     kafka.assert_exact(target, ROWS)
-    kafka.assert_exact(loose, ROWS)  # decided before it died, so not written again
+    kafka.assert_exact(loose, ROWS)  # decided before the crash, so not written again
     kafka.assert_settled(target, loose)
 
 
@@ -432,7 +432,7 @@ def test_a_task_that_does_not_vote_in_time_is_rejected(
 def test_foreach_batch_writes_every_row_once(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """The same guarantee, across restarts, for code that already has a `writeStream`."""
+    """Code with its own `writeStream` has the same guarantee, also across restarts."""
     frame = read(spark, kafka, source, ["value"], maxOffsetsPerTrigger=15)
 
     def query(function: Any, checkpoint: Path) -> Any:

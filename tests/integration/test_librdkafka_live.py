@@ -35,7 +35,7 @@ from poundlock.sinks.kafka.producer import ArrowProducer
 from poundlock.sinks.kafka.types import ProducerIdentity
 
 SECONDS = 30
-# A resource with access rules is closed to users without a rule. Other resources are open to all.
+# A resource with access rules is closed to users without one. Other resources are open to all.
 GUARDED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
@@ -48,7 +48,7 @@ Producers = Callable[..., ArrowProducer]
 
 @pytest.fixture(scope="module")
 def kafka_server() -> Iterator[kafka.Cluster]:
-    """In place of the shared one: it is guarded, and suffers."""
+    """Start a broker in place of the shared one. The tests set access rules on it and kill it."""
     with kafka.running(properties=GUARDED) as cluster:
         yield cluster
 
@@ -67,7 +67,7 @@ def target(topic: Callable[..., str]) -> str:
 
 @pytest.fixture
 def producers(kafka_server: kafka.Cluster) -> Iterator[Producers]:
-    """Makes producers that have begun; what is left of them is dropped after the test."""
+    """Make producers with an open transaction. The rest of them is dropped after the test."""
     made: list[ArrowProducer] = []
 
     def make(id: str | None = None, **more: str) -> ArrowProducer:
@@ -126,7 +126,7 @@ def end(
     *,
     commit: bool = True,
 ) -> None:
-    """End a transaction of somebody else, as the driver does."""
+    """End a transaction of another producer, as the driver does."""
 
     async def ask() -> int:
         node = await admin._find_coordinator_id(transactional_id, CoordinatorType.TRANSACTION)
@@ -158,7 +158,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
-# Rows that arrive.
+# Writing rows.
 
 
 def test_rows_stay_invisible_until_another_process_commits(kafka_server, admin, target, producers):
@@ -255,7 +255,7 @@ def test_headers_and_timestamps_arrive(kafka_server, target, producers):
     times = [1_600_000_000_000, None, 1_700_000_000_001, 5]
     producer = producers()
     start_ms = time.time() * 1000
-    # As slices, to see that offsets are followed in the nested columns, too.
+    # Slices, to check that the offsets of nested columns are respected too.
     producer.write(
         target,
         keys=pa.array([b"0", None, b"2", b""]),
@@ -349,7 +349,7 @@ def test_offsets_of_a_group_are_committed_with_the_rows(kafka_server, admin, tar
     consumer.close()
 
 
-# Leaving.
+# Aborting and dropping.
 
 
 def test_an_abort_ends_the_transaction(kafka_server, admin, target, producers):
@@ -373,7 +373,7 @@ def test_a_drop_does_not_wait_for_a_silent_broker(kafka_server, target, producer
             producer.flush(0.5)
         with pytest.raises(errors.Unavailable):
             producer.flush(0.5)
-        producer.abort(0.5)  # the broker is woken only after it
+        producer.abort(0.5)  # the broker is resumed only after it
     finally:
         kafka_server.resume(1)
         kafka_server.wait_ready()
@@ -406,7 +406,7 @@ def test_memory_is_freed_and_does_not_grow_with_the_batch(target, producers):
 
     use(10_000, 5)
     before, threads = resident_mb(), threading.active_count()
-    assert use(10_000, 20) < before + 100  # though 200 MB were written
+    assert use(10_000, 20) < before + 100  # although 200 MB were written
     for _ in range(50):
         use(1000, 1)
     assert resident_mb() < before + 50
@@ -478,7 +478,7 @@ def test_a_transaction_timeout_above_the_brokers_limit_is_refused(producers):
 def allow(
     kafka_server: kafka.Cluster, user: str, operation: AclOperation, kind: ResourceType, name: str
 ) -> None:
-    """Let `user` do this, and with that keep everybody else out."""
+    """Allow this operation to `user`, which closes the resource to all other users."""
     admin = AdminClient(kafka_server.client_settings())
     where = (kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*")
     rule = AclBinding(*where, operation, AclPermissionType.ALLOW)
@@ -511,7 +511,7 @@ def test_missing_permissions_are_named(kafka_server, topic, target, producers):
 
 
 def test_a_missing_right_to_write_to_a_visible_topic_is_reported(kafka_server, target, producers):
-    """The rows are handed over, and the transaction fails behind our back."""
+    """The producer accepts the rows, and the transaction fails later."""
     allow(kafka_server, "ANONYMOUS", AclOperation.DESCRIBE, ResourceType.TOPIC, target)
     producer = producers()
     producer.write(target, keys=None, values=pa.array([b"v"] * 10))
@@ -533,7 +533,7 @@ def test_tls_and_passwords_are_checked():
         wrong = settings | {"sasl.password": "s3cret-wrong"}
         with ArrowProducer(wrong, transactional_id=new()) as producer:
             with pytest.raises(errors.NotAuthorised, match=r"sasl\.password") as caught:
-                producer.begin(3600)  # at once, not after its time
+                producer.begin(3600)  # at once, not after its timeout
             assert "s3cret" not in str(caught.value) + repr(producer)
         plain = {"bootstrap.servers": kafka_server.bootstrap_servers}
         with (

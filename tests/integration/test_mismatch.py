@@ -1,4 +1,4 @@
-"""A log, a checkpoint or both that were restored, deleted or never there: refused with the way out."""
+"""A log or checkpoint that was restored, deleted or never existed is refused with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer group that is told how far a pipeline is: when, how exactly, and after which deaths."""
+"""The consumer group that gets a pipeline's offsets: when, how exactly, and after which crashes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def target(kafka: oracle.Kafka) -> str:
 def test_the_group_follows_batch_by_batch(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, mode: str
 ) -> None:
-    """At no step is the group ahead of what is committed, and after each batch it is there."""
+    """The group is never ahead of the committed rows, and reaches them after each batch."""
     group = f"g-{source}"
     steps = (Step.DECIDED, Step.FINISHED, Step.RETURNING)
     seen: list[tuple[Step, int]] = []
@@ -87,7 +87,7 @@ def test_a_kill_between_decision_and_commit_loses_no_offset(
 def test_a_crash_before_the_offsets_are_committed_loses_no_offset(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """The batch is final, but the group was not told: the next start tells it."""
+    """The batch is final, but the group has no offsets yet. The next start commits them."""
     group = f"g-{source}"
     pipeline = copying(spark, kafka, source, target, tmp_path, group=group)
     die(pipeline, Step.HANDING_BACK)
@@ -100,7 +100,7 @@ def test_a_crash_before_the_offsets_are_committed_loses_no_offset(
 def test_an_aborted_batch_moves_nothing(
     spark: SparkSession, kafka: oracle.Kafka, target: str, tmp_path: Path
 ) -> None:
-    """Offsets that are prepared beside a branch that is refused go the same way as all others."""
+    """Offsets that are prepared beside a refused branch are aborted like all others."""
     source = kafka.create(partitions=2)
     kafka.produce(source, [*ROWS, "x" * 5000])
     group = f"g-{source}"
@@ -118,7 +118,7 @@ def test_an_aborted_batch_moves_nothing(
 def test_the_group_proves_the_outcome_of_forgotten_offsets(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, fate: str
 ) -> None:
-    """Nobody but the group itself can say what became of offsets whose id has been used again.
+    """Only the group itself can prove the outcome of offsets whose id has been used again.
 
     The second batch moves one partition of two, so the other's offset proves nothing.
     """
@@ -130,7 +130,7 @@ def test_the_group_proves_the_outcome_of_forgotten_offsets(
     kafka.produce(source, ["late"], partition=0)
     die(pipeline, Step.FINISHING if fate == "committed" else Step.DECIDED)
     for id_ in trial.decided(tmp_path):
-        kafka.fence(id_)  # aborts what is open, and wipes out the memory of the outcome
+        kafka.fence(id_)  # this aborts open transactions and erases the record of the outcome
     assert kafka.group(group, source) == {0: 21 if fate == "committed" else 20, 1: 20}
 
     steps = Steps()
@@ -144,7 +144,7 @@ def test_the_group_proves_the_outcome_of_forgotten_offsets(
 def test_the_group_proves_the_outcome_after_the_ids_expire(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """As above, but by Kafka's own forgetting, days after the end of a transaction."""
+    """As above, but Kafka itself forgets the id, days after the end of a transaction."""
     swift = {
         "transactional.id.expiration.ms": "2000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
@@ -194,7 +194,7 @@ def test_an_unknown_mode_is_refused(spark: SparkSession, kafka: oracle.Kafka) ->
 def test_a_group_with_live_members_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """Somebody else commits the group's offsets: said by name, and no row is lost or repeated."""
+    """Another consumer uses the group. The error names it, and no row is lost or repeated."""
     group = f"g-{source}"
     pipeline = copying(spark, kafka, source, target, tmp_path, group=group)
     member = Consumer(kafka.settings | {"group.id": group, "enable.auto.commit": "false"})

@@ -1,4 +1,4 @@
-"""Local servers in earnest: real brokers, real clients."""
+"""Local Kafka servers, with real brokers and real clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET = {"log_level": "0"}
 
 
 def write(settings: dict[str, str], topic: str, values: list[str]) -> None:
-    """In one transaction."""
+    """Write values in one transaction."""
     producer = Producer({**settings, **QUIET, "transactional.id": f"test-{topic}"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -43,7 +43,7 @@ def read(settings: dict[str, str], topic: str, count: int) -> list[str]:
 
 
 def test_a_cluster_keeps_its_address_and_data_over_a_restart(tmp_path):
-    """As a user has it, by the command line."""
+    """As a user runs it, with the command line."""
     run = CliRunner()
     there = ["--dir", str(tmp_path)]
     try:
@@ -90,13 +90,13 @@ def test_brokers_listen_on_the_loopback_only(kafka_server):
         for line in Path(file).read_text().splitlines()[1:]
         if line.split()[3] == "0A"
     }
-    # 127.0.0.1 as the kernel writes it, in IPv4 and as IPv4 in IPv6.
+    # 127.0.0.1 in the kernel's format, in IPv4 and mapped to IPv6.
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     assert {listening[port] for port in ports.values()} <= loopback
 
 
 def test_transactions_have_version_two(kafka_server):
-    """Poundlock needs it, and Kafka has it by default."""
+    """Poundlock needs version 2, and it is Kafka's default."""
     from kafka.admin import KafkaAdminClient
 
     admin = KafkaAdminClient(bootstrap_servers=kafka_server.bootstrap_servers)
@@ -175,7 +175,7 @@ def test_users_need_security(tmp_path):
 
 
 def codes(settings: dict[str, str]) -> set[int]:
-    """The errors that a client meets with these settings."""
+    """Return the error codes that a client gets with these settings."""
     seen: set[int] = set()
     client = Producer({**settings, **QUIET, "error_cb": lambda error: seen.add(error.code())})
     with pytest.raises(KafkaException):

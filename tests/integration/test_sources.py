@@ -1,4 +1,4 @@
-"""The sources, and the guarantee table computed from real sources and real sinks."""
+"""The sources, and the guarantee table for real sources and real sinks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Nowhere(sinks.Simple):
 def ignore(rows: pa.RecordBatch, facts: object) -> None: ...
 
 
-SERVERS = "127.0.0.1:1"  # nothing is asked before a pipeline starts
+SERVERS = "127.0.0.1:1"  # no server is contacted before a pipeline starts
 
 # Kind of sink: sinks of that kind, and what they give: source that cannot, that can be replayed.
 KINDS: dict[str, tuple[list[Callable[[Path], Participant]], str, str]] = {
@@ -132,7 +132,7 @@ def test_exactly_once_over_a_socket_is_refused_before_anything_starts(
             with pytest.raises(UsageError, match="source socket, which cannot be replayed"):
                 over(frame, make(tmp_path / "out"), tmp_path).start()
         with pytest.raises(TimeoutError):
-            server.accept()  # nobody came
+            server.accept()  # nobody connected
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,7 +153,7 @@ def test_a_semantic_stronger_than_the_sink_gives_is_refused(
 
 
 class TestForeachBatch:
-    """The same refusals for a query that is Spark's own."""
+    """The same refusals for a plain Spark query."""
 
     def test_a_semantic_stronger_than_the_sink_gives_is_refused_at_once(self) -> None:
         with pytest.raises(UsageError, match="which gives at least once"):
@@ -241,7 +241,7 @@ class TestCustom:
             def simpleStreamReader(self, schema: object) -> Reader:
                 return Reader()
 
-        assert InputPartition  # what a reader with partitions of its own would use
+        assert InputPartition  # a reader with its own partitions would use it
         spark.dataSource.register(Numbers)
         plain = spark.readStream.format("numbers").load()
         with pytest.raises(UsageError, match="cannot be replayed"):
@@ -272,12 +272,12 @@ class TestCollection:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         def pipeline() -> lock.Pipeline:
-            frame = self.make(spark, tmp_path)  # as a program that was started again would
+            frame = self.make(spark, tmp_path)  # as a restarted program would
             return over(frame, sinks.Files(tmp_path / "out"), tmp_path)
 
         trial.die(pipeline(), Step.DECIDED, times=2)
         for file in (tmp_path / "rows").rglob("*.parquet"):
-            file.unlink()  # a machine that has lost its temporary files
+            file.unlink()  # as if the machine lost its temporary files
         trial.finish(pipeline())
         assert self.numbers(spark, tmp_path) == list(range(25))
         trial.finish(pipeline())
@@ -400,7 +400,7 @@ def test_an_at_most_once_batch_is_not_tried_again(
     spark: SparkSession, tmp_path: Path, replayable: bool
 ) -> None:
     class FailsOnce(sinks.Simple):
-        """Its first task says no, when its rows are written."""
+        """Its first task fails after it has written its rows."""
 
         def __init__(self, place: Path):
             super().__init__("out")

@@ -1,4 +1,4 @@
-"""Pipelines as SQL, inside Spark: what becomes of statements, what is refused, and the shell."""
+"""Pipelines as SQL in Spark: how statements are translated, which are refused, and the shell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^<!-- (run|build) -->\n```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = dict(BLOCK.findall((ROOT / "docs" / "sql.md").read_text()))
 
-# Sinks without an INSERT are made by nobody.
+# A sink without an INSERT is never created.
 JOB = """
 name = "job"
 checkpoint_location = "checkpoint"
@@ -112,7 +112,7 @@ def test_statements_over_one_view_share_a_decision(spark: Any, job: Callable[...
         "job-warm": ["out12"],
     }
     assert [route.output for route in made[1].routes] == [None, "too_late"]
-    given = made[0]._routed().schema  # what each sink is given: its fields, or a struct
+    given = made[0]._routed().schema  # each sink gets its fields or a struct
     columns = [
         [field for name in given.names if (field := field_of(name, n)) is not None]
         or given[rows_column(n)].dataType.names
@@ -130,7 +130,7 @@ def test_statements_over_one_view_share_a_decision(spark: Any, job: Callable[...
 def test_an_aggregate_without_group_by_gets_its_own_pipeline(
     spark: Any, job: Callable[..., Path]
 ) -> None:
-    """The parser alone cannot tell it from other functions."""
+    """The parser alone cannot distinguish it from other functions."""
     update = '[sink.total]\nkind = "console"\noutput_mode = "update"\n'
     [made] = pipelines(
         spark, job("INSERT INTO total SELECT avg(temperature) FROM readings", update)
@@ -223,9 +223,9 @@ def test_explain_starts_nothing(spark: Any, job: Callable[..., Path], tmp_path: 
         '[sink.some]\nkind="files"\npath="some"\non_bad_row="bad"\n[sink.bad]\nkind="files"\npath="bad"\n'
     )
     path = job("INSERT INTO fit TABLE readings; INSERT INTO some TABLE readings", more)
-    [told] = json.loads(sql(path, "--explain", "--json").stdout)
-    assert (told["pipeline"], told["guarantee"]) == ("job-readings", "at_least_once")
-    assert {each["sink"]: (each["statement"], each["guarantee"]) for each in told["sinks"]} == {
+    [plan] = json.loads(sql(path, "--explain", "--json").stdout)
+    assert (plan["pipeline"], plan["guarantee"]) == ("job-readings", "at_least_once")
+    assert {each["sink"]: (each["statement"], each["guarantee"]) for each in plan["sinks"]} == {
         "fit": ("INSERT INTO fit TABLE readings", "at_least_once"),
         "some": ("INSERT INTO some TABLE readings", "exactly_once"),
         "bad": (None, "exactly_once"),
@@ -279,7 +279,7 @@ def test_a_stop_waits_for_the_running_batch(
     def observe(step: Step, facts: Any) -> None:
         if step is Step.PREPARED:
             stopping.set()
-            time.sleep(2)  # time enough for a stop that would not wait
+            time.sleep(2)  # enough time for a stop that does not wait
 
     [made] = pipelines(spark, job("INSERT INTO out1 SELECT id FROM readings"))
     run.wait(run.start([made.observe(observe)], None, stopping), stopping)
@@ -342,7 +342,7 @@ def test_the_server_example_of_the_documentation_builds(
 
 
 class Typing:
-    """A shell that is given lines, and what it printed."""
+    """A shell that gets lines, and its output."""
 
     def __init__(self, spark: Any, path: Path | None):
         self.out = io.StringIO()

@@ -1,4 +1,4 @@
-"""Branches that wait beside their target, and witnesses in their own place, as a person sees them."""
+"""Staged branches, and witnesses in a separate place, as an operator sees them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOWHERE = {
 
 
 class Scene(Databases):
-    """A pipeline into PostgreSQL both ways, MariaDB, Valkey and files; witnesses have their place."""
+    """A pipeline into PostgreSQL in both modes, MariaDB, Valkey and files, with separate witnesses."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Scene(Databases):
         super().__init__(pg, maria, place / "checkpoint")
         self.spark, self.kafka, self.cache = spark, kafka, cache
         self.place, self.source = place, topic(partitions=1, name="in")
-        self.own = f"own_{uuid.uuid4().hex[:8]}"  # tables, and where their witnesses are
+        self.own = f"own_{uuid.uuid4().hex[:8]}"  # tables, and the places of their witnesses
         kafka.produce(self.source, map(str, NUMBERS))
         self.execute_pg(f"CREATE TABLE {self.own}_a (n int)")
         self.execute_pg(f"CREATE TABLE {self.own}_u (n int PRIMARY KEY)")
@@ -107,7 +107,7 @@ def test_decided_branches_are_shown_and_committed_by_hand(scene: Scene) -> None:
         assert isinstance(refused, UsageError)
         assert "by its pipeline alone" in str(refused)
     by_hand = lines["append"]["id"]
-    for _ in range(2):  # the second finds the witness, in a schema that nobody named
+    for _ in range(2):  # the second finds the witness in a schema that no option named
         assert scene.txn("commit", by_hand, "--yes") == {"id": by_hand, "outcome": "committed"}
     assert scene.lines()["append"]["state"] == "not open"
     trial.finish(scene.pipeline())

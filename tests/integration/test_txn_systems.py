@@ -1,4 +1,4 @@
-"""Branches of one decision in three systems, side by side; and an operator who undoes some of them."""
+"""Branches of one decision in three systems, and an operator who rolls some of them back."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_strays_of_three_systems_are_aborted_by_hand(scene: Scene) -> None:
 
 
 def roll_back_decided(scene: Scene) -> None:
-    """Do as an operator does who knows nothing of us."""
+    """Roll back like an operator who does not know Poundlock."""
     for (gid,) in scene.open()[0]:
         scene.execute_pg(f"ROLLBACK PREPARED '{gid}'")
     for number, first, second, data in scene.open()[1]:

@@ -136,11 +136,11 @@ def _commit(spark, directory: Path) -> dict[str, object]:
     seen["first"] = [made().commit([first])[0].value, count()]
     seen["again"] = [made().commit([first])[0].value, count()]
     second = prepare(1, 0)
-    kept = stored(second, ".arrow").read_bytes()
+    content = stored(second, ".arrow").read_bytes()
     made().commit([second])
     # As if the driver had died after Delta's commit and before it wrote the witness.
     stored(second, ".sent").unlink()
-    stored(second, ".arrow").write_bytes(kept)
+    stored(second, ".arrow").write_bytes(content)
     seen["half settled"] = [made().commit([second])[0].value, count()]
     lost, neighbour = prepare(2, 0), prepare(2, 1)
     stored(lost, ".arrow").unlink()

@@ -73,15 +73,15 @@ class TestSending:
         place.ask("CREATE TABLE numbered (n INT AUTO_INCREMENT PRIMARY KEY, x INT)")
         place.ask("CREATE TABLE checked (x INT CHECK (x > 0))")
         place.ask("CREATE TABLE keyed (x INT PRIMARY KEY)")
-        taken = {}
+        uses_turns = {}
         for table in ("t", "numbered", "checked", "keyed"):
             sink = place.sink(table, look=False, semantic="at_least_once")
             sink.project({"x": Column("x", "int")})
             sink.preflight()
             writer: Any = begin(sink)
-            taken[table] = writer._turns(sink.target) is not None
+            uses_turns[table] = writer._turns(sink.target) is not None
             writer.abort()
-        assert taken == {"t": True, "numbered": True, "checked": False, "keyed": False}
+        assert uses_turns == {"t": True, "numbered": True, "checked": False, "keyed": False}
 
     def test_a_server_without_named_locks_is_enough(
         self, place: Place, monkeypatch: pytest.MonkeyPatch

@@ -125,8 +125,8 @@ class TestTypes:
         projected = sink.project(frame)
         assert projected["tree"] == to_json("`tree`") and "SSSSSS" in projected["tree"]
         assert list(projected) == list(TYPES)
-        told = [] if IS_MARIADB or mode == "staged" else ["the binary log is on"]
-        assert [said.partition(":")[0] for said in sink.preflight()] == told
+        expected_warnings = [] if IS_MARIADB or mode == "staged" else ["the binary log is on"]
+        assert [warning.partition(":")[0] for warning in sink.preflight()] == expected_warnings
         send_by(sink, way)
         receipt = prepare(sink, typed())
         assert sink.check([receipt]) == [None]
@@ -437,8 +437,8 @@ class TestBadRows:
         sink = place.sink(**PARTITIONED[True])
         for rows in ({"x": ["geheim"], "y": [1]}, {"x": ["a", "a"], "y": [424242, 424242]}):
             error = refused(sink, rows)
-            told = str(error) + repr(error.__cause__) + repr(getattr(error, "rows", ""))
-            assert "geheim" not in told and "424242" not in told
+            text = str(error) + repr(error.__cause__) + repr(getattr(error, "rows", ""))
+            assert "geheim" not in text and "424242" not in text
         send_by(sink, "insert")
-        told = str(refused(sink, {"x": ["geheim"], "y": [1]}))
-        assert "geheim" not in told and "column x" in told
+        text = str(refused(sink, {"x": ["geheim"], "y": [1]}))
+        assert "geheim" not in text and "column x" in text

@@ -236,8 +236,8 @@ class TestRefusals:
         writer = sink.begin(branch(tolerant=True))
         with pytest.raises(BadRow) as raised:
             writer.write(make_rows(["a", None, "", "x" * 513, "a"]))
-        told = raised.value.rows
-        assert {row: reason[:24] for row, reason in told.items()} == {
+        reasons = raised.value.rows
+        assert {row: reason[:24] for row, reason in reasons.items()} == {
             1: "the id is null",
             2: "the id is empty",
             3: "the id is longer than 51",
@@ -278,9 +278,9 @@ class TestRefusals:
         receipt = store_rows(sink, make_rows([str(number) for number in range(8)]))
         with pytest.raises(PermanentlyRefused) as raised:
             sink.commit([receipt])
-        told = str(raised.value)
-        assert "refuses 8 of its documents" in told and "and 3 more" in told
-        assert "'0': 400 strict_dynamic_mapping_exception" in told and receipt.id in told
+        message = str(raised.value)
+        assert "refuses 8 of its documents" in message and "and 3 more" in message
+        assert "'0': 400 strict_dynamic_mapping_exception" in message and receipt.id in message
         search_client.indices.put_mapping(
             index=sink.index, body={"properties": {"v": {"type": "long"}}}
         )

@@ -195,7 +195,7 @@ class TestPreflight:
 
 
 class TestAliases:
-    """What is sent again must go to the same index."""
+    """A repeat must go to the same index."""
 
     @pytest.fixture
     def alias(self, search_client: Any) -> Any:
@@ -253,7 +253,7 @@ class TestAliases:
 
 
 def test_nan_and_infinity_are_bad_rows(make_search: Any, spark: SparkSession) -> None:
-    """Spark spells them as text, and a field of numbers would refuse it after the decision."""
+    """Spark writes them as text, which a numeric field would refuse after the decision."""
     values = {
         "flat": ("double", "double('{}')"),
         "half": ("float", "float('{}')"),

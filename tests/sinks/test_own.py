@@ -1,4 +1,4 @@
-"""Write-ahead, console and simple sinks: what a user's own code sees, and what it may do wrong."""
+"""Write-ahead, console and simple sinks: how they call user code, and errors in that code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from poundlock.errors import InDoubt, Unavailable, UsageError
 from poundlock.sinks import Console, Simple, WriteAhead
 from poundlock.sinks.rowstore import RowStore
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
 
 def numbers(spark: SparkSession, tmp_path: Path, count: int = 20, batch_rows: int = 10) -> Any:
@@ -53,7 +53,7 @@ def into(spark: SparkSession, tmp_path: Path, sink: Participant) -> lock.Pipelin
 
 
 class Receiver:
-    """A function that writes down its calls, and fails as it is told."""
+    """A function that records its calls and raises the given error."""
 
     def __init__(self, place: Path, error: Exception | None = None):
         self.place, self.error = str(place), error
@@ -86,7 +86,7 @@ class TestWriteAhead:
         sink = WriteAhead(receiver, name="out")
         trial.finish(into(spark, tmp_path, sink))
         before = receiver.calls()
-        # As if the driver had died after the calls, before it left the witnesses.
+        # As if the driver had died after the calls and before it wrote the witnesses.
         shelf = Path(sink.row_store.uri)
         for call in before:
             name = call["id"].rpartition("/")[0]
@@ -151,7 +151,7 @@ class TestWriteAhead:
     def test_a_disk_that_is_full_after_the_decision_repeats_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
     ) -> None:
-        """Some file systems have no room for an empty file then, which the witness is."""
+        """Some file systems then have no room even for an empty file, such as the witness."""
 
         def put(self: RowStore, file: str) -> None:
             raise Unavailable("the disk is full")

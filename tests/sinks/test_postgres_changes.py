@@ -1,4 +1,4 @@
-"""PostgreSQL: tables and options that change while a batch is under way."""
+"""PostgreSQL: tables and options that change during a batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ D = decimal.Decimal
 
 
 class TestAlteredTables:
-    """While the stream runs."""
+    """A table is altered while the stream runs."""
 
     AT = pa.array([dt.datetime(2024, 1, 1)], pa.timestamp("us"))
 
@@ -102,7 +102,7 @@ class TestAlteredTables:
 
 
 def test_a_table_widened_during_a_batch_makes_it_run_again(db: Database) -> None:
-    """Some of its branches have the old type and some the new: all are written once more."""
+    """Some branches have the old type and some the new, so all are written again."""
     db("CREATE TABLE t (k int, v varchar(10))")
     sink = db.sink(mode="staged", frame={"k": "int", "v": "string"})
     old = db.prepare(sink, keyed((1, "a")), 0)
@@ -124,7 +124,7 @@ def test_a_batch_is_refused_after_its_key_index_is_dropped(db: Database) -> None
 
 
 class TestChangedOptions:
-    """Between the decision and the commit."""
+    """Options are changed between the decision and the commit."""
 
     FRAME: ClassVar[dict[str, str]] = {"k": "int", "v": "string"}
 
@@ -168,7 +168,7 @@ def test_a_staged_batch_is_committed_whole_after_a_change_of_mode(db: Database) 
 
 @pytest.mark.parametrize("mode", ["prepared", "staged"])
 def test_a_branch_is_finished_in_the_mode_it_was_written_in(db: Database, mode: str) -> None:
-    """Though the pipeline was started again with the other mode."""
+    """The pipeline was started again in the other mode."""
     db("CREATE TABLE t (k int, v text)")
     decided = db.prepare(db.sink(mode=mode), keyed((1, "a")))
     stray = db.prepare(db.sink(mode=mode), keyed((2, "b")), 1)

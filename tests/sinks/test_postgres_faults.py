@@ -42,11 +42,11 @@ class TestFaults:
                 go_on()
             writer.abort()
             assert db.open() == [] and db("SELECT * FROM t") == []
-            receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself goes on
+            receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself still works
             db(
                 f"SELECT pg_terminate_backend({sink.connections._connection.info.backend_pid}, 5000)"
             )
-            assert sink.check([receipt]) == [None]  # one that was cut while it was idle is replaced
+            assert sink.check([receipt]) == [None]  # an idle connection that was cut is replaced
             assert sink.commit([receipt]) == [DONE]
             db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
 
@@ -80,7 +80,7 @@ class TestFaults:
         with pytest.raises(Rejected, match="leaves rows out"):
             db.prepare(db.sink(key=key, mode="prepared", key_partitioned=True), keyed((1, "a")), 1)
         db("DROP TRIGGER g ON t; INSERT INTO t VALUES (1, 'a')")
-        assert staged.commit([receipt]) == [DONE]  # what is there already is not left out
+        assert staged.commit([receipt]) == [DONE]  # an existing row is not omitted
 
     def test_a_read_only_server_is_waited_for(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -129,7 +129,8 @@ class TestFaults:
         staged = db.sink(mode="staged")
         receipt = db.prepare(staged, keyed((1, "a")))
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
-        assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]  # as the rule has it
+        # The rule redirects it.
+        assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]
 
     def test_a_connection_to_a_dead_machine_times_out(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -138,7 +139,7 @@ class TestFaults:
         assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("120000", "10")
 
     def test_no_statement_is_prepared_in_a_session(self, db: Database) -> None:
-        """A pooler may give each transaction another one."""
+        """A pooler may give each transaction another session."""
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         for batch in range(7):
@@ -163,10 +164,14 @@ class TestFaults:
             db.sink(connections=10_000)
         context = SimpleNamespace(defaultParallelism=5, getConf=dict)
         site = SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), "")
-        for connections, said in ((5, ["connections=5, but 6 may be opened"]), (6, []), (None, [])):
+        for connections, warnings in (
+            (5, ["connections=5, but 6 may be opened"]),
+            (6, []),
+            (None, []),
+        ):
             sink = Postgres("t", dsn=db.dsn, connections=connections)
             sink.attach(site)
-            assert [it.split(" (")[0] for it in sink.preflight() if "opened" in it] == said
+            assert [it.split(" (")[0] for it in sink.preflight() if "opened" in it] == warnings
             sink.close()
         context.defaultParallelism = 10_000
         sink = Postgres("t", dsn=db.dsn)
@@ -206,7 +211,7 @@ class TestFaults:
 def test_randomly_cut_connections_lose_and_repeat_nothing(
     db: Database, options: dict[str, Any]
 ) -> None:
-    """Nothing is lost or repeated, wherever in a branch's life its connection ends."""
+    """No row is lost or repeated, at whichever step of a branch its connection ends."""
     unique = " PRIMARY KEY" if "key" in options else ""
     db(f"CREATE TABLE t (k int{unique}, v text)")
     sink = db.sink(**options)
@@ -283,7 +288,7 @@ class TestTheServer:
                 psycopg.connect(wrong)
 
     def test_tables_are_created_in_the_public_schema(self, db: Database) -> None:
-        db("CREATE SCHEMA poundlock; CREATE TABLE t (n int)")  # the role's name, and the witness's
+        db("CREATE SCHEMA poundlock; CREATE TABLE t (n int)")  # both are named poundlock
         assert db("SELECT schemaname FROM pg_tables WHERE tablename = 't'") == [("public",)]
 
     def test_a_directory_without_binaries_is_refused(

@@ -50,7 +50,7 @@ class TestStaging:
         receipt = db.prepare(sink, rows)
         with pytest.raises(BadRow):
             sink.check([receipt])
-        with pytest.raises(InDoubt, match="cannot be moved"):  # and it is not tried for ever
+        with pytest.raises(InDoubt, match="cannot be moved"):  # it is not retried for ever
             sink.commit([receipt])
 
     def test_a_key_too_long_for_its_index_is_a_bad_row(self, db: Database) -> None:
@@ -171,7 +171,7 @@ class TestStaging:
             [found] = sink.find(db.namespace)
             assert sink.abort([found]) == [LOST]
             assert sink.find(db.namespace) == [] and len(db.open()) == 3
-            sink.prune(db.namespace, 99)  # what is still there keeps its witness
+            sink.prune(db.namespace, 99)  # remaining tables keep their witness
             assert sink.commit([*decided, stray]) == [DONE, DONE, LOST]
         assert db("SELECT k FROM t ORDER BY k") == [(0,), (1,)]
         assert sink.find(db.namespace) == [] and db.open() == []

@@ -26,7 +26,7 @@ D = decimal.Decimal
 
 
 class TestTypes:
-    # PostgreSQL's type, Arrow's as Spark sends it, and values.
+    # PostgreSQL's type, the Arrow type that Spark sends, and values.
     COLUMNS: ClassVar[dict[str, tuple[str, pa.DataType, list[Any]]]] = {
         "truth": ("bool", pa.bool_(), [True, False]),
         "tiny": ("int2", pa.int8(), [-128, 127]),
@@ -218,7 +218,7 @@ class TestTypes:
         )
         assert wanted["a"].startswith("to_json(`a`,") and wanted["m"].startswith("to_json(`m`,")
         assert wanted["n"] == "`n`"
-        for option in ("'timestampFormat', '", "'timestampNTZFormat', '"):  # not milliseconds
+        for option in ("'timestampFormat', '", "'timestampNTZFormat', '"):  # not only milliseconds
             assert "ss.SSSSSS" in wanted["a"].partition(option)[2].partition(", ")[0]
 
 

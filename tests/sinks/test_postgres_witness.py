@@ -1,4 +1,4 @@
-"""PostgreSQL: the witness, and answers that prove nothing."""
+"""PostgreSQL: the witness, and inconclusive answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestTheWitness:
         foreign = sink.begin(db.branch(1))
         foreign.write(keyed((2, "b")))
         foreign._finish_copy()
-        foreign._insert_witness()  # as far as a task may come before its machine stops
+        foreign._insert_witness()  # a task can get this far before its machine stops
         unknown = Receipt("t", foreign._id, 1, Fingerprint(1, 0))
         assert sink.commit([receipt, unknown]) == [DONE, OPEN]
         foreign.abort()
@@ -52,13 +52,13 @@ class TestTheWitness:
         receipt = db.prepare(sink, keyed((1, "a")))
         assert sink.commit([receipt]) == [DONE]
         elsewhere = db.sink(mode=mode, witness_schema="elsewhere")
-        db.prepare(elsewhere, keyed((2, "b")), 1)  # makes a witness there
+        db.prepare(elsewhere, keyed((2, "b")), 1)  # this creates a witness there
         assert elsewhere.commit([receipt]) == [UNKNOWN]
         db("DROP SCHEMA poundlock CASCADE")
         again = db.sink(mode=mode)
         assert again.commit([receipt]) == [UNKNOWN]
         assert not db("SELECT to_regclass('poundlock.witness')")[0][0]
-        assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # none of a decision
+        assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # no decision names it
         assert again.commit([receipt]) == [UNKNOWN]
         assert again.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
         db("UPDATE poundlock.witness SET state = 'committed'")
@@ -74,8 +74,8 @@ class TestTheWitness:
         assert sink.commit([receipt]) == [DONE]
         db(how)
         assert sink.commit([receipt]) == [UNKNOWN]
-        assert db("SELECT * FROM poundlock.witness") == []  # no tombstone that would say otherwise
-        later = db.prepare(sink, keyed((2, "b")), 1)  # it goes on with new ones
+        assert db("SELECT * FROM poundlock.witness") == []  # it has no tombstone
+        later = db.prepare(sink, keyed((2, "b")), 1)  # new branches still work
         assert sink.check([later]) == [None]
         assert sink.commit([later]) == [DONE]
         assert sink.commit([receipt]) == [UNKNOWN]
@@ -120,7 +120,7 @@ class TestTheWitness:
 
 class TestInconclusiveAnswers:
     def test_a_branch_that_another_driver_is_finishing_is_open(self, db: Database) -> None:
-        """The other one waits for a standby that is not there: nothing is visible yet."""
+        """The other driver waits for a missing standby, so no row is visible yet."""
         db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int)")
         sink = db.sink(mode="prepared")
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -130,13 +130,13 @@ class TestInconclusiveAnswers:
             db("SELECT pg_reload_conf()")
 
         def waits(session: psycopg.Connection[Any]) -> bool:
-            asked = (
+            query = (
                 f"SELECT wait_event FROM pg_stat_activity WHERE pid = {session.info.backend_pid}"
             )
-            return db(asked) == [("SyncRep",)]
+            return db(query) == [("SyncRep",)]
 
         def waits_for_it() -> bool:
-            """Whether commits do: the process that tells them reads its settings in its own time."""
+            """Return whether commits wait. The server applies the setting with a delay."""
             with psycopg.connect(db.dsn, autocommit=True) as probe:
                 thread = threading.Thread(target=probe.execute, args=["INSERT INTO u VALUES (1)"])
                 thread.start()
@@ -168,7 +168,7 @@ class TestInconclusiveAnswers:
         assert db("SELECT * FROM t") == [(1, "a")]
 
     def test_a_failed_transaction_is_not_mistaken_for_a_prepared_branch(self, db: Database) -> None:
-        """The server answers PREPARE by ROLLBACK, and by no error."""
+        """The server answers PREPARE with ROLLBACK and without an error."""
         db("CREATE TABLE t (k int, v text)")
         writer: Any = db.sink(mode="prepared").begin(db.branch())
         with pytest.raises(psycopg.errors.DivisionByZero):

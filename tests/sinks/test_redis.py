@@ -50,7 +50,7 @@ class TestShapes:
         sink = make_redis(list="l", value="v")
         texts = [str(number) for number in range(30_000)]
         writer = sink.begin(branch())
-        for start in range(0, 30_000, 1_000):  # more chunks than have one digit
+        for start in range(0, 30_000, 1_000):  # more than nine chunks
             writer.write(pa.RecordBatch.from_pydict({"value": texts[start : start + 1_000]}))
         prepared = writer.prepare()
         receipt = Receipt("out", prepared.id, 0, Fingerprint(30_000), prepared.handle)
@@ -79,7 +79,7 @@ class TestShapes:
         most = make_redis(hash="totals", field="id", value="n", operation="increment")
         rows = {"key": ["a", "a"], "value": [2**62, 2**62 - 1]}
         most.commit([stage_rows(most, rows, batch=2)])
-        assert redis_client.hget("totals", "a") == str(2**63 - 1)  # beyond what a Lua number holds
+        assert redis_client.hget("totals", "a") == str(2**63 - 1)  # too large for a Lua number
 
     def test_the_row_with_the_highest_order_wins_over_all_tasks(
         self, make_redis: Any, redis_client: Any

@@ -78,7 +78,7 @@ class TestTheTarget:
             (" 1", False, False),
             ("inf", False, False),
             ("nan", False, False),
-            ("1e999", False, False),  # as much as no number: nothing can be added
+            ("1e999", False, False),  # not finite, so nothing can be added
         ],
     )
     @pytest.mark.parametrize("amount", [1, 0.5])
@@ -280,7 +280,7 @@ class TestTheWitness:
         redis_client.delete(f"{{h}}:{low.id}")
         assert sink.commit([low, high]) == [LOST, LOST]
         assert not redis_client.exists("h") and not list_leftovers(redis_client)
-        assert sink.commit([high, low]) == [LOST, LOST]  # it is final
+        assert sink.commit([high, low]) == [LOST, LOST]  # the outcome is final
         replay = [stage_rows(sink, rows(1), task=7), stage_rows(sink, rows(2), task=8)]
         assert sink.commit(replay) == [DONE, DONE]
         assert redis_client.hgetall("h") == {"a": "2"}

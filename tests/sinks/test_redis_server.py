@@ -18,7 +18,7 @@ from poundlock.sinks import Redis
 
 
 class Slot:
-    """A slot of a cluster of two nodes, on its way from one to the other."""
+    """A slot that moves between the two nodes of a cluster."""
 
     def __init__(self, redis_client: Any, tag: str, address: str):
         number, source = redis_client.keyslot(tag), redis_client.get_node_from_key(tag)
@@ -73,24 +73,25 @@ class TestTheServer:
                 assert sink.commit(receipts) == [DONE, DONE]
                 found = redis.Redis.from_url(node.address).hvals("h")
                 assert len(found) == len(texts) and set(found) == {str(2 * batch + 2).encode()}
-        assert cut  # or nothing was tried
+        assert cut  # at least one move was interrupted
 
     def test_settings_that_lose_data_are_warned_of(self) -> None:
         settings = {"appendonly": "no", "maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
         with valkey.running(settings=settings) as node:
             sink = Redis(url=node.address, list="l", value="v")
-            told = "\n".join(sink.preflight())
-            assert "appendonly is off" in told and "allkeys-lru" in told
+            warnings = "\n".join(sink.preflight())
+            assert "appendonly is off" in warnings and "allkeys-lru" in warnings
             client = redis.Redis.from_url(node.address)
             client.config_set("appendonly", "yes")
             client.config_set("appendfsync", "everysec")
-            client.config_set("maxmemory-policy", "volatile-lru")  # ours never expire
-            (told,) = sink.preflight()
-            assert "appendfsync is everysec" in told
+            # The sink's own keys never expire.
+            client.config_set("maxmemory-policy", "volatile-lru")
+            (warning,) = sink.preflight()
+            assert "appendfsync is everysec" in warning
             client.replicaof("127.0.0.1", 1)
             with pytest.raises(UsageError, match="is a replica"):
                 sink.preflight()
-            node.kill()  # a replica that still looks for its primary is slow to end
+            node.kill()  # a replica without its primary stops slowly
 
     @pytest.mark.parametrize(
         ("version", "fits"), [("5.0.14", False), ("6.0.16", False), ("6.2.0", True), ("10.0", True)]
@@ -101,10 +102,10 @@ class TestTheServer:
         sink = make_redis(list="l", value="v")
         ask = sink.client.execute
 
-        def told(*command: Any, key: str) -> Any:
+        def answer(*command: Any, key: str) -> Any:
             return {"redis_version": version} if command[0] == "INFO" else ask(*command, key=key)
 
-        monkeypatch.setattr(sink.client, "execute", told)
+        monkeypatch.setattr(sink.client, "execute", answer)
         with (
             nullcontext()
             if fits
@@ -153,15 +154,15 @@ class TestTheServer:
             redis_client.config_set("maxmemory", 0)
 
     def test_a_lack_of_memory_before_version_7_is_recognised(self, make_redis: Any) -> None:
-        """Its scripts tell it in other words."""
-        said = (
+        """Its scripts report it with another message."""
+        message = (
             "Error running script: @user_script:1: -OOM command not allowed when used memory > 'm'."
         )
         with (
             pytest.raises(Unavailable, match="no memory left"),
             make_redis(list="l", value="v").client.errors("staging"),
         ):
-            raise redis.ResponseError(said)
+            raise redis.ResponseError(message)
 
     def test_a_silent_server_is_unavailable(
         self, redis_server: valkey.Valkey, redis_client: Any
@@ -179,7 +180,7 @@ class TestTheServer:
             writer.abort()  # never raises
         finally:
             redis_server.resume()
-        # What was sent while it was silent may have been done since: once in any case.
+        # The server may have run the silent commit since. It runs only once in any case.
         assert sink.commit([receipt]) == [DONE]
         sink.abort(sink.find(SPACE))
         assert redis_client.lrange("l", 0, -1) == ["1"]
@@ -209,13 +210,13 @@ class TestTheServer:
         writer.abort()
         assert redis_client.keys("*") == []
         with pytest.raises(Rejected) if semantic == "at_least_once" else nullcontext():
-            writer.prepare()  # a move that comes late finds nothing, and is no success
+            writer.prepare()  # a late move finds nothing and fails
         assert redis_client.keys("*") == []
 
     def test_a_replica_proves_nothing(self, make_redis: Any, redis_client: Any) -> None:
         sink = make_redis(list="l", value="v")
         receipt = stage_rows(sink, {"value": ["1"]})
-        redis_client.flushall()  # as it is before it has heard anything
+        redis_client.flushall()  # as before its first synchronisation
         redis_client.replicaof("127.0.0.1", 1)
         try:
             with pytest.raises(Unavailable, match="read only replica"):
@@ -248,7 +249,8 @@ class TestTheServer:
                     for doing in (sink.check, sink.commit):
                         with pytest.raises(Unavailable, match="non local key"):
                             doing([receipt])
-                    if who == "at the source":  # our own keys go first, and the script after them
+                    # The sink's own keys move first, and the script follows them.
+                    if who == "at the source":
                         ours = [key for key in slot.left() if "poundlock" in key]
                         assert len(ours) == 3
                         slot.send(*ours)

@@ -1,4 +1,4 @@
-"""What is particular to drivers of PEP 249, with two real ones upon a real PostgreSQL."""
+"""Two-phase drivers of PEP 249: two real ones with a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def execute(node: postgres.Node) -> Iterator[Callable[[str], list[Any]]]:
             return done.fetchall() if done.description else []
 
         yield run
-        # What a test that failed has left open would hold up the rest.
+        # A branch that a failed test left open would block the other tests.
         run(HANG_UP)
         for (gid,) in run("SELECT gid FROM pg_prepared_xacts"):
             run(f"ROLLBACK PREPARED '{gid}'")
@@ -175,7 +175,7 @@ def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> 
         {"a": Column("a", "int"), "b": Column("b", "array<int>"), "c": Column("c", "int")}
     )
     assert list(wanted) == ["k", "v", "w"] and wanted["v"].startswith("to_json(b")
-    assert wanted["v"].count("ss.SSSSSS") == 2  # timestamps inside of it, not in milliseconds
+    assert wanted["v"].count("ss.SSSSSS") == 2  # timestamps inside it keep their microseconds
     with pytest.raises(UsageError, match="has no column w"):
         sink.preflight()
     with pytest.raises(UsageError, match="cannot be read"):
@@ -233,13 +233,13 @@ def test_another_witness_table_proves_nothing(
     elsewhere = made(connect, node.dsn(), witness_table="elsewhere")
     execute("CREATE TABLE elsewhere (LIKE poundlock_witness INCLUDING ALL)")
     assert elsewhere.commit([receipt, other]) == [UNKNOWN, UNKNOWN]
-    assert sink.commit([receipt, other]) == [DONE, DONE]  # which nobody touched
+    assert sink.commit([receipt, other]) == [DONE, DONE]  # the original witness is unchanged
     execute("DROP TABLE poundlock_witness")
     assert sink.commit([receipt]) == [UNKNOWN]
     assert sink.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
     assert execute("SELECT to_regclass('poundlock_witness')") == [(None,)]
     stray = Stray("t", receipt.id, 1, "prepared")
-    assert sink.abort([stray]) == [LOST]  # no decision names it, so that a new table will do
+    assert sink.abort([stray]) == [LOST]  # no decision names it, so a new witness is enough
     assert sink.commit([receipt]) == [UNKNOWN]
     assert execute("SELECT k FROM t") == [(1,), (2,)]
 
@@ -253,7 +253,7 @@ def test_an_emptied_witness_proves_nothing(
     assert sink.commit([receipt]) == [DONE]
     execute("TRUNCATE poundlock_witness")
     assert sink.commit([receipt]) == [UNKNOWN]
-    # And if it happens after we looked.
+    # The same if it is emptied after the sink looked at it.
     monkeypatch.setattr(Witness, "recognises", lambda *_: True)
     assert sink.commit([receipt]) == [UNKNOWN]
     assert execute("SELECT * FROM poundlock_witness") == []
@@ -371,8 +371,8 @@ def test_secrets_are_not_shown(connect: Any) -> None:
     for dsn in (
         "postgresql://u:hidden@127.0.0.1:1/x",
         "hidden nonsense",
-        "postgresql://u:p@hidden@127.0.0.1:1/x",  # taken for the host
-        "postgresql://localhost:hidden/p@127.0.0.1:1/x",  # taken for the port
+        "postgresql://u:p@hidden@127.0.0.1:1/x",  # parsed as the host
+        "postgresql://localhost:hidden/p@127.0.0.1:1/x",  # parsed as the port
     ):
         with pytest.raises(PoundlockError) as caught:
             TwoPhase(connect, "t", dsn=dsn).preflight()
@@ -397,7 +397,7 @@ def test_a_server_without_prepared_transactions_is_refused(connect: Any) -> None
 def test_a_pipeline_can_start_while_open_branches_fill_the_server(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
-    """One of them is ours, left by a crash: only a start can end it."""
+    """One of them is ours, left by a crash. Only a start can end it."""
     execute("CREATE TABLE t (k int, v text)")
     receipt = prepare(made(connect, node.dsn()), rows(1))
     for other in range(postgres.PostgresServer().max_prepared_transactions - 1):
@@ -459,9 +459,10 @@ def test_every_paramstyle_is_supported(style: str, expected: str, given: Any) ->
 
 def test_recovered_branch_names_of_every_driver_are_read() -> None:
     assert _parts((1, 3, 2, b"abcde")) == (1, "abc", "de")
-    assert _parts((1, 2, 2, b"\xffabc")) == (1, "\ufffda", "bc")  # another's, cut by its bytes
+    # A foreign name, split in the middle of a character.
+    assert _parts((1, 2, 2, b"\xffabc")) == (1, "\ufffda", "bc")
     assert _parts((1, "abc", "de")) == (1, "abc", "de")
-    # As in the source of python-oracledb: RAW columns, so bytes, in a named tuple.
+    # As in the source of python-oracledb: bytes from RAW columns, in a named tuple.
     oracle = namedtuple("Xid", ["format_id", "global_transaction_id", "branch_qualifier"])
     assert _parts(oracle(1, b"abc", b"de")) == (1, "abc", "de")
     assert _parts(psycopg.Xid.from_string("another's")) is None
@@ -504,7 +505,7 @@ def test_a_branch_can_be_written_with_a_driver_like_oracles(
 def test_a_locked_witness_is_recognised_with_a_driver_like_oracles(
     node: postgres.Node, oracle: Any, execute: Any
 ) -> None:
-    """Its error for a lock that is held has no class of its own, only a number."""
+    """Its error for a held lock has no class of its own, only a number."""
     execute("CREATE TABLE t (k int, v text)")
     sink = made(oracle, node.dsn())
     receipt = prepare(sink, rows(1))
@@ -567,7 +568,7 @@ def test_a_branch_that_the_database_does_not_hold_is_rejected(
 
 
 def test_savepoints_are_released(node: postgres.Node, connect: Any, execute: Any) -> None:
-    """PostgreSQL nests those of one name, and past 64 levels slows down for everybody."""
+    """PostgreSQL nests savepoints of one name. Beyond 64 levels every session slows down."""
     execute("CREATE TABLE t (k int, v text)")
     sink = made(connect, node.dsn())
     writer: Any = sink.begin(branch(sink, tolerant=True))
