@@ -54,13 +54,13 @@ class DeltaSubject(Subject):
         self._spark.sql(
             f"CREATE TABLE delta.`{path}` (number BIGINT NOT NULL, word VARCHAR(20)) USING delta"
         )
-        return self._looked_over(str(path), name)
+        return self._make_sink(str(path), name)
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Delta)
-        return self._looked_over(sink.path, sink.name)
+        return self._make_sink(sink.path, sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self, path: str, name: str, frame: Mapping[str, str] = FRAME, rows: Path | None = None
     ) -> Participant:
         made = Delta(path, name=name)
@@ -104,7 +104,7 @@ class DeltaSubject(Subject):
 
     def _refused(self, sink: Participant, frame: Mapping[str, str]) -> Participant:
         assert isinstance(sink, Delta)
-        return self._looked_over(sink.path, sink.name, frame)
+        return self._make_sink(sink.path, sink.name, frame)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -134,7 +134,7 @@ class DeltaSubject(Subject):
         """The disk with the stored rows is full."""
         assert isinstance(sink, Delta)
         with small_disk(1) as disk:
-            using = self._looked_over(sink.path, sink.name, rows=disk / "rows")
+            using = self._make_sink(sink.path, sink.name, rows=disk / "rows")
             many = [self.rows(range(20_000))] * 5
             yield FaultCase(
                 "disk is full|No space left",

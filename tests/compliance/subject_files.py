@@ -66,16 +66,16 @@ class FilesSubject(Subject):
         self._numbers = itertools.count()
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(self._directory / f"data {next(self._numbers)}", name)
+        return self._make_sink(self._directory / f"data {next(self._numbers)}", name)
 
     def again(self, sink: Participant) -> Participant:
-        return self._looked_over(self.place(sink), sink.name)
+        return self._make_sink(self.place(sink), sink.name)
 
     def place(self, sink: Participant) -> Path:
         assert isinstance(sink, Files)
         return Path(sink.place)
 
-    def _looked_over(self, place: Path, name: str, frame: Mapping[str, str] = FRAME) -> Participant:
+    def _make_sink(self, place: Path, name: str, frame: Mapping[str, str] = FRAME) -> Participant:
         made = Files(place, partition_by=["odd"], name=name)
         made.attach(LocalSite(str(self._directory / "rows")))
         made.project({column: Column(column, kind) for column, kind in frame.items()})
@@ -110,7 +110,7 @@ class FilesSubject(Subject):
     # Faults.
 
     def _refused(self, sink: Participant, frame: Mapping[str, str]) -> Participant:
-        return self._looked_over(self.place(sink), sink.name, frame)
+        return self._make_sink(self.place(sink), sink.name, frame)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -136,7 +136,7 @@ class FilesSubject(Subject):
             yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room",
                 Unavailable,
-                sink=self._looked_over(disk / "data", sink.name),
+                sink=self._make_sink(disk / "data", sink.name),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
                 during=lambda: fill(disk),
                 over=lambda: empty(disk),

@@ -52,13 +52,13 @@ class KafkaSubject(Subject):
 
     def _made(self, settings: dict[str, str], name: str, **arguments: Any) -> Participant:
         topic = oracle.Kafka(settings).create(f"topic-{next(self._numbers)}")
-        return self._looked_over(topic, name, settings, **arguments)
+        return self._make_sink(topic, name, settings, **arguments)
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Kafka) and sink.topic
-        return self._looked_over(sink.topic, sink.name, self._cluster.client_settings())
+        return self._make_sink(sink.topic, sink.name, self._cluster.client_settings())
 
-    def _looked_over(
+    def _make_sink(
         self,
         topic: str | None,
         name: str,
@@ -97,7 +97,7 @@ class KafkaSubject(Subject):
 
     def _refused(self, sink: Participant, frame: Mapping[str, Column]) -> Participant:
         assert isinstance(sink, Kafka)
-        return self._looked_over(sink.topic, sink.name, self._cluster.client_settings(), frame)
+        return self._make_sink(sink.topic, sink.name, self._cluster.client_settings(), frame)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -119,7 +119,7 @@ class KafkaSubject(Subject):
                 "check sasl.mechanism, sasl.username and sasl.password",
                 NotAuthorised,
                 hides="nonsense",
-                make=lambda: self._looked_over("t", sink.name, settings),
+                make=lambda: self._make_sink("t", sink.name, settings),
             )
 
     @contextmanager
@@ -128,7 +128,7 @@ class KafkaSubject(Subject):
         compacted = oracle.Kafka(self._cluster.client_settings()).create(
             f"topic-{next(self._numbers)}", config={"cleanup.policy": "compact"}
         )
-        using = self._looked_over(compacted, sink.name, self._cluster.client_settings())
+        using = self._make_sink(compacted, sink.name, self._cluster.client_settings())
         bad = keyed([b"5", b"6"], [b"5", None])
         says = "a compacted topic needs a key in every row"
         yield FaultCase(says, BadRow, sink=using, tasks=[[self.rows(range(5)), bad]])

@@ -44,12 +44,12 @@ class MySQLSubject(Subject):
         for gtrid, bqual, number in self._prepared():
             if bqual == name:
                 self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
-        return self._looked_over(f"{database}.numbers", name)
+        return self._make_sink(f"{database}.numbers", name)
 
     def again(self, sink: Participant) -> Participant:
-        return self._looked_over(self._place(sink), sink.name)
+        return self._make_sink(self._place(sink), sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self, table: str, name: str, frame: Mapping[str, str] = FRAME, **more: Any
     ) -> Participant:
         usual = {"url": self._server.address, "mode": self.mode, "lock_timeout": 5}
@@ -107,7 +107,7 @@ class MySQLSubject(Subject):
         yield FaultCase(says, NotAuthorised, make=make, hides="nonsense")
 
     def _refused(self, sink: Participant, **more: Any) -> Participant:
-        return self._looked_over(self._place(sink), sink.name, **more)
+        return self._make_sink(self._place(sink), sink.name, **more)
 
     @contextmanager
     def null(self, sink: Participant) -> Iterator[FaultCase]:
@@ -140,7 +140,7 @@ class MySQLSubject(Subject):
         table = f"{self._place(sink)}_once"
         self.ask(f"CREATE TABLE {table} LIKE {self._place(sink)}")
         self.ask(f"ALTER TABLE {table} ADD UNIQUE (number)")
-        return self._looked_over(table, sink.name, key_partitioned=True, lock_timeout=1)
+        return self._make_sink(table, sink.name, key_partitioned=True, lock_timeout=1)
 
     @contextmanager
     def no_room(self, sink: Participant) -> Iterator[FaultCase]:
@@ -172,7 +172,7 @@ class MySQLSubject(Subject):
             there.symlink_to(disk / database)
             self.ask(f"USE {database}; {self.table}")
             self.ask(witness_in(database, sink.name).create[0])
-            using = self._looked_over(f"{database}.numbers", sink.name)
+            using = self._make_sink(f"{database}.numbers", sink.name)
             fill(disk)
             tasks = [
                 [

@@ -42,7 +42,7 @@ class OpenSearchSubject(Subject):
         return opensearchpy.OpenSearch([self._server.url], timeout=30)
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(self._index(), name)
+        return self._make_sink(self._index(), name)
 
     def _index(self, mappings: Mapping[str, Any] = {}) -> str:
         index = f"target-{next(self._numbers)}"
@@ -52,9 +52,9 @@ class OpenSearchSubject(Subject):
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, OpenSearch)
-        return self._looked_over(sink.index, sink.name)
+        return self._make_sink(sink.index, sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self,
         index: str,
         name: str,
@@ -106,14 +106,14 @@ class OpenSearchSubject(Subject):
         index = self._index({"dynamic": "strict", "properties": {"number": {"type": "long"}}})
         frame = FRAME | {"word": "string"}
         says = "column 'word' is not in the mapping, which is strict"
-        make = lambda: self._looked_over(index, sink.name, frame)  # noqa: E731
+        make = lambda: self._make_sink(index, sink.name, frame)  # noqa: E731
         yield FaultCase(says, UsageError, make=make)
 
     @contextmanager
     def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         index = self._index({"properties": {"number": {"type": "boolean"}}})
         says = "column 'number' has type bigint, but the field is of type boolean"
-        yield FaultCase(says, UsageError, make=lambda: self._looked_over(index, sink.name))
+        yield FaultCase(says, UsageError, make=lambda: self._make_sink(index, sink.name))
 
     @contextmanager
     def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
@@ -125,7 +125,7 @@ class OpenSearchSubject(Subject):
             yield FaultCase(
                 f"looking at index {index}: the server refuses the user or the password",
                 NotAuthorised,
-                make=lambda: self._looked_over(index, sink.name, url=url),
+                make=lambda: self._make_sink(index, sink.name, url=url),
                 hides="nonsense",
             )
 
@@ -163,7 +163,7 @@ class OpenSearchSubject(Subject):
             yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room",
                 Unavailable,
-                sink=self._looked_over(sink.index, sink.name, rows=disk / "rows"),
+                sink=self._make_sink(sink.index, sink.name, rows=disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 20_000))]],
                 during=lambda: fill(disk),
                 over=lambda: empty(disk),

@@ -41,17 +41,17 @@ class PostgresSubject(Subject):
             self.execute(f"CREATE DATABASE {self._database}", "postgres")
         table = name.replace("-", "_")
         self.execute(f"CREATE TABLE {table} (number int {self.key}, word varchar(40) NOT NULL)")
-        return self._looked_over(table, name, self._node.dsn(self._database))
+        return self._make_sink(table, name, self._node.dsn(self._database))
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Postgres)
-        return self._looked_over(sink.target.table, sink.name, sink.target.dsn)
+        return self._make_sink(sink.target.table, sink.name, sink.target.dsn)
 
     @property
     def key(self) -> str:
         return "PRIMARY KEY" if "key" in self._options else ""
 
-    def _looked_over(
+    def _make_sink(
         self, table: str, name: str, dsn: str, frame: Mapping[str, Column] = FRAME, **more: Any
     ) -> Participant:
         made = Postgres(table, dsn=dsn, name=name, lock_timeout=2, **self._options | more)
@@ -97,7 +97,7 @@ class PostgresSubject(Subject):
     def _refused(self, sink: Participant, **frame: str) -> Participant:
         columns = {name: Column(name, kind) for name, kind in frame.items()}
         dsn = self._node.dsn(self._database)
-        return self._looked_over(self.table(sink), sink.name, dsn, columns)
+        return self._make_sink(self.table(sink), sink.name, dsn, columns)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -119,7 +119,7 @@ class PostgresSubject(Subject):
             says,
             NotAuthorised,
             hides="nonsense",
-            make=lambda: self._looked_over(self.table(sink), sink.name, dsn),
+            make=lambda: self._make_sink(self.table(sink), sink.name, dsn),
         )
 
     def _words(self, numbers: Sequence[int], words: Sequence[str | None]) -> pa.RecordBatch:
@@ -142,7 +142,7 @@ class PostgresSubject(Subject):
             return sink
         self.execute(f"CREATE TABLE single (LIKE {self.table(sink)}, UNIQUE (number))")
         promise = {"key_partitioned": True} if self._options.get("mode") == "prepared" else {}
-        return self._looked_over("single", sink.name, self._node.dsn(self._database), **promise)
+        return self._make_sink("single", sink.name, self._node.dsn(self._database), **promise)
 
     @contextmanager
     def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
@@ -177,7 +177,7 @@ class PostgresSubject(Subject):
             self.execute(f"CREATE TABLESPACE {database} LOCATION '{disk / 'space'}'")
             self.execute(f"CREATE TABLE small (LIKE {table} INCLUDING ALL) TABLESPACE {database}")
             self.execute(f"ALTER DATABASE {database} SET default_tablespace = {database}")
-            using = self._looked_over("small", sink.name, self._node.dsn(database))
+            using = self._make_sink("small", sink.name, self._node.dsn(database))
             fill(disk)
             many = self._words(range(100), ["x" * 40] * 100)
             try:

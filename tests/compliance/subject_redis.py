@@ -37,13 +37,13 @@ class RedisSubject(Subject):
         return redis.Redis.from_url(self._server.address, decode_responses=True)
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(f"target-{next(self._numbers)}", name)
+        return self._make_sink(f"target-{next(self._numbers)}", name)
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Redis)
-        return self._looked_over(sink.shape.target, sink.name)
+        return self._make_sink(sink.shape.target, sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self,
         target: str,
         name: str,
@@ -85,7 +85,7 @@ class RedisSubject(Subject):
 
     def _refused(self, sink: Participant, **others: Any) -> Participant:
         assert isinstance(sink, Redis)
-        return self._looked_over(sink.shape.target, sink.name, **others)
+        return self._make_sink(sink.shape.target, sink.name, **others)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:

@@ -31,9 +31,9 @@ class TwoPhaseSubject(PostgresSubject):
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, TwoPhase)
-        return self._looked_over(sink.table, sink.name, str(sink._dsn))
+        return self._make_sink(sink.table, sink.name, str(sink._dsn))
 
-    def _looked_over(
+    def _make_sink(
         self, table: str, name: str, dsn: str, frame: Mapping[str, Column] = FRAME, **more: Any
     ) -> Participant:
         limit = ["SET lock_timeout = '2s'"]

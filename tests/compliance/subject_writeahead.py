@@ -58,12 +58,12 @@ class WriteAheadSubject(Subject):
         self._numbers = itertools.count()
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(str(self._directory / str(next(self._numbers))), name)
+        return self._make_sink(str(self._directory / str(next(self._numbers))), name)
 
     def again(self, sink: Any) -> Participant:
-        return self._looked_over(sink.function.path, sink.name)
+        return self._make_sink(sink.function.path, sink.name)
 
-    def _looked_over(self, path: str, name: str, rows: Path | None = None) -> Participant:
+    def _make_sink(self, path: str, name: str, rows: Path | None = None) -> Participant:
         made = WriteAhead(Append(path), name=name)
         made.attach(LocalSite(str(rows or f"{path}-rows")))
         made.preflight()
@@ -96,7 +96,7 @@ class WriteAheadSubject(Subject):
             yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room",
                 Unavailable,
-                sink=self._looked_over(sink.function.path, sink.name, disk / "rows"),
+                sink=self._make_sink(sink.function.path, sink.name, disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
                 during=lambda: fill(disk),
                 over=lambda: empty(disk),

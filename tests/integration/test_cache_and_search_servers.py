@@ -59,18 +59,18 @@ def test_valkey_keeps_its_address_and_data_over_a_restart(tmp_path: Path) -> Non
         )
         with pytest.raises(redis.exceptions.AuthenticationError):
             redis.Redis.from_url(node.url).get("key")
-        said = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path)])
-        assert said.output == f"export REDIS_URL={url}\n", "those that run, and no others"
-        said = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path), "--json"])
-        assert json.loads(said.output) == {"REDIS_URL": url}
+        result = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path)])
+        assert result.output == f"export REDIS_URL={url}\n", "only the servers that run"
+        result = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path), "--json"])
+        assert json.loads(result.output) == {"REDIS_URL": url}
         down = ["servers", "down", "valkey", "kafka", "--dir", str(tmp_path), "--json"]
         assert json.loads(CliRunner().invoke(poundlock, down).output) == {
             "valkey": {"created": True, "ended": True, "wiped": False},
             "kafka": {"created": False, "ended": False, "wiped": False},
         }
         assert not base.status(base.home_of("valkey", tmp_path)).running
-        said = CliRunner().invoke(poundlock, ["servers", "env", "valkey", "--dir", str(tmp_path)])
-        assert said.exit_code == 1 and "servers up valkey" in said.output
+        result = CliRunner().invoke(poundlock, ["servers", "env", "valkey", "--dir", str(tmp_path)])
+        assert result.exit_code == 1 and "servers up valkey" in result.output
         again = valkey.up(tmp_path)
         assert again.address == url and redis.Redis.from_url(url).get("key") == b"value"
         again.kill()  # acknowledged writes are on disk

@@ -92,11 +92,11 @@ def test_the_end_of_a_query_sweeps_and_closes(scene: Scene) -> None:
 def test_a_stop_does_not_wait_for_an_unreachable_system_and_loses_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away, asked, commit = threading.Event(), threading.Event(), sinks.Postgres.commit
+    away, called, commit = threading.Event(), threading.Event(), sinks.Postgres.commit
 
     def answer(self: sinks.Postgres, receipts: Sequence[Receipt]) -> list[BranchState]:
         if away.is_set():
-            asked.set()
+            called.set()
             raise Unavailable("the cable is out")
         return commit(self, receipts)
 
@@ -105,7 +105,7 @@ def test_a_stop_does_not_wait_for_an_unreachable_system_and_loses_nothing(
     query = scene.start(function)
     oracle.eventually(lambda: len(scene.rows()) >= 10)
     away.set()
-    assert asked.wait(oracle.SECONDS)  # it is decided, and cannot be committed
+    assert called.wait(oracle.SECONDS)  # it is decided, and cannot be committed
     query.stop()  # it must not wait for the batch, which is stuck
     assert query.exception() is None
     before = len(scene.rows())

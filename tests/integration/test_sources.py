@@ -101,7 +101,7 @@ def sources(
     }
 
 
-def over(frame: DataFrame, sink: Participant, tmp_path: Path) -> lock.Pipeline:
+def make_pipeline(frame: DataFrame, sink: Participant, tmp_path: Path) -> lock.Pipeline:
     return lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck")).to(sink)
 
 
@@ -113,7 +113,7 @@ def test_every_cell_of_the_guarantee_table_is_right(
     made, *given = KINDS[kind]
     for frame in sources[replayable]:
         for make in made:
-            statement = over(frame, make(tmp_path / "out"), tmp_path).guarantee()
+            statement = make_pipeline(frame, make(tmp_path / "out"), tmp_path).guarantee()
             assert statement.replayable is replayable
             assert statement.routes[0].kind == kind, statement
             assert statement.guarantee.value == given[replayable], statement
@@ -130,7 +130,7 @@ def test_exactly_once_over_a_socket_is_refused_before_anything_starts(
         frame = lock.read_socket(spark, "127.0.0.1", server.getsockname()[1])
         for make in KINDS[kind][0]:
             with pytest.raises(UsageError, match="source socket, which cannot be replayed"):
-                over(frame, make(tmp_path / "out"), tmp_path).start()
+                make_pipeline(frame, make(tmp_path / "out"), tmp_path).start()
         with pytest.raises(TimeoutError):
             server.accept()  # nobody connected
     assert list(tmp_path.iterdir()) == []
@@ -148,7 +148,7 @@ def test_a_semantic_stronger_than_the_sink_gives_is_refused(
     sources: dict[bool, list[DataFrame]], tmp_path: Path, sink: Callable[[], Participant]
 ) -> None:
     with pytest.raises(UsageError, match=r"which gives at least once: .*again"):
-        over(sources[True][2], sink(), tmp_path).start()
+        make_pipeline(sources[True][2], sink(), tmp_path).start()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,7 +185,7 @@ def test_the_guarantee_of_a_pipeline_is_that_of_its_weakest_part(
     sources: dict[bool, list[DataFrame]], tmp_path: Path
 ) -> None:
     both = sources[True][2].union(sources[False][0].select("value"))
-    statement = over(both, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+    statement = make_pipeline(both, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
     assert (statement.source, statement.guarantee) == ("parquet, socket", Guarantee.AT_MOST_ONCE)
 
 
@@ -197,12 +197,12 @@ class TestCustom:
         frame = (
             kept.select(F.upper("value").alias("v")).union(plain.select("value")).filter("v > ''")
         )
-        statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+        statement = make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
         assert (statement.source, statement.replayable) == ("kept, socket", False)
 
     def test_the_innermost_declaration_counts(self, sources: Any, tmp_path: Path) -> None:
         frame = lock.custom(sources[False][1], replayable=True, name="outer")
-        statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+        statement = make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
         assert (statement.source, statement.replayable) == ("once", False)
 
     def test_a_watermark_is_kept(self, spark: SparkSession, tmp_path: Path) -> None:
@@ -245,9 +245,9 @@ class TestCustom:
         spark.dataSource.register(Numbers)
         plain = spark.readStream.format("numbers").load()
         with pytest.raises(UsageError, match="cannot be replayed"):
-            over(plain, sinks.Files(tmp_path / "out"), tmp_path).start()
+            make_pipeline(plain, sinks.Files(tmp_path / "out"), tmp_path).start()
         frame = lock.custom(spark.readStream.format("numbers"), replayable=True, name="numbers")
-        query = over(frame, sinks.Files(tmp_path / "out"), tmp_path).start(
+        query = make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path).start(
             processingTime="0 seconds"
         )
         try:
@@ -273,7 +273,7 @@ class TestCollection:
     ) -> None:
         def pipeline() -> lock.Pipeline:
             frame = self.make(spark, tmp_path)  # as a restarted program would
-            return over(frame, sinks.Files(tmp_path / "out"), tmp_path)
+            return make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path)
 
         trial.die(pipeline(), Step.DECIDED, times=2)
         for file in (tmp_path / "rows").rglob("*.parquet"):
@@ -340,7 +340,7 @@ class TestFiles:
         rows = lock.from_collection(
             spark, [(1, "a")], "n int, p string", directory=tmp_path / "rows"
         )
-        trial.finish(over(rows, sinks.Files(tmp_path / "out", partition_by="p"), tmp_path))
+        trial.finish(make_pipeline(rows, sinks.Files(tmp_path / "out", partition_by="p"), tmp_path))
         for place in ("out/p=a", "out/p=b", "out/p=*", "ou?", "{out,in}/p=a"):
             with pytest.raises(UsageError, match=r"out has a manifest .*filter with where\(\)"):
                 lock.read_files(spark, tmp_path / place, schema="n int")
@@ -354,7 +354,7 @@ class TestFiles:
 
         def run() -> None:
             frame = lock.read_files(spark, place, format="json", schema="n int")
-            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+            trial.finish(make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path))
 
         (place / "a.json").write_text('{"n": 1}')
         run()
@@ -386,7 +386,7 @@ class TestFiles:
                 spark, tmp_path / "in", format="json", schema="n int", **options
             )
             caplog.clear()
-            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+            trial.finish(make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path))
             assert (what in caplog.text) is bool(options)
 
     def test_text_files_need_no_schema(self, spark: SparkSession, tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_an_at_most_once_batch_is_not_tried_again(
 
     rows = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "rows")
     frame = lock.custom(rows, replayable=replayable, name="mine")
-    pipeline = over(frame, FailsOnce(tmp_path / "written"), tmp_path)
+    pipeline = make_pipeline(frame, FailsOnce(tmp_path / "written"), tmp_path)
     if replayable:
         trial.finish(pipeline)
     else:
@@ -433,7 +433,7 @@ def test_a_socket_is_read_at_most_once(spark: SparkSession, tmp_path: Path) -> N
         server.listen()
         frame = lock.read_socket(spark, "127.0.0.1", server.getsockname()[1])
         sink = sinks.Files(tmp_path / "out", semantic="at_least_once")
-        query = over(frame, sink, tmp_path).start(processingTime="0 seconds")
+        query = make_pipeline(frame, sink, tmp_path).start(processingTime="0 seconds")
         try:
             connection, _ = server.accept()
             with connection:

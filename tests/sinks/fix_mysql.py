@@ -107,7 +107,7 @@ def stage_of(receipt: Receipt) -> str:
     return staging_name(STAGE_PREFIX, receipt.id)
 
 
-def refused(
+def get_refusal(
     sink: MySQL, rows: Any, kind: type[PoundlockError] = BadRow, task: int = 0
 ) -> PoundlockError:
     """Write rows that the sink must refuse, then abort as a task does."""
@@ -124,7 +124,7 @@ def write_and_prepare(writer: Writer, rows: Any) -> None:
         writer.abort()
 
 
-def account(place: Place, rights: str) -> str:
+def create_account(place: Place, rights: str) -> str:
     """Create an account with rights on the database. Return its address."""
     name, port = f"poor_{place.database}", place.server.connect_arguments()["port"]
     place.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'p'")
@@ -145,7 +145,7 @@ def send_by(sink: MySQL, way: str) -> None:
 
 
 @contextmanager
-def settings(place: Place, **variables: Any) -> Iterator[None]:
+def changed_settings(place: Place, **variables: Any) -> Iterator[None]:
     """Change server settings for all new connections."""
     if not (names := list(variables)):
         yield

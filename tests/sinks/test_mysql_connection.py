@@ -18,12 +18,12 @@ from fix_mysql import (
     PARTITIONED,
     UPSERTS,
     Place,
-    account,
     batch_of,
     begin,
+    changed_settings,
+    create_account,
+    get_refusal,
     prepare,
-    refused,
-    settings,
 )
 
 from mysqld import IS_MARIADB
@@ -42,7 +42,7 @@ class TestServerSettings:
         place.ask("CREATE TABLE t (u INT UNIQUE)")
         place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE child (p INT, FOREIGN KEY (p) REFERENCES parent (id))")
-        with settings(place, unique_checks=0, foreign_key_checks=0):
+        with changed_settings(place, unique_checks=0, foreign_key_checks=0):
             sink = place.sink(mode="staged")
             receipt = prepare(sink, {"u": [7, 7]})
             assert "unique key" in str(sink.check([receipt])[0])
@@ -54,8 +54,8 @@ class TestServerSettings:
 
     def test_check_constraints_are_checked(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT CHECK (x > 0))")
-        with settings(place, **({"check_constraint_checks": 0} if IS_MARIADB else {})):
-            assert "CHECK" in str(refused(place.sink(mode="xa"), {"x": [-1]}))
+        with changed_settings(place, **({"check_constraint_checks": 0} if IS_MARIADB else {})):
+            assert "CHECK" in str(get_refusal(place.sink(mode="xa"), {"x": [-1]}))
 
     @UPSERTS
     def test_unusual_server_settings_change_no_result(self, place: Place, mode: str) -> None:
@@ -69,7 +69,7 @@ class TestServerSettings:
         }
         if IS_MARIADB:
             odd |= {"idle_write_transaction_timeout": 1, "max_statement_time": 0.001}
-        with settings(place, **odd):
+        with changed_settings(place, **odd):
             sink = place.sink(key="id", delete="gone", **PARTITIONED[mode == "xa"])
             rows = {"id": [1, 2, 9], "u": [1, 2, None], DELETE: [False, False, True]}
             receipt = prepare(sink, rows)
@@ -80,7 +80,10 @@ class TestServerSettings:
 
     def test_a_slow_task_keeps_its_connection(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        with settings(place, wait_timeout=2), closing(place.sink(mode="xa").connect()) as link:
+        with (
+            changed_settings(place, wait_timeout=2),
+            closing(place.sink(mode="xa").connect()) as link,
+        ):
             assert link.run("SELECT @@wait_timeout")[0][0] > 3600
 
 
@@ -129,7 +132,7 @@ class TestTheConnection:
     @pytest.mark.parametrize(
         "url", ["postgres://x", "mysql://", "mysql://h:port/db", "mysql://h/db?ssl=on", "nonsense"]
     )
-    def test_an_unreadable_address_is_refused(self, url: str) -> None:
+    def test_an_unreadable_address_is_get_refusal(self, url: str) -> None:
         with pytest.raises(UsageError):
             MySQL("t", url=url)
 
@@ -145,7 +148,7 @@ class TestTheConnection:
 
     def test_missing_rights_are_named(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = account(place, "SELECT")
+        url = create_account(place, "SELECT")
         with pytest.raises(NotAuthorised, match="CREATE TABLE IF NOT EXISTS"):
             begin(place.sink(url=url, mode="staged"))
         if not IS_MARIADB:
@@ -171,7 +174,7 @@ class TestTheConnection:
     @BOTH
     def test_the_documented_rights_are_enough(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
+        url = create_account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
         if not IS_MARIADB and mode == "xa":
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
         sink = place.sink(url=url, mode=mode)
@@ -184,7 +187,7 @@ class TestTheConnection:
     def test_a_witness_table_that_an_administrator_made_is_used(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
         place.ask(place.sink(look=False, mode="xa").witness.create[0])
-        url = account(place, "SELECT, INSERT, DELETE")
+        url = create_account(place, "SELECT, INSERT, DELETE")
         if not IS_MARIADB:
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
         sink = place.sink(url=url, mode="xa")
@@ -193,7 +196,9 @@ class TestTheConnection:
 
     def test_a_staging_table_that_cannot_be_dropped_blocks_nothing(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        sink = place.sink(url=account(place, "SELECT, INSERT, DELETE, CREATE"), mode="staged")
+        sink = place.sink(
+            url=create_account(place, "SELECT, INSERT, DELETE, CREATE"), mode="staged"
+        )
         receipt = prepare(sink, {"x": [1]})
         assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
         assert place.rows() == [(1,)]

@@ -7,7 +7,7 @@ import decimal
 from typing import Any
 
 import pytest
-from fix_mysql import BOTH, DONE, PARTITIONED, Place, account, prepare, refused
+from fix_mysql import BOTH, DONE, PARTITIONED, Place, create_account, get_refusal, prepare
 
 from mysqld import IS_MARIADB
 from poundlock.core.model import Fingerprint, Receipt
@@ -97,7 +97,7 @@ class TestTargetTable:
             ("CREATE VIEW t AS SELECT 1 AS x", "no transactions"),
         ],
     )
-    def test_an_unsuitable_table_is_refused(self, place: Place, made: str, words: str) -> None:
+    def test_an_unsuitable_table_is_get_refusal(self, place: Place, made: str, words: str) -> None:
         place.ask(made)
         with pytest.raises(UsageError, match=words):
             place.sink()
@@ -145,7 +145,7 @@ class TestTargetTable:
         few = place.sink("t", look=False, connections=5)
         few._tasks = 8
         assert "connections=5, but 12 may be opened" in " ".join(few.preflight())
-        url = account(place, "ALL PRIVILEGES")
+        url = create_account(place, "ALL PRIVILEGES")
         name = f"poor_{place.database}@'127.0.0.1'"
         place.ask(f"ALTER USER {name} WITH MAX_USER_CONNECTIONS 7")
         with pytest.raises(UsageError, match=r"8 connections .* max_user_connections allows 7"):
@@ -170,7 +170,7 @@ class TestTargetTable:
             place.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
             place.ask("SET GLOBAL local_infile = 1")
 
-    def test_unsuitable_servers_are_refused(self, place: Place) -> None:
+    def test_unsuitable_servers_are_get_refusal(self, place: Place) -> None:
         sink = place.sink(look=False)
         for version, variables, words in (
             ("10.4.32-MariaDB", {}, "10.5"),
@@ -248,7 +248,7 @@ class TestChangedOptionsAndTables:
         rows = {"x": [values[before]]}
         if mode == "xa":
             place.ask(f"ALTER TABLE t MODIFY x {now}")
-            refused(sink, rows, Rejected)
+            get_refusal(sink, rows, Rejected)
             assert place.rows() == []
             return
         receipt = prepare(sink, rows)

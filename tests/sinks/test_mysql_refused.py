@@ -14,12 +14,12 @@ from fix_mysql import (
     OURS,
     PARTITIONED,
     Place,
-    account,
     batch_of,
     begin,
+    changed_settings,
+    create_account,
+    get_refusal,
     prepare,
-    refused,
-    settings,
 )
 
 from mysqld import IS_MARIADB
@@ -155,7 +155,7 @@ class TestRefusals:
         ):
             receipt = prepare(staged, {"p": [1, p], "n": [1, n]}, batch=number)
             assert words in str(staged.check([receipt])[0])
-            assert words in str(refused(direct, {"p": [1, p], "n": [1, n]}))
+            assert words in str(get_refusal(direct, {"p": [1, p], "n": [1, n]}))
         assert staged.abort(staged.find(OURS)) == [LOST] * 3
         receipt = prepare(staged, {"p": [1], "n": [1]}, batch=9)
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
@@ -225,7 +225,7 @@ class TestRefusals:
             "CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
             "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF"
         )
-        url = account(place, "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP")
+        url = create_account(place, "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP")
         sink = place.sink(key="id", url=url)
         receipt = prepare(sink, {"id": [1], "n": [5]})
         assert "trigger" in str(sink.check([receipt])[0])
@@ -242,7 +242,7 @@ class TestRefusals:
             target = place.sink(table, **options).target
             assert not target.may_refuse(["id", "v"], ["id"] if table == "t" else [])
         assert place.sink("t").target.may_refuse(["id"], [])  # appended under a key
-        url = account(place, "SELECT, INSERT, UPDATE, CREATE, TRIGGER")
+        url = create_account(place, "SELECT, INSERT, UPDATE, CREATE, TRIGGER")
         assert not place.sink("t", url=url, key="id").target.may_refuse(["id"], ["id"])
         name = url.split("/")[2].split(":")[0]
         place.ask(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {name}@'127.0.0.1'")
@@ -271,7 +271,7 @@ class TestRefusals:
             "b TIMESTAMP(6) NOT NULL DEFAULT '2001-01-01')"
         )
         at = datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
-        with settings(place, explicit_defaults_for_timestamp=0):
+        with changed_settings(place, explicit_defaults_for_timestamp=0):
             sink = place.sink(key="id")
             receipt = prepare(sink, {"id": [1], "a": [at], "b": [at]})
             assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
@@ -303,17 +303,17 @@ class TestRefusals:
         place.ask("DELETE FROM t")
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (2,)]
 
-    def test_a_duplicate_within_an_xa_branch_is_refused(self, place: Place) -> None:
+    def test_a_duplicate_within_an_xa_branch_is_get_refusal(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink(**PARTITIONED[True])
-        assert "unique key" in str(refused(sink, {"id": [1, 1]}))
+        assert "unique key" in str(get_refusal(sink, {"id": [1, 1]}))
         assert place.rows() == []
 
     def test_the_same_key_in_two_tasks_does_not_wait_for_ever(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink(**PARTITIONED[True])
         first = prepare(sink, {"id": [1]}, task=0)
-        error = refused(sink, {"id": [1]}, Rejected, task=1)
+        error = get_refusal(sink, {"id": [1]}, Rejected, task=1)
         assert "locked by another" in str(error)
         assert sink.commit([first]) == [DONE] and place.rows() == [(1,)]
 

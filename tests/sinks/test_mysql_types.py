@@ -20,10 +20,10 @@ from fix_mysql import (
     Place,
     batch_of,
     begin,
+    changed_settings,
+    get_refusal,
     prepare,
-    refused,
     send_by,
-    settings,
     write_and_prepare,
 )
 
@@ -152,7 +152,7 @@ class TestTypes:
         assert sink.commit([receipt]) == [DONE]
         assert place.rows(what="n, LENGTH(b)") == sorted([(n, 100) for n in range(50)], key=repr)
         bad = {"n": [1] * 30 + [2**40] + [1] * 19, "b": [b"x" * 100] * 50}
-        error = refused(sink, pa.RecordBatch.from_pydict(bad))
+        error = get_refusal(sink, pa.RecordBatch.from_pydict(bad))
         assert isinstance(error, BadRow) and set(error.rows) == (set() if way == "insert" else {30})
 
     @WAYS
@@ -176,7 +176,7 @@ class TestTypes:
 
     def test_rows_are_inserted_in_packets_that_the_server_accepts(self, place: Place) -> None:
         place.ask("CREATE TABLE t (n INT, b LONGBLOB)")
-        with settings(place, max_allowed_packet=1 << 20):
+        with changed_settings(place, max_allowed_packet=1 << 20):
             sink = place.sink()
             send_by(sink, "insert")
             rows = {"n": list(range(1500)), "b": [b"x" * 1000] * 1500}
@@ -287,7 +287,7 @@ class TestTypes:
         assert place.rows("`we``ird 'x`") == [(1, "x"), (2, "%d")]
 
     @pytest.mark.parametrize("name", ["a\0b", "x" * 65, "blank "])
-    def test_impossible_names_are_refused(self, place: Place, name: str) -> None:
+    def test_impossible_names_are_get_refusal(self, place: Place, name: str) -> None:
         with pytest.raises(UsageError, match="cannot be a name"):
             place.sink(name, look=False)
 
@@ -342,7 +342,7 @@ class TestBadRows:
         place.ask(f"CREATE TABLE t (n INT, {column})")
         sink = place.sink(mode=mode)
         rows = pa.RecordBatch.from_pydict({"n": list(range(len(values))), "x": values})
-        error = refused(sink, rows)
+        error = get_refusal(sink, rows)
         assert isinstance(error, BadRow)
         assert words in str(error) and "column x" in str(error)
         assert set(error.rows) == bad
@@ -406,7 +406,7 @@ class TestBadRows:
     def test_rows_and_columns_quoted_in_data_are_ignored(self, place: Place, mode: str) -> None:
         place.ask(f"CREATE TABLE t (n INT, x {'UUID' if IS_MARIADB else 'JSON'})")
         rows = {"n": [1, 2, 3], "x": [None, "column geheim at row 7", None]}
-        error = refused(place.sink(mode=mode), rows)
+        error = get_refusal(place.sink(mode=mode), rows)
         assert isinstance(error, BadRow) and set(error.rows) == ({1} if IS_MARIADB else set())
         assert "column x" in str(error) and "geheim" not in str(error)
 
@@ -436,9 +436,9 @@ class TestBadRows:
         place.ask("CREATE TABLE t (x ENUM('a'), y INT UNIQUE)")
         sink = place.sink(**PARTITIONED[True])
         for rows in ({"x": ["geheim"], "y": [1]}, {"x": ["a", "a"], "y": [424242, 424242]}):
-            error = refused(sink, rows)
+            error = get_refusal(sink, rows)
             text = str(error) + repr(error.__cause__) + repr(getattr(error, "rows", ""))
             assert "geheim" not in text and "424242" not in text
         send_by(sink, "insert")
-        text = str(refused(sink, {"x": ["geheim"], "y": [1]}))
+        text = str(get_refusal(sink, {"x": ["geheim"], "y": [1]}))
         assert "geheim" not in text and "column x" in text

@@ -13,8 +13,8 @@ from fix_mysql import (
     PARTITIONED,
     UPSERTS,
     Place,
+    get_refusal,
     prepare,
-    refused,
     stage_of,
 )
 
@@ -61,7 +61,7 @@ class TestUpsert:
         receipt = prepare(sink, rows)
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert keyed.rows() == [(2, "new", 2), (3, "old", 3)]
-        error = refused(sink, {"id": [1, 5], "word": ["x", None], DELETE: [True, False]})
+        error = get_refusal(sink, {"id": [1, 5], "word": ["x", None], DELETE: [True, False]})
         assert isinstance(error, BadRow) and set(error.rows) == {1}
 
     def test_the_row_with_the_highest_order_wins_over_all_tasks(self, keyed: Place) -> None:
@@ -154,7 +154,7 @@ class TestUpsert:
         assert keyed.rows()[0] == (1, "a", 7)
         if IS_MARIADB:
             partitioned = keyed.sink(key="id", **PARTITIONED[True])
-            refused(partitioned, {"id": [1, 1], "word": ["a", "b"]})
+            get_refusal(partitioned, {"id": [1, 1], "word": ["a", "b"]})
 
     def test_rows_whose_keys_only_the_collation_equates_contradict(self, place: Place) -> None:
         """The task number must not decide which of them wins."""
@@ -192,7 +192,7 @@ class TestUpsert:
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert place.rows(what="id, v") == [(1, 3)]
         rows |= {ORDER: [f"{long[0]}x", *long[1:]], "o": [f"{long[0]}x", *long[1:]]}
-        error = refused(sink, rows)
+        error = get_refusal(sink, rows)
         assert isinstance(error, BadRow) and set(error.rows) == {0}
         assert "column O is longer than 1000" in str(error)
 
@@ -218,5 +218,5 @@ class TestUpsert:
 
     def test_a_null_in_the_key_is_a_bad_row(self, place: Place) -> None:
         place.ask("CREATE TABLE t (a INT, b INT, UNIQUE (a))")
-        error = refused(place.sink(key="a"), {"a": [1, None], "b": [1, 2]})
+        error = get_refusal(place.sink(key="a"), {"a": [1, None], "b": [1, 2]})
         assert isinstance(error, BadRow) and set(error.rows) == {1}

@@ -344,7 +344,7 @@ class TestRefusals:
             make_rows([str(n) for n in range(20)]), 1, max_bytes=9999, max_docs=99
         )
         assert sender.send(request) == []
-        assert client.taken == 20
+        assert client.accepted == 20
         (one,) = requests(make_rows(["x" * 500]), 1, max_bytes=9999, max_docs=99)
         (refused,) = sender.send(one)
         assert "413" in refused.reason
@@ -354,7 +354,7 @@ class TestRefusals:
         sender = Sender(client, "i", "out", retries=3, version=1, sleep=lambda _: None)  # type: ignore[arg-type]
         (request,) = requests(make_rows(["a", "b", "c"]), 1, max_bytes=9999, max_docs=99)
         assert sender.send(request) == []
-        assert client.asked == [["a", "b", "c"], ["b"], ["b"]]
+        assert client.received == [["a", "b", "c"], ["b"], ["b"]]
 
     def test_a_conflict_with_an_unknown_message_is_looked_up(self) -> None:
         sender = Sender(_Wordless(), "i", "out", retries=0, version=7)  # type: ignore[arg-type]
@@ -454,13 +454,13 @@ class _Small:
     """A server with a small http.max_content_length. That of a real one is 100 MB."""
 
     def __init__(self, limit: int):
-        self.limit, self.taken = limit, 0
+        self.limit, self.accepted = limit, 0
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         if len(body) > self.limit:
             raise opensearchpy.exceptions.TransportError(413, "too large", {})
         ids = _ids(body)
-        self.taken += len(ids)
+        self.accepted += len(ids)
         return {"errors": False, "items": [{"index": {"_id": it, "status": 201}} for it in ids]}
 
 
@@ -468,12 +468,12 @@ class _Busy:
     """A server that has no room for `b` at first. A real one cannot be made to do so."""
 
     def __init__(self) -> None:
-        self.asked: list[list[str]] = []
+        self.received: list[list[str]] = []
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         ids = _ids(body)
-        self.asked.append(ids)
-        busy = len(self.asked) < 3
+        self.received.append(ids)
+        busy = len(self.received) < 3
         items = [
             {"index": {"_id": it, "status": 429, "error": {"type": "rejected", "reason": "full"}}}
             if it == "b" and busy

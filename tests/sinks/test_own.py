@@ -47,7 +47,7 @@ def numbers(spark: SparkSession, tmp_path: Path, count: int = 20, batch_rows: in
     )
 
 
-def into(spark: SparkSession, tmp_path: Path, sink: Participant) -> lock.Pipeline:
+def make_pipeline(spark: SparkSession, tmp_path: Path, sink: Participant) -> lock.Pipeline:
     frame = numbers(spark, tmp_path)
     return lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck")).to(sink)
 
@@ -73,18 +73,18 @@ class Receiver:
 class TestWriteAhead:
     def test_rows_are_sent_after_the_decision(self, spark: SparkSession, tmp_path: Path) -> None:
         receiver = Receiver(tmp_path / "calls")
-        trial.die(into(spark, tmp_path, WriteAhead(receiver, name="out")), Step.PREPARED)
+        trial.die(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")), Step.PREPARED)
         assert not (tmp_path / "calls").exists()
-        trial.die(into(spark, tmp_path, WriteAhead(receiver, name="out")), Step.DECIDED)
+        trial.die(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")), Step.DECIDED)
         assert not (tmp_path / "calls").exists()
-        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        trial.finish(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")))
         got = Counter(number for call in receiver.calls() for number in call["numbers"])
         assert got == Counter(range(20))
 
     def test_a_repeat_has_the_same_id(self, spark: SparkSession, tmp_path: Path) -> None:
         receiver = Receiver(tmp_path / "calls")
         sink = WriteAhead(receiver, name="out")
-        trial.finish(into(spark, tmp_path, sink))
+        trial.finish(make_pipeline(spark, tmp_path, sink))
         before = receiver.calls()
         # As if the driver had died after the calls and before it wrote the witnesses.
         shelf = Path(sink.row_store.uri)
@@ -104,7 +104,7 @@ class TestWriteAhead:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         receiver = Receiver(tmp_path / "calls", Unavailable("not now"))
-        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        trial.finish(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")))
         assert Counter(n for call in receiver.calls() for n in call["numbers"]) == Counter(
             range(20)
         )
@@ -113,12 +113,14 @@ class TestWriteAhead:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         receiver = Receiver(tmp_path / "calls", KeyError("typo"))
-        query = into(spark, tmp_path, WriteAhead(receiver, name="out")).start(availableNow=True)
+        query = make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")).start(
+            availableNow=True
+        )
         with pytest.raises(Exception):  # noqa: B017 (Spark's own, around ours)
             query.awaitTermination()
         assert isinstance(query.error, InDoubt)
         assert "KeyError: 'typo'" in str(query.error)
-        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        trial.finish(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")))
         assert Counter(n for call in receiver.calls() for n in call["numbers"]) == Counter(
             range(20)
         )
@@ -190,7 +192,7 @@ class TestConsole:
     ) -> None:
         out = io.StringIO()
         sink = Console(rows=3, truncate=6, stream=out)
-        trial.finish(into(spark, tmp_path, sink))
+        trial.finish(make_pipeline(spark, tmp_path, sink))
         assert out.getvalue() == (
             "-- t, batch 0: 10 rows --\n"
             "+------+------+\n"
@@ -214,11 +216,11 @@ class TestConsole:
 
     def test_an_aborted_batch_is_not_printed(self, spark: SparkSession, tmp_path: Path) -> None:
         out = io.StringIO()
-        trial.die(into(spark, tmp_path, Console(stream=out)), Step.PREPARED)
+        trial.die(make_pipeline(spark, tmp_path, Console(stream=out)), Step.PREPARED)
         assert out.getvalue() == ""
 
     @staticmethod
-    def printed(sink: Console, column: pa.Array, tmp_path: Path) -> BranchState:
+    def print_column(sink: Console, column: pa.Array, tmp_path: Path) -> BranchState:
         sink.attach(LocalSite(str(tmp_path)))
         space = Namespace.new("t", 1_700_000_000, 1)
         writer = sink.begin(Branch(Transaction(space, 1, 0, 1), "console", 0, 0))
@@ -240,13 +242,13 @@ class TestConsole:
         self, tmp_path: Path, column: pa.Array, shown: str
     ) -> None:
         out = io.StringIO()
-        assert self.printed(Console(stream=out), column, tmp_path) is BranchState.COMMITTED
+        assert self.print_column(Console(stream=out), column, tmp_path) is BranchState.COMMITTED
         assert shown in out.getvalue()
 
     def test_unencodable_characters_are_replaced(self, tmp_path: Path) -> None:
         out = io.BytesIO()
         stream = io.TextIOWrapper(out, encoding="ascii")
-        state = self.printed(Console(stream=stream), pa.array(["größe"]), tmp_path)
+        state = self.print_column(Console(stream=stream), pa.array(["größe"]), tmp_path)
         assert state is BranchState.COMMITTED and b"|gr??e|" in out.getvalue()
 
     def test_unprintable_rows_are_skipped_and_reported_without_data(
@@ -259,7 +261,7 @@ class TestConsole:
         for number, (stream, column) in enumerate(
             [(io.StringIO(), nowhere), (io.StringIO(), deep), (closed, pa.array(["secret"]))]
         ):
-            state = self.printed(Console(stream=stream), column, tmp_path / str(number))
+            state = self.print_column(Console(stream=stream), column, tmp_path / str(number))
             assert state is BranchState.COMMITTED
         assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
         assert "secret" not in caplog.text
@@ -293,7 +295,7 @@ class TestSimple:
             thread.start()
             sink = example("simple_sink").Lines("127.0.0.1", server.getsockname()[1])
             spark.sparkContext.addPyFile(example("simple_sink").__file__)
-            trial.finish(into(spark, tmp_path, sink))
+            trial.finish(make_pipeline(spark, tmp_path, sink))
             server.shutdown(socket.SHUT_RDWR)
         thread.join(10)
         assert got == Counter(range(20))
@@ -321,8 +323,8 @@ def test_the_whole_template_runs_in_a_pipeline(spark: SparkSession, tmp_path: Pa
         db.execute("CREATE TABLE numbers (number INTEGER, text TEXT)")
     module = example("sqlite_sink")
     spark.sparkContext.addPyFile(module.__file__)
-    trial.die(into(spark, tmp_path, module.SqliteTable(path, "numbers")), Step.COMMITTED)
-    trial.finish(into(spark, tmp_path, module.SqliteTable(path, "numbers")))
+    trial.die(make_pipeline(spark, tmp_path, module.SqliteTable(path, "numbers")), Step.COMMITTED)
+    trial.finish(make_pipeline(spark, tmp_path, module.SqliteTable(path, "numbers")))
     with sqlite3.connect(path) as db:
         assert Counter(n for (n,) in db.execute("SELECT number FROM numbers")) == Counter(range(20))
 

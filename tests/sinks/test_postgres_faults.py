@@ -225,7 +225,7 @@ def test_randomly_cut_connections_lose_and_repeat_nothing(
                     "AND application_name = 'poundlock' AND datname = current_database()"
                 )
 
-    def patient(step: Callable[[], Any]) -> Any:
+    def retry(step: Callable[[], Any]) -> Any:
         for _ in range(200):
             with contextlib.suppress(Unavailable, Rejected):
                 return step()
@@ -251,15 +251,15 @@ def test_randomly_cut_connections_lose_and_repeat_nothing(
                     assert sink.check(receipts) == [None, None]
                     break
                 except (Unavailable, Rejected):
-                    patient(lambda: sink.abort(sink.find(db.namespace)))
+                    retry(lambda: sink.abort(sink.find(db.namespace)))
             states: list[BranchState] = []
             while states != [DONE, DONE]:
-                states = patient(lambda found=receipts: sink.commit(found))
+                states = retry(lambda found=receipts: sink.commit(found))
                 assert LOST not in states
     finally:
         ended.set()
         cutter.join()
-    patient(lambda: sink.abort(sink.find(db.namespace)))
+    retry(lambda: sink.abort(sink.find(db.namespace)))
     assert sorted(row[0] for row in db("SELECT k FROM t")) == list(range(12))
     assert db.open() == []
 

@@ -192,7 +192,7 @@ class TestStaging:
     def test_a_drop_needs_few_locks(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         held: list[int] = []
 
-        def counted(connection: psycopg.Connection[Any], *rest: Any) -> None:
+        def count_locks(connection: psycopg.Connection[Any], *rest: Any) -> None:
             drop(connection, *rest)
             mine = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
             held.extend(connection.execute(mine).fetchone() or ())
@@ -200,7 +200,7 @@ class TestStaging:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode="staged")
         receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(20)]
-        monkeypatch.setattr("poundlock.sinks.postgres.move.drop", counted)
+        monkeypatch.setattr("poundlock.sinks.postgres.move.drop", count_locks)
         assert set(sink.commit(receipts)) == {DONE}
         assert max(held) < 64 and db.open() == []  # 64: PostgreSQL's max_locks_per_transaction
 

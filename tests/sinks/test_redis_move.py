@@ -289,10 +289,10 @@ class TestTheWitness:
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")
-        gone = stage_rows(sink, {"value": ["1"]})
+        lost = stage_rows(sink, {"value": ["1"]})
         other = stage_rows(sink, {"value": ["2"]}, batch=1)
-        redis_client.delete(f"{{l}}:{gone.id}")
-        assert sink.commit([gone, other]) == [LOST, DONE]
+        redis_client.delete(f"{{l}}:{lost.id}")
+        assert sink.commit([lost, other]) == [LOST, DONE]
         assert redis_client.lrange("l", 0, -1) == ["2"]
 
     def test_a_lost_branch_stays_lost_when_a_zombie_stages_it_again(

@@ -82,7 +82,7 @@ def branch(sink: TwoPhase, task: int = 0, **options: Any) -> Branch:
     return Branch(transaction, sink.name, task, attempt, **options)
 
 
-def made(connect: Callable[..., Any], dsn: str, table: str = "t", **options: Any) -> TwoPhase:
+def make_sink(connect: Callable[..., Any], dsn: str, table: str = "t", **options: Any) -> TwoPhase:
     sink = TwoPhase(connect, table, dsn=dsn, setup=["SET lock_timeout = '500ms'"], **options)
     sink.preflight()
     return sink
@@ -118,7 +118,7 @@ def test_every_type_arrives_unchanged(node: postgres.Node, connect: Any, execute
         [pa.array([value, None], kind) for value, kind in zip(values, types, strict=True)],
         ["b", "n", "f", "d", "s", "y", "day", "at", "wall", "doc"],
     )
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt = prepare(sink, batch)
     assert execute("SELECT * FROM t") == []
     assert sink.check([receipt]) == [None]
@@ -130,7 +130,7 @@ def test_bad_rows_leave_no_branch_and_show_no_data(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int NOT NULL UNIQUE, v varchar(9) CHECK (v <> 'hidden'))")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     for bad in (rows(None), rows(1, 1), rows(1, word="much too long"), rows(1, word="hidden")):
         with pytest.raises(BadRow) as caught:
             prepare(sink, bad)
@@ -152,7 +152,7 @@ def test_a_value_that_the_driver_cannot_convert_is_a_bad_row(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     writer = sink.begin(branch(sink, tolerant=True))
     writer.write(rows(1))
     good, bad = rows(2).to_pylist(), rows(3, word="hidden\0").to_pylist()
@@ -179,14 +179,14 @@ def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> 
     with pytest.raises(UsageError, match="has no column w"):
         sink.preflight()
     with pytest.raises(UsageError, match="cannot be read"):
-        made(connect, node.dsn(), "nowhere")
+        make_sink(connect, node.dsn(), "nowhere")
 
 
 def test_a_retry_does_not_wait_for_its_own_task(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     first, other = prepare(sink, rows(1)), prepare(sink, rows(2), 1)
     with pytest.raises(Rejected, match=r"55P03"):
         prepare(sink, rows(1), 2)
@@ -198,7 +198,7 @@ def test_a_speculative_attempt_rolls_nothing_back(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     conf = {"spark.speculation": "True"}
     context = SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
     sink.attach(SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), ""))
@@ -213,7 +213,7 @@ def test_a_zombie_cannot_prepare_an_aborted_branch(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     zombie = sink.begin(branch(sink))
     zombie.write(rows(1))
     receipt = Receipt("t", str(id_of(branch(sink))), 0, Fingerprint(1, 0))
@@ -227,10 +227,10 @@ def test_another_witness_table_proves_nothing(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt, other = prepare(sink, rows(1)), prepare(sink, rows(2), 1)
     assert sink.commit([receipt]) == [DONE]
-    elsewhere = made(connect, node.dsn(), witness_table="elsewhere")
+    elsewhere = make_sink(connect, node.dsn(), witness_table="elsewhere")
     execute("CREATE TABLE elsewhere (LIKE poundlock_witness INCLUDING ALL)")
     assert elsewhere.commit([receipt, other]) == [UNKNOWN, UNKNOWN]
     assert sink.commit([receipt, other]) == [DONE, DONE]  # the original witness is unchanged
@@ -248,7 +248,7 @@ def test_an_emptied_witness_proves_nothing(
     node: postgres.Node, connect: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt = prepare(sink, rows(1))
     assert sink.commit([receipt]) == [DONE]
     execute("TRUNCATE poundlock_witness")
@@ -266,7 +266,7 @@ def test_rows_that_a_trigger_omits_are_noticed(
     execute("CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS "
             "'BEGIN IF NEW.k % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW; END'")  # fmt: skip
     execute("CREATE TRIGGER odd BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION odd()")
-    sink = made(connect, node.dsn(), rows_at_once=2)
+    sink = make_sink(connect, node.dsn(), rows_at_once=2)
     assert sink.commit([prepare(sink, rows(1, 3, 5, 7, 9))]) == [DONE]
     with pytest.raises(Rejected, match="2 rows were sent, and the database took 1"):
         prepare(sink, rows(1, 3, 4, 5), 1)
@@ -280,10 +280,13 @@ def test_a_time_limit_of_the_account_is_reported(
     sink = TwoPhase(connect, "t", dsn=node.dsn(), setup=["SET statement_timeout = '500ms'"])
     receipt = prepare(sink, rows(1))
     assert sink.commit([receipt]) == [DONE]
-    with locked(node, "poundlock_witness"):
+    with lock_table(node, "poundlock_witness"):
         assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
     assert sink.commit([receipt]) == [DONE]
-    with locked(node, "t"), pytest.raises(Rejected, match="statement_timeout, which setup= can"):
+    with (
+        lock_table(node, "t"),
+        pytest.raises(Rejected, match="statement_timeout, which setup= can"),
+    ):
         prepare(sink, rows(2), 1)
 
 
@@ -291,7 +294,7 @@ def test_the_newest_generation_is_never_pruned(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink, other = made(connect, node.dsn()), made(connect, node.dsn(), name="other")
+    sink, other = make_sink(connect, node.dsn()), make_sink(connect, node.dsn(), name="other")
     sink.prune(OURS, 5)  # there is no witness yet
     receipts = [prepare(sink, rows(task), task) for task in range(3)]
     receipts.append(prepare(sink, rows(9), batch=7))
@@ -308,7 +311,7 @@ def test_the_newest_generation_is_never_pruned(
 
 
 @contextmanager
-def locked(node: postgres.Node, table: str) -> Iterator[None]:
+def lock_table(node: postgres.Node, table: str) -> Iterator[None]:
     with psycopg.connect(node.dsn()) as connection:
         connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
         yield
@@ -318,10 +321,10 @@ def test_a_locked_witness_is_not_reported_as_missing(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt = prepare(sink, rows(1))
     assert sink.commit([receipt]) == [DONE]
-    with locked(node, "poundlock_witness"):
+    with lock_table(node, "poundlock_witness"):
         assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
         assert sink.abort([Stray("t", receipt.id, 1, "prepared")]) == [BranchState.UNREACHABLE]
         for ask in (
@@ -355,7 +358,7 @@ def test_a_missing_right_to_the_witness_is_named(
 
 def test_a_lost_connection_leaves_nothing(node: postgres.Node, connect: Any, execute: Any) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     writer = sink.begin(branch(sink))
     writer.write(rows(1))
     execute(HANG_UP)
@@ -391,7 +394,7 @@ def test_a_server_without_prepared_transactions_is_refused(connect: Any) -> None
         with psycopg.connect(plain.dsn()) as connection:
             connection.execute("CREATE TABLE t (k int)")
         with pytest.raises(UsageError, match="switch two-phase commit on"):
-            made(connect, plain.dsn())
+            make_sink(connect, plain.dsn())
 
 
 def test_a_pipeline_can_start_while_open_branches_fill_the_server(
@@ -399,7 +402,7 @@ def test_a_pipeline_can_start_while_open_branches_fill_the_server(
 ) -> None:
     """One of them is ours, left by a crash. Only a start can end it."""
     execute("CREATE TABLE t (k int, v text)")
-    receipt = prepare(made(connect, node.dsn()), rows(1))
+    receipt = prepare(make_sink(connect, node.dsn()), rows(1))
     for other in range(postgres.PostgresServer().max_prepared_transactions - 1):
         execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {other}'")
     again = TwoPhase(connect, "t", dsn=node.dsn())
@@ -412,7 +415,7 @@ def test_no_room_for_the_witness_is_not_reported_as_a_missing_right(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     with small_disk(2) as disk:
         demote.hand_over(disk / "space")
         execute(f"CREATE TABLESPACE small LOCATION '{disk / 'space'}'")
@@ -433,7 +436,7 @@ def test_weaker_semantics_write_without_a_branch(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn(), semantic="at_least_once")
+    sink = make_sink(connect, node.dsn(), semantic="at_least_once")
     writer = sink.begin(branch(sink))
     writer.write(rows(1))
     assert writer.prepare() is None
@@ -478,7 +481,7 @@ def test_a_branch_can_be_written_with_a_driver_like_oracles(
     node: postgres.Node, oracle: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int UNIQUE, v varchar(9))")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     assert execute("SELECT * FROM pg_prepared_xacts") == []
     writer = sink.begin(branch(sink, tolerant=True))
     writer.write(rows(1, 2))
@@ -507,7 +510,7 @@ def test_a_locked_witness_is_recognised_with_a_driver_like_oracles(
 ) -> None:
     """Its error for a held lock has no class of its own, only a number."""
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     receipt = prepare(sink, rows(1))
     assert sink.witness.settle(sink.link(), str(id_of(branch(sink)))) is OPEN
     assert sink.commit([receipt]) == [DONE]
@@ -517,16 +520,16 @@ def test_errors_of_a_driver_like_oracles_are_translated(
     node: postgres.Node, oracle: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     with pytest.raises(UsageError, match=r"cannot be read .DatabaseError .ORA-00942."):
-        made(oracle, node.dsn(), "nowhere")
+        make_sink(oracle, node.dsn(), "nowhere")
     writer = sink.begin(branch(sink))
     execute(HANG_UP)
     with pytest.raises(Unavailable, match=r"connection was lost: DatabaseError \[DPY-4011\]"):
         writer.write(rows(1))
     writer.abort()
     with pytest.raises(Unavailable, match="cannot be reached"):
-        made(oracle, "postgresql://u:hidden@127.0.0.1:1/x")
+        make_sink(oracle, "postgresql://u:hidden@127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize(
@@ -554,14 +557,14 @@ def test_a_missing_right_to_list_branches_is_named(
     execute("CREATE TABLE t (k int, v text)")
     monkeypatch.setattr(like_oracle.Connection, "tpc_recover", refuse)
     with pytest.raises(UsageError, match=r"ORA-00942.*DBA_PENDING_TRANSACTIONS"):
-        made(oracle, node.dsn())
+        make_sink(oracle, node.dsn())
 
 
 def test_a_branch_that_the_database_does_not_hold_is_rejected(
     node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     monkeypatch.setattr(like_oracle.Connection, "tpc_prepare", lambda _: False)
     with pytest.raises(Rejected, match="holds no branch"):
         prepare(sink, rows(1))
@@ -570,7 +573,7 @@ def test_a_branch_that_the_database_does_not_hold_is_rejected(
 def test_savepoints_are_released(node: postgres.Node, connect: Any, execute: Any) -> None:
     """PostgreSQL nests savepoints of one name. Beyond 64 levels every session slows down."""
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     writer: Any = sink.begin(branch(sink, tolerant=True))
     for key in range(3):
         writer.write(rows(key))
