@@ -11,7 +11,7 @@ import pytest
 
 from poundlock.compliance import FAULTS, Subject
 
-# The name of each subject, and its name in docs/failures.md.
+# The name of each subject, and its label in docs/failures.md.
 SUBJECTS = {
     "memory": None,
     "kafka": "Kafka",
@@ -49,7 +49,7 @@ def documented(label: str) -> dict[str, str]:
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Subject]:
-    """A subject. The module `subject_NAME` has `started(directory)`, which runs its server."""
+    """Start a subject: the function `started(directory)` of `subject_NAME` runs its server."""
     name: str = request.param
 
     def outcome(fault: str, word: str) -> None:

@@ -1,4 +1,4 @@
-"""Delta Lake: a Spark session that knows it, and eyes that read the table's log as plain JSON."""
+"""Delta Lake: a Spark session that has it, and a reader of the table's log as plain JSON."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class DeltaSubject(Subject):
         self._spark.sql(
             f"CREATE TABLE delta.`{path}` (number BIGINT NOT NULL, word VARCHAR(20)) USING delta"
         )
-        return self._looked_over(str(path), name)
+        return self._make_sink(str(path), name)
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Delta)
-        return self._looked_over(sink.path, sink.name)
+        return self._make_sink(sink.path, sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self, path: str, name: str, frame: Mapping[str, str] = FRAME, rows: Path | None = None
     ) -> Participant:
         made = Delta(path, name=name)
@@ -89,8 +89,8 @@ class DeltaSubject(Subject):
 
     def open(self, sink: Participant) -> set[str]:
         assert isinstance(sink, Delta)
-        kept = Path(sink.row_store.uri)
-        return {str(file) for file in kept.rglob("*") if file.suffix in (".arrow", ".tmp")}
+        stored = Path(sink.row_store.uri)
+        return {str(file) for file in stored.rglob("*") if file.suffix in (".arrow", ".tmp")}
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -100,11 +100,11 @@ class DeltaSubject(Subject):
         assert isinstance(sink, Delta)
         Path(sink.row_store.uri, f"{receipt.id}.arrow").unlink()
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, frame: Mapping[str, str]) -> Participant:
         assert isinstance(sink, Delta)
-        return self._looked_over(sink.path, sink.name, frame)
+        return self._make_sink(sink.path, sink.name, frame)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -131,10 +131,10 @@ class DeltaSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """That of the kept rows."""
+        """The disk with the stored rows is full."""
         assert isinstance(sink, Delta)
         with small_disk(1) as disk:
-            using = self._looked_over(sink.path, sink.name, rows=disk / "rows")
+            using = self._make_sink(sink.path, sink.name, rows=disk / "rows")
             many = [self.rows(range(20_000))] * 5
             yield FaultCase(
                 "disk is full|No space left",

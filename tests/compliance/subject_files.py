@@ -1,4 +1,4 @@
-"""Files: a directory on this disk, read by eyes that know only Spark's manifest."""
+"""Files: a directory on this disk, read only through Spark's manifest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRAME = {"number": "bigint", "odd": "boolean"}
 
 
 def named(directory: Path) -> list[Path]:
-    """Return the files that the manifest names, as Spark would: from the last compacted record on."""
+    """Return the files in the manifest as Spark does: from the last compacted record on."""
     records = {
         int(file.name.removesuffix(".compact")): file
         for file in (directory / "_spark_metadata").glob("[0-9]*")
@@ -49,7 +49,7 @@ def named(directory: Path) -> list[Path]:
 
 
 def data_files(directory: Path) -> list[Path]:
-    """Return every data file that lies in the directory, named or not."""
+    """Return every data file in the directory, also those that the manifest lacks."""
     return [
         file
         for file in directory.rglob("*.parquet")
@@ -58,7 +58,7 @@ def data_files(directory: Path) -> list[Path]:
 
 
 class FilesSubject(Subject):
-    prunes = False  # the manifest is the witness, which names every file
+    prunes = False  # the manifest is the witness, and names every file
     has_server = False
 
     def __init__(self, directory: Path):
@@ -66,16 +66,16 @@ class FilesSubject(Subject):
         self._numbers = itertools.count()
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(self._directory / f"data {next(self._numbers)}", name)
+        return self._make_sink(self._directory / f"data {next(self._numbers)}", name)
 
     def again(self, sink: Participant) -> Participant:
-        return self._looked_over(self.place(sink), sink.name)
+        return self._make_sink(self.place(sink), sink.name)
 
     def place(self, sink: Participant) -> Path:
         assert isinstance(sink, Files)
         return Path(sink.place)
 
-    def _looked_over(self, place: Path, name: str, frame: Mapping[str, str] = FRAME) -> Participant:
+    def _make_sink(self, place: Path, name: str, frame: Mapping[str, str] = FRAME) -> Participant:
         made = Files(place, partition_by=["odd"], name=name)
         made.attach(LocalSite(str(self._directory / "rows")))
         made.project({column: Column(column, kind) for column, kind in frame.items()})
@@ -107,10 +107,10 @@ class FilesSubject(Subject):
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         next(file for file in data_files(self.place(sink)) if receipt.id in file.name).unlink()
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, frame: Mapping[str, str]) -> Participant:
-        return self._looked_over(self.place(sink), sink.name, frame)
+        return self._make_sink(self.place(sink), sink.name, frame)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -136,7 +136,7 @@ class FilesSubject(Subject):
             yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room",
                 Unavailable,
-                sink=self._looked_over(disk / "data", sink.name),
+                sink=self._make_sink(disk / "data", sink.name),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
                 during=lambda: fill(disk),
                 over=lambda: empty(disk),

@@ -1,4 +1,4 @@
-"""Kafka: a broker of its own, which the suite may kill."""
+"""Kafka: a separate broker, which the suite may kill."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class KafkaSubject(Subject):
         self._cluster = cluster
         self._numbers = itertools.count()
 
-    def _eyes(self, sink: Participant) -> oracle.Kafka:
+    def _oracle(self, sink: Participant) -> oracle.Kafka:
         assert isinstance(sink, Kafka)
         return oracle.Kafka(dict(sink.settings))
 
@@ -52,13 +52,13 @@ class KafkaSubject(Subject):
 
     def _made(self, settings: dict[str, str], name: str, **arguments: Any) -> Participant:
         topic = oracle.Kafka(settings).create(f"topic-{next(self._numbers)}")
-        return self._looked_over(topic, name, settings, **arguments)
+        return self._make_sink(topic, name, settings, **arguments)
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Kafka) and sink.topic
-        return self._looked_over(sink.topic, sink.name, self._cluster.client_settings())
+        return self._make_sink(sink.topic, sink.name, self._cluster.client_settings())
 
-    def _looked_over(
+    def _make_sink(
         self,
         topic: str | None,
         name: str,
@@ -78,11 +78,11 @@ class KafkaSubject(Subject):
 
     def visible(self, sink: Participant) -> Counter[int]:
         assert isinstance(sink, Kafka) and sink.topic
-        found = self._eyes(sink).values(sink.topic)
+        found = self._oracle(sink).values(sink.topic)
         return Counter({int(value): count for value, count in found.items()})
 
     def open(self, sink: Participant) -> set[str]:
-        return set(self._eyes(sink).transactions(rf"poundlock\..*\.{sink.name}\..*"))
+        return set(self._oracle(sink).transactions(rf"poundlock\..*\.{sink.name}\..*"))
 
     @contextmanager
     def killed(self) -> Iterator[None]:
@@ -91,13 +91,13 @@ class KafkaSubject(Subject):
         self._cluster.start(1)
 
     def lose(self, sink: Participant, receipt: Receipt) -> None:
-        self._eyes(sink).fence(receipt.id)
+        self._oracle(sink).fence(receipt.id)
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, frame: Mapping[str, Column]) -> Participant:
         assert isinstance(sink, Kafka)
-        return self._looked_over(sink.topic, sink.name, self._cluster.client_settings(), frame)
+        return self._make_sink(sink.topic, sink.name, self._cluster.client_settings(), frame)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -119,16 +119,16 @@ class KafkaSubject(Subject):
                 "check sasl.mechanism, sasl.username and sasl.password",
                 NotAuthorised,
                 hides="nonsense",
-                make=lambda: self._looked_over("t", sink.name, settings),
+                make=lambda: self._make_sink("t", sink.name, settings),
             )
 
     @contextmanager
     def null(self, sink: Participant) -> Iterator[FaultCase]:
-        """A compacted topic requires keys. A null value is none: it deletes."""
+        """A compacted topic requires keys. A null value is no fault: it deletes."""
         compacted = oracle.Kafka(self._cluster.client_settings()).create(
             f"topic-{next(self._numbers)}", config={"cleanup.policy": "compact"}
         )
-        using = self._looked_over(compacted, sink.name, self._cluster.client_settings())
+        using = self._make_sink(compacted, sink.name, self._cluster.client_settings())
         bad = keyed([b"5", b"6"], [b"5", None])
         says = "a compacted topic needs a key in every row"
         yield FaultCase(says, BadRow, sink=using, tasks=[[self.rows(range(5)), bad]])
@@ -142,7 +142,7 @@ class KafkaSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """A broker whose only disk is full ends itself."""
+        """A broker stops when its only disk is full."""
         with small_disk(64) as disk, kafka.running(disk / "kafka") as small:
             using = self._made(small.client_settings(), sink.name, flush_timeout=10)
 

@@ -31,7 +31,7 @@ _SYSTEMS: dict[str, MemorySystem] = {}
 
 
 class Sink(Memory):
-    """Copies share the system: it stands for a server, and a server is not copied."""
+    """Copies share the system, because it represents a server, which is not copied."""
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"server": None}
@@ -42,7 +42,7 @@ class Sink(Memory):
 
 class MemorySubject(Subject):
     has_server = False
-    prunes = False  # what it knows ends with its process
+    prunes = False  # its memory ends with its process
 
     def sink(self, name: str = "out") -> Participant:
         key = f"{name}-{len(_SYSTEMS)}"

@@ -27,7 +27,7 @@ class MySQLStagedSubject(MySQLSubject):
 
     @contextmanager
     def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
-        """Two tasks stage it, and the target tells before anything is decided."""
+        """Two tasks stage it, and the check against the target finds it before the decision."""
         with self.duplicate_key(sink) as tried:
             yield replace(tried, tasks=[[self.rows([1, 2])], [self.rows([2, 3])]])
 

@@ -1,4 +1,4 @@
-"""MariaDB or MySQL, by XA: a server of its own, which the suite may kill; a database for each sink."""
+"""MariaDB or MySQL, by XA: a separate server, which the suite may kill; a database for each sink."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class MySQLSubject(Subject):
         database = f"trial_{next(self._numbers)}"
         self.ask(f"CREATE DATABASE {database}")
         self.ask(f"USE {database}; {self.table}")
-        # XA branches belong to the whole server: what an earlier test left open must not be found.
+        # XA branches belong to the whole server, so end those that an earlier test left open.
         for gtrid, bqual, number in self._prepared():
             if bqual == name:
                 self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
-        return self._looked_over(f"{database}.numbers", name)
+        return self._make_sink(f"{database}.numbers", name)
 
     def again(self, sink: Participant) -> Participant:
-        return self._looked_over(self._place(sink), sink.name)
+        return self._make_sink(self._place(sink), sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self, table: str, name: str, frame: Mapping[str, str] = FRAME, **more: Any
     ) -> Participant:
         usual = {"url": self._server.address, "mode": self.mode, "lock_timeout": 5}
@@ -83,7 +83,7 @@ class MySQLSubject(Subject):
         for gtrid, bqual, number in self._prepared():
             self.ask(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
 
-    # Troubles.
+    # Faults.
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -107,7 +107,7 @@ class MySQLSubject(Subject):
         yield FaultCase(says, NotAuthorised, make=make, hides="nonsense")
 
     def _refused(self, sink: Participant, **more: Any) -> Participant:
-        return self._looked_over(self._place(sink), sink.name, **more)
+        return self._make_sink(self._place(sink), sink.name, **more)
 
     @contextmanager
     def null(self, sink: Participant) -> Iterator[FaultCase]:
@@ -136,15 +136,15 @@ class MySQLSubject(Subject):
         yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     def _unique(self, sink: Participant) -> Participant:
-        """The same sink, upon a table where a number can be but once, with a promise it breaks."""
+        """The same sink with a table of unique numbers and a promise that the rows break."""
         table = f"{self._place(sink)}_once"
         self.ask(f"CREATE TABLE {table} LIKE {self._place(sink)}")
         self.ask(f"ALTER TABLE {table} ADD UNIQUE (number)")
-        return self._looked_over(table, sink.name, key_partitioned=True, lock_timeout=1)
+        return self._make_sink(table, sink.name, key_partitioned=True, lock_timeout=1)
 
     @contextmanager
     def no_room(self, sink: Participant) -> Iterator[FaultCase]:
-        """InnoDB holds a hundred thousand branches. What a task runs out of is connections."""
+        """InnoDB holds a hundred thousand branches. Connections run out first."""
         arguments = self._server.connect_arguments()
         [[most]] = self.ask("SELECT @@GLOBAL.max_connections")
         with ExitStack() as held:
@@ -162,7 +162,7 @@ class MySQLSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """That of the target's database, which is also where rows are staged."""
+        """The disk of the target's database is full. Rows are staged there too."""
         database = f"small_{next(self._numbers)}"
         with small_disk(8) as disk:
             self.ask(f"CREATE DATABASE {database}")
@@ -172,7 +172,7 @@ class MySQLSubject(Subject):
             there.symlink_to(disk / database)
             self.ask(f"USE {database}; {self.table}")
             self.ask(witness_in(database, sink.name).create[0])
-            using = self._looked_over(f"{database}.numbers", sink.name)
+            using = self._make_sink(f"{database}.numbers", sink.name)
             fill(disk)
             tasks = [
                 [
@@ -194,14 +194,14 @@ class MySQLSubject(Subject):
         def cut() -> None:
             while there := others():
                 for number in there:
-                    with suppress(pymysql.err.Error):  # gone meanwhile
+                    with suppress(pymysql.err.Error):  # it has ended meanwhile
                         self.ask(f"KILL {number}")
                 time.sleep(0.05)
 
         yield FaultCase("Lost connection|gone away|was killed", Unavailable, during=cut)
 
     def _prepared(self) -> list[tuple[str, str, int]]:
-        listed = self.ask("XA RECOVER")  # MySQL's as text, MariaDB's as bytes
+        listed = self.ask("XA RECOVER")  # MySQL returns text, MariaDB bytes
         return [
             (str(data[:first], "ascii"), str(data[first : first + second], "ascii"), number)
             for number, first, second, text in listed
@@ -209,7 +209,7 @@ class MySQLSubject(Subject):
         ]
 
     def ask(self, statements: str) -> Any:
-        """By a plain client, none of ours."""
+        """Run statements with a plain client."""
         arguments = self._server.connect_arguments()
         client = pymysql.connect(**arguments, autocommit=True)
         with closing(client), client.cursor() as cursor:

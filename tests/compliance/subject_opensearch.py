@@ -1,4 +1,4 @@
-"""OpenSearch: a node of its own, which the suite may kill. What is open is kept in a directory."""
+"""OpenSearch: a separate node, which the suite may kill. Open branches are stored in a directory."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ FRAME = {"number": "bigint"}
 
 
 class OpenSearchSubject(Subject):
-    finds_without_server = True  # open branches are kept beside the log
+    finds_without_server = True  # open branches are stored beside the log
 
     def __init__(self, server: opensearch.Node, directory: Path):
         self._server, self._directory = server, directory
         self._numbers = itertools.count()
 
     @property
-    def _eyes(self) -> Any:
+    def _admin(self) -> Any:
         return opensearchpy.OpenSearch([self._server.url], timeout=30)
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(self._index(), name)
+        return self._make_sink(self._index(), name)
 
     def _index(self, mappings: Mapping[str, Any] = {}) -> str:
         index = f"target-{next(self._numbers)}"
         body = {"settings": {"number_of_replicas": 0}, "mappings": mappings}
-        self._eyes.indices.create(index=index, body=body)
+        self._admin.indices.create(index=index, body=body)
         return index
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, OpenSearch)
-        return self._looked_over(sink.index, sink.name)
+        return self._make_sink(sink.index, sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self,
         index: str,
         name: str,
@@ -79,9 +79,9 @@ class OpenSearchSubject(Subject):
 
     def visible(self, sink: Participant) -> Counter[int]:
         assert isinstance(sink, OpenSearch)
-        eyes = self._eyes
-        eyes.indices.refresh(index=sink.index)
-        found = eyes.search(index=sink.index, body={"size": 10_000})
+        admin = self._admin
+        admin.indices.refresh(index=sink.index)
+        found = admin.search(index=sink.index, body={"size": 10_000})
         return Counter(hit["_source"]["number"] for hit in found["hits"]["hits"])
 
     def open(self, sink: Participant) -> set[str]:
@@ -99,25 +99,25 @@ class OpenSearchSubject(Subject):
         assert isinstance(sink, OpenSearch)
         (self._directory / sink.index / sink.name / f"{receipt.id}.arrow").unlink()
 
-    # Troubles.
+    # Faults.
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
         index = self._index({"dynamic": "strict", "properties": {"number": {"type": "long"}}})
         frame = FRAME | {"word": "string"}
         says = "column 'word' is not in the mapping, which is strict"
-        make = lambda: self._looked_over(index, sink.name, frame)  # noqa: E731
+        make = lambda: self._make_sink(index, sink.name, frame)  # noqa: E731
         yield FaultCase(says, UsageError, make=make)
 
     @contextmanager
     def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
         index = self._index({"properties": {"number": {"type": "boolean"}}})
         says = "column 'number' has type bigint, but the field is of type boolean"
-        yield FaultCase(says, UsageError, make=lambda: self._looked_over(index, sink.name))
+        yield FaultCase(says, UsageError, make=lambda: self._make_sink(index, sink.name))
 
     @contextmanager
     def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
-        """At a gate such as stands before many servers: this one has no passwords of its own."""
+        """A gateway refuses it, because the server itself has no passwords."""
         assert isinstance(sink, OpenSearch)
         index = sink.index
         with gate() as port:
@@ -125,7 +125,7 @@ class OpenSearchSubject(Subject):
             yield FaultCase(
                 f"looking at index {index}: the server refuses the user or the password",
                 NotAuthorised,
-                make=lambda: self._looked_over(index, sink.name, url=url),
+                make=lambda: self._make_sink(index, sink.name, url=url),
                 hides="nonsense",
             )
 
@@ -157,13 +157,13 @@ class OpenSearchSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """That of the kept rows: the server's matters only after the decision."""
+        """The disk with the stored rows is full. The server's disk matters only after the decision."""
         assert isinstance(sink, OpenSearch)
         with small_disk(4) as disk:
             yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room",
                 Unavailable,
-                sink=self._looked_over(sink.index, sink.name, rows=disk / "rows"),
+                sink=self._make_sink(sink.index, sink.name, rows=disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 20_000))]],
                 during=lambda: fill(disk),
                 over=lambda: empty(disk),
@@ -184,7 +184,7 @@ class _Gate(BaseHTTPRequestHandler):
 
 @contextmanager
 def gate() -> Iterator[int]:
-    """Let nobody through, as OpenSearch's security plugin does with a wrong password."""
+    """Refuse every request, as OpenSearch's security plugin does with a wrong password."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Gate) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

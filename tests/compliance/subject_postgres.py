@@ -1,4 +1,4 @@
-"""PostgreSQL, branches held by the server: a server of its own, a database for each sink."""
+"""PostgreSQL with branches held by the server: a separate server, a database for each sink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRAME = {"number": Column("number", "int"), "word": Column("word", "string")}
 
 
 class PostgresSubject(Subject):
-    """The suite names its branches alike in every test, and PostgreSQL's names are the server's."""
+    """The suite uses the same branch names in every test, and PostgreSQL's are global to the server."""
 
     def __init__(self, node: postgres.Node, options: Mapping[str, Any]):
         self._node = node
@@ -41,17 +41,17 @@ class PostgresSubject(Subject):
             self.execute(f"CREATE DATABASE {self._database}", "postgres")
         table = name.replace("-", "_")
         self.execute(f"CREATE TABLE {table} (number int {self.key}, word varchar(40) NOT NULL)")
-        return self._looked_over(table, name, self._node.dsn(self._database))
+        return self._make_sink(table, name, self._node.dsn(self._database))
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Postgres)
-        return self._looked_over(sink.target.table, sink.name, sink.target.dsn)
+        return self._make_sink(sink.target.table, sink.name, sink.target.dsn)
 
     @property
     def key(self) -> str:
         return "PRIMARY KEY" if "key" in self._options else ""
 
-    def _looked_over(
+    def _make_sink(
         self, table: str, name: str, dsn: str, frame: Mapping[str, Column] = FRAME, **more: Any
     ) -> Participant:
         made = Postgres(table, dsn=dsn, name=name, lock_timeout=2, **self._options | more)
@@ -92,12 +92,12 @@ class PostgresSubject(Subject):
         else:
             self.execute(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, **frame: str) -> Participant:
         columns = {name: Column(name, kind) for name, kind in frame.items()}
         dsn = self._node.dsn(self._database)
-        return self._looked_over(self.table(sink), sink.name, dsn, columns)
+        return self._make_sink(self.table(sink), sink.name, dsn, columns)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -119,7 +119,7 @@ class PostgresSubject(Subject):
             says,
             NotAuthorised,
             hides="nonsense",
-            make=lambda: self._looked_over(self.table(sink), sink.name, dsn),
+            make=lambda: self._make_sink(self.table(sink), sink.name, dsn),
         )
 
     def _words(self, numbers: Sequence[int], words: Sequence[str | None]) -> pa.RecordBatch:
@@ -137,12 +137,12 @@ class PostgresSubject(Subject):
         yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="much too")
 
     def _unique(self, sink: Participant) -> Participant:
-        """The same sink, upon a table where a number can be but once."""
+        """The same sink with a table of unique numbers."""
         if self.key:
             return sink
         self.execute(f"CREATE TABLE single (LIKE {self.table(sink)}, UNIQUE (number))")
         promise = {"key_partitioned": True} if self._options.get("mode") == "prepared" else {}
-        return self._looked_over("single", sink.name, self._node.dsn(self._database), **promise)
+        return self._make_sink("single", sink.name, self._node.dsn(self._database), **promise)
 
     @contextmanager
     def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
@@ -158,7 +158,7 @@ class PostgresSubject(Subject):
 
     @contextmanager
     def no_room(self, sink: Participant) -> Iterator[FaultCase]:
-        """As many branches of others as the server takes, less the one that the test has."""
+        """Foreign branches fill the server, except for the one that the test has."""
         others = range(postgres.PostgresServer().max_prepared_transactions - 1)
         for number in others:
             self.execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {number}'")
@@ -170,14 +170,14 @@ class PostgresSubject(Subject):
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """The target's tablespace, and that of tables which are made now."""
+        """The tablespace of the target and of new tables is full."""
         table, database = self.table(sink), self._database
         with small_disk(8) as disk:
             demote.hand_over(disk / "space")
             self.execute(f"CREATE TABLESPACE {database} LOCATION '{disk / 'space'}'")
             self.execute(f"CREATE TABLE small (LIKE {table} INCLUDING ALL) TABLESPACE {database}")
             self.execute(f"ALTER DATABASE {database} SET default_tablespace = {database}")
-            using = self._looked_over("small", sink.name, self._node.dsn(database))
+            using = self._make_sink("small", sink.name, self._node.dsn(database))
             fill(disk)
             many = self._words(range(100), ["x" * 40] * 100)
             try:
@@ -188,7 +188,7 @@ class PostgresSubject(Subject):
                     tasks=[[many] * 100],
                     over=lambda: empty(disk),
                 )
-            finally:  # the server goes on without this disk
+            finally:  # the server itself works without this disk
                 using.close()
                 self.roll_back_all()
                 self.execute(f"ALTER DATABASE {database} RESET default_tablespace")
@@ -222,7 +222,7 @@ class PostgresSubject(Subject):
 def started(
     directory: Path, options: Mapping[str, Any] = {"mode": "prepared"}
 ) -> Iterator[Subject]:
-    # After a kill the server would sync every file of every database, one by one.
+    # Otherwise the server would sync every file of every database after a kill.
     quick = {"recovery_init_sync_method": "syncfs"}
     with postgres.running(settings=quick) as node:
         yield PostgresSubject(node, options)

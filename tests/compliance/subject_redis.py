@@ -1,4 +1,4 @@
-"""Redis: a Valkey of its own, which the suite may kill. Rows become fields of a hash."""
+"""Redis: a separate Valkey, which the suite may kill. Rows become fields of a hash."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class RedisSubject(Subject):
         self._numbers = itertools.count()
 
     @property
-    def _eyes(self) -> Any:
+    def _admin(self) -> Any:
         return redis.Redis.from_url(self._server.address, decode_responses=True)
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(f"target-{next(self._numbers)}", name)
+        return self._make_sink(f"target-{next(self._numbers)}", name)
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, Redis)
-        return self._looked_over(sink.shape.target, sink.name)
+        return self._make_sink(sink.shape.target, sink.name)
 
-    def _looked_over(
+    def _make_sink(
         self,
         target: str,
         name: str,
@@ -62,13 +62,13 @@ class RedisSubject(Subject):
 
     def visible(self, sink: Participant) -> Counter[int]:
         assert isinstance(sink, Redis)
-        return Counter(int(field) for field in self._eyes.hkeys(sink.shape.target))
+        return Counter(int(field) for field in self._admin.hkeys(sink.shape.target))
 
     def open(self, sink: Participant) -> set[str]:
         assert isinstance(sink, Redis)
-        eyes = self._eyes
-        keys = set(eyes.scan_iter(f"{{{sink.shape.target}}}:poundlock.*", count=1000))
-        listed = {name for key in keys if key.endswith(".open") for name in eyes.smembers(key)}
+        admin = self._admin
+        keys = set(admin.scan_iter(f"{{{sink.shape.target}}}:poundlock.*", count=1000))
+        listed = {name for key in keys if key.endswith(".open") for name in admin.smembers(key)}
         return listed | {key for key in keys if not key.endswith((".open", ".witness"))}
 
     @contextmanager
@@ -79,13 +79,13 @@ class RedisSubject(Subject):
 
     def lose(self, sink: Participant, receipt: Receipt) -> None:
         assert isinstance(sink, Redis)
-        assert self._eyes.delete(f"{{{sink.shape.target}}}:{receipt.id}") == 1
+        assert self._admin.delete(f"{{{sink.shape.target}}}:{receipt.id}") == 1
 
-    # Troubles.
+    # Faults.
 
     def _refused(self, sink: Participant, **others: Any) -> Participant:
         assert isinstance(sink, Redis)
-        return self._looked_over(sink.shape.target, sink.name, **others)
+        return self._make_sink(sink.shape.target, sink.name, **others)
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -95,7 +95,7 @@ class RedisSubject(Subject):
 
     @contextmanager
     def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
-        """Of a column that orders rows: every other is written as text."""
+        """The order column has a wrong type. Every other column is written as text."""
         frame = {"id": "string", "v": "string"}
         says = "column 'v' has type string, but the order needs an integer, a date or a timestamp"
         make = lambda: self._refused(sink, frame=frame, order_by="v")  # noqa: E731
@@ -119,8 +119,8 @@ class RedisSubject(Subject):
 
     @contextmanager
     def too_long(self, sink: Participant) -> Iterator[FaultCase]:
-        """The server's own limit is 512 MB, and no less than this."""
-        self._eyes.config_set("proto-max-bulk-len", 1 << 20)
+        """The server's own limit is 512 MB and cannot be lowered to less than this."""
+        self._admin.config_set("proto-max-bulk-len", 1 << 20)
         tasks = [[self.rows(range(5)), self._keys([5, 6], ["5", "too long" * (1 << 17)])]]
         yield FaultCase(
             "longer than the server's proto-max-bulk-len, 1048576 bytes",
@@ -128,36 +128,36 @@ class RedisSubject(Subject):
             sink=self.again(sink),
             tasks=tasks,
             hides="too long",
-            over=lambda: self._eyes.config_set("proto-max-bulk-len", 512 << 20),
+            over=lambda: self._admin.config_set("proto-max-bulk-len", 512 << 20),
         )
 
     @contextmanager
     def no_room(self, sink: Participant) -> Iterator[FaultCase]:
-        """Branches are keys, of which there may be any number, but each task has a connection."""
-        eyes = self._eyes
-        most = eyes.config_get("maxclients")["maxclients"]
-        eyes.config_set("maxclients", 1)  # those that are there may stay
+        """Branches are keys, whose number is unlimited, but each task needs a connection."""
+        admin = self._admin
+        most = admin.config_get("maxclients")["maxclients"]
+        admin.config_set("maxclients", 1)  # existing connections stay
         yield FaultCase(
             "no connection left. Raise its maxclients",
             Unavailable,
-            over=lambda: eyes.config_set("maxclients", most),
+            over=lambda: admin.config_set("maxclients", most),
         )
 
     @contextmanager
     def full_disk(self, sink: Participant) -> Iterator[FaultCase]:
-        """Its disk is its memory. A real one that is full ends the server: see `killed`."""
-        eyes = self._eyes
+        """Its memory is full. A full disk would stop the server: see `killed`."""
+        admin = self._admin
         yield FaultCase(
             r"staging rows of .*no memory left \(maxmemory\).* Nothing is lost: free some memory",
             Unavailable,
-            during=lambda: eyes.config_set("maxmemory", 1),
-            over=lambda: eyes.config_set("maxmemory", 0),
+            during=lambda: admin.config_set("maxmemory", 1),
+            over=lambda: admin.config_set("maxmemory", 0),
         )
 
     @contextmanager
     def lost_connection(self, sink: Participant) -> Iterator[FaultCase]:
-        """Staging, and also the move, can be asked for twice, so the driver just asks again."""
-        cut = lambda: self._eyes.client_kill_filter(_type="normal")  # noqa: E731
+        """Staging and the move can be repeated, so the driver tries again."""
+        cut = lambda: self._admin.client_kill_filter(_type="normal")  # noqa: E731
         yield FaultCase("", survived=True, during=cut)
 
 

@@ -1,4 +1,4 @@
-"""Redis, where each row adds one to a counter of its own: a repeat would show."""
+"""Redis: each row adds one to its own counter, so a repeat would be visible."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class CounterSubject(RedisSubject):
 
     def visible(self, sink: Participant) -> Counter[int]:
         assert isinstance(sink, Redis)
-        found = self._eyes.hgetall(sink.shape.target)
+        found = self._admin.hgetall(sink.shape.target)
         return Counter({int(field): int(value) for field, value in found.items()})
 
-    # Troubles.
+    # Faults.
 
     @contextmanager
     def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:

@@ -1,4 +1,4 @@
-"""The template of a custom sink, as anybody would bring it: two files outside the package."""
+"""The template of a custom sink: two files outside the package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def example(name: str) -> Any:
-    """Import a file of examples/, as anybody would who has it on his path: pickle finds it again."""
+    """Import a file of examples/ from the path, where pickle finds it again."""
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
     return import_module(name)

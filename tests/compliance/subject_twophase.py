@@ -1,4 +1,4 @@
-"""Any two-phase driver: psycopg, and by another subject psycopg2, upon a real PostgreSQL."""
+"""Any two-phase driver: psycopg here, and psycopg2 in another subject, with a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class TwoPhaseSubject(PostgresSubject):
 
     def again(self, sink: Participant) -> Participant:
         assert isinstance(sink, TwoPhase)
-        return self._looked_over(sink.table, sink.name, str(sink._dsn))
+        return self._make_sink(sink.table, sink.name, str(sink._dsn))
 
-    def _looked_over(
+    def _make_sink(
         self, table: str, name: str, dsn: str, frame: Mapping[str, Column] = FRAME, **more: Any
     ) -> Participant:
         limit = ["SET lock_timeout = '2s'"]
@@ -53,7 +53,7 @@ class TwoPhaseSubject(PostgresSubject):
         with psycopg.connect(self._node.dsn(self._database), autocommit=True) as connection:
             connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
 
-    # Troubles: PostgreSQL's, of which its drivers tell by name and number.
+    # Faults of PostgreSQL, which its drivers report by name and number.
 
     @contextmanager
     def wrong_columns(self, sink: Participant) -> Iterator[FaultCase]:
@@ -62,7 +62,7 @@ class TwoPhaseSubject(PostgresSubject):
 
     @contextmanager
     def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
-        """PEP 249 tells no types of columns by which a frame could be refused: the database must."""
+        """PEP 249 gives no column types, so the database refuses the rows."""
         words = pa.array(["geheim", "geheim"])
         bad = self.rows([5, 6]).set_column(0, "number", words)
         says = r"branch .* does not take a row: InvalidTextRepresentation \[22P02\].*on_bad_row="

@@ -1,4 +1,4 @@
-"""Any two-phase driver, by the example of psycopg2: other names for branches, other exceptions."""
+"""Any two-phase driver, here psycopg2, with other branch names and other exceptions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Write-ahead: a function that appends what it is given to a file.
+"""Write-ahead: a function that appends its rows to a file.
 
-It is at least once by design, but as long as nothing dies between a send and its witness, a repeat is
-not to be seen either: the suite holds whole.
+It is at least once by design, but while nothing dies between a send and its witness, no repeat
+is visible either, so the whole suite passes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOT_APPLICABLE: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Append:
-    """A system that takes all it is given."""
+    """A system that accepts every row."""
 
     path: str
 
@@ -58,12 +58,12 @@ class WriteAheadSubject(Subject):
         self._numbers = itertools.count()
 
     def sink(self, name: str = "out") -> Participant:
-        return self._looked_over(str(self._directory / str(next(self._numbers))), name)
+        return self._make_sink(str(self._directory / str(next(self._numbers))), name)
 
     def again(self, sink: Any) -> Participant:
-        return self._looked_over(sink.function.path, sink.name)
+        return self._make_sink(sink.function.path, sink.name)
 
-    def _looked_over(self, path: str, name: str, rows: Path | None = None) -> Participant:
+    def _make_sink(self, path: str, name: str, rows: Path | None = None) -> Participant:
         made = WriteAhead(Append(path), name=name)
         made.attach(LocalSite(str(rows or f"{path}-rows")))
         made.preflight()
@@ -88,7 +88,7 @@ class WriteAheadSubject(Subject):
     def lose(self, sink: Any, receipt: Receipt) -> None:
         (Path(sink.row_store.uri) / f"{receipt.id}.arrow").unlink()
 
-    # Troubles.
+    # Faults.
 
     @contextmanager
     def full_disk(self, sink: Any) -> Iterator[FaultCase]:
@@ -96,7 +96,7 @@ class WriteAheadSubject(Subject):
             yield FaultCase(
                 f"{disk}.* the disk is full .*No space left.* make room",
                 Unavailable,
-                sink=self._looked_over(sink.function.path, sink.name, disk / "rows"),
+                sink=self._make_sink(sink.function.path, sink.name, disk / "rows"),
                 tasks=[[self.rows(range(5)), self.rows(range(5, 100_000))]],
                 during=lambda: fill(disk),
                 over=lambda: empty(disk),

@@ -16,7 +16,7 @@ def test_only_known_faults_are_not_applicable(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, label in SUBJECTS.items() if label])
-def test_the_table_shows_what_is_not_applicable(name: str) -> None:
+def test_the_table_shows_which_faults_are_not_applicable(name: str) -> None:
     line = documented(str(SUBJECTS[name]))
     dashes = {fault for fault, word in line.items() if word == "-"}
     assert dashes == set(module(name).NOT_APPLICABLE)

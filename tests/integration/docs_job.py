@@ -1,8 +1,8 @@
-"""Runs the examples of every page given, each as a program of its own, in one Spark session.
+"""Runs the examples of the given pages, each as a separate program, in one Spark session.
 
-Run by `test_docs_examples.py`, in a process of its own: what an example reads from the environment must
-be there before Spark starts, for its workers to have it too. Prints a line for each example that ran,
-and the error of one that did not; the others run all the same.
+`test_docs_examples.py` runs it in a separate process, because the environment that an example reads
+must be set before Spark starts, for its workers to have it too. Prints a line for each example that
+succeeds, and the error of each one that fails. One failure does not stop the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import poundlock as lock
 
-# A block of Python with a mark on the line before it.
+# A block of Python after a line that marks it.
 BLOCK = re.compile(r"^<!-- run -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMES = ("SERVERS", "PG_DSN", "MYSQL_URL", "REDIS_URL", "OPENSEARCH_URL")
 
@@ -33,7 +33,7 @@ def main(pages: list[Path]) -> None:
     for page in pages:
         try:
             run(page, spark)
-        except Exception:  # noqa: BLE001 (whatever it is: the test of this page tells it)
+        except Exception:  # noqa: BLE001 (the test of this page reports it)
             print(f"failed {page}\n{traceback.format_exc()}\nend of {page}", flush=True)
 
 
@@ -41,7 +41,8 @@ def run(page: Path, spark: Any) -> None:
     text = page.read_text()
     for match in BLOCK.finditer(text):
         line = text[: match.start(1)].count("\n")
-        code = compile("\n" * line + match[1], str(page), "exec")  # errors name the page's lines
+        # Errors name the lines of the page.
+        code = compile("\n" * line + match[1], str(page), "exec")
         with tempfile.TemporaryDirectory() as directory:
             os.environ["DIR"] = directory
             given = {name: os.environ[name] for name in (*NAMES, "DIR") if name in os.environ}

@@ -1,6 +1,6 @@
-"""A driver whose checkpoint and log are on HDFS: a small one, inside its own JVM.
+"""A driver with its checkpoint and log on a small HDFS inside its own JVM.
 
-Run by `test_hadoop.py`, for the JVM of the other tests has no HDFS. Prints one JSON object.
+`test_hadoop.py` runs it, because the JVM of the other tests has no HDFS. It prints one JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from poundlock.spark.storage import HadoopFiles, HadoopLog, open_log
 
 
 class Died(Exception):
-    """The driver is no more."""
+    """The driver was killed."""
 
 
 def main(servers: str, source: str, target: str, directory: str) -> None:

@@ -20,7 +20,7 @@ SECONDS = 20
 
 def make_topic(cluster: kafka.Cluster, name: str | None = None) -> str:
     name = name or f"t-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient(cluster.client_settings())  # must outlive its futures
+    admin = AdminClient(cluster.client_settings())  # it must outlive its futures
     admin.create_topics([NewTopic(name, 2)])[name].result(SECONDS)
     return name
 
@@ -38,8 +38,8 @@ class Open:
 
     identity: TransactionIdentity
     written: list[LastRecord]
-    row: str  # the first it wrote
-    producer: object  # lives on, and could be a zombie
+    row: str  # the first record it wrote
+    producer: object  # still alive, so it could be a zombie
 
     @property
     def id(self) -> str:
@@ -69,7 +69,7 @@ def leave_open(
         {
             **cluster.client_settings(),
             "transactional.id": id_,
-            "log_level": 0,  # brokers die here, and producers would say so
+            "log_level": 0,  # brokers are killed here, and producers would log it
             "transaction.timeout.ms": timeout_ms,
             "statistics.interval.ms": 10,
             "stats_cb": lambda stats: eos.update(json.loads(stats)["eos"]),

@@ -1,4 +1,4 @@
-"""Rows that a sink cannot take, in a real pipeline: the batch fails, or goes on without them."""
+"""Rows that a sink refuses, in a real pipeline: the batch fails or goes on without them."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_by_default_the_batch_fails_and_nothing_is_written(scene: Scene) -> None
     scene.kafka.assert_settled(scene.target)
 
 
-def test_bad_rows_are_skipped_and_told(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_rows_are_skipped_and_reported(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     trial.finish(scene.pipeline("skip"))
     assert scene.kafka.values(scene.target) == Counter(GOOD)
     assert "could not take" in caplog.text and "left out" in caplog.text
 
 
-def test_bad_rows_go_to_a_sink_of_their_own_in_the_same_decision(scene: Scene) -> None:
+def test_bad_rows_are_committed_to_another_sink_in_the_same_decision(scene: Scene) -> None:
     dead = scene.sink(scene.dead, "dead")
     trial.die(scene.pipeline(dead), Step.DECIDED)
     assert scene.kafka.values(scene.target) == Counter()
@@ -74,7 +74,7 @@ def test_bad_rows_go_to_a_sink_of_their_own_in_the_same_decision(scene: Scene) -
     scene.kafka.assert_settled(scene.dead)
 
 
-def test_a_lost_letter_is_replayed(scene: Scene) -> None:
+def test_a_lost_dead_letter_is_replayed(scene: Scene) -> None:
     dead = scene.sink(scene.dead, "dead")
     trial.die(scene.pipeline(dead), Step.DECIDED)
     for id_ in trial.decided(scene.place / "checkpoint"):
@@ -86,7 +86,7 @@ def test_a_lost_letter_is_replayed(scene: Scene) -> None:
     scene.kafka.assert_settled(scene.target)
 
 
-def test_wrong_use(scene: Scene) -> None:
+def test_wrong_calls_are_refused(scene: Scene) -> None:
     with pytest.raises(UsageError, match="'fail', 'skip' or a sink"):
         scene.pipeline("ignore")
     with pytest.raises(UsageError, match="fixed topic"):

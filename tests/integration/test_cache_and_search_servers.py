@@ -1,4 +1,4 @@
-"""The local Valkey and OpenSearch: theirs alone, on the loopback, with data that stays."""
+"""The local Valkey and OpenSearch: private, on the loopback, with data that survives restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poundlock.servers import base, opensearch, valkey
 
 
 def owner_of(home: Path) -> str:
-    """Return who the server runs as."""
+    """Return the user that the server runs as."""
     state = base.State.load(home)
     assert state is not None
     process = state.processes["1"]
@@ -27,7 +27,7 @@ def owner_of(home: Path) -> str:
 
 
 def listening(home: Path) -> set[str]:
-    """Return the addresses that the server listens at, as the kernel writes them."""
+    """Return the addresses on which the server listens, in the kernel's format."""
     state = base.State.load(home)
     assert state is not None
     lines = [
@@ -39,11 +39,11 @@ def listening(home: Path) -> set[str]:
     return {address for address, port in places if int(port, 16) in state.ports.values()}
 
 
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # in IPv4, and as IPv4 in IPv6
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # in IPv4, and IPv4 mapped to IPv6
 EXPECTED = "nobody" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
 
 
-def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
+def test_valkey_keeps_its_address_and_data_over_a_restart(tmp_path: Path) -> None:
     try:
         node = valkey.up(tmp_path)
         url, home = node.address, node.directory
@@ -59,21 +59,21 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
         )
         with pytest.raises(redis.exceptions.AuthenticationError):
             redis.Redis.from_url(node.url).get("key")
-        said = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path)])
-        assert said.output == f"export REDIS_URL={url}\n", "those that run, and no others"
-        said = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path), "--json"])
-        assert json.loads(said.output) == {"REDIS_URL": url}
+        result = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path)])
+        assert result.output == f"export REDIS_URL={url}\n", "only the servers that run"
+        result = CliRunner().invoke(poundlock, ["servers", "env", "--dir", str(tmp_path), "--json"])
+        assert json.loads(result.output) == {"REDIS_URL": url}
         down = ["servers", "down", "valkey", "kafka", "--dir", str(tmp_path), "--json"]
         assert json.loads(CliRunner().invoke(poundlock, down).output) == {
             "valkey": {"created": True, "ended": True, "wiped": False},
             "kafka": {"created": False, "ended": False, "wiped": False},
         }
         assert not base.status(base.home_of("valkey", tmp_path)).running
-        said = CliRunner().invoke(poundlock, ["servers", "env", "valkey", "--dir", str(tmp_path)])
-        assert said.exit_code == 1 and "servers up valkey" in said.output
+        result = CliRunner().invoke(poundlock, ["servers", "env", "valkey", "--dir", str(tmp_path)])
+        assert result.exit_code == 1 and "servers up valkey" in result.output
         again = valkey.up(tmp_path)
         assert again.address == url and redis.Redis.from_url(url).get("key") == b"value"
-        again.kill()  # acknowledged is on disk
+        again.kill()  # acknowledged writes are on disk
         again.start()
         assert redis.Redis.from_url(url).get("key") == b"value"
     finally:
@@ -81,7 +81,9 @@ def test_valkey_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in home.iterdir()) == ["lock"]
 
 
-def test_a_valkey_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_calls_for_valkey_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("POUNDLOCK_VALKEY_BIN", str(tmp_path / "missing"))
     with pytest.raises(UsageError, match="POUNDLOCK_VALKEY_BIN"):
         valkey.binary()
@@ -89,7 +91,7 @@ def test_a_valkey_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.Monke
         valkey.ValkeyServer(3)
 
 
-def test_opensearch_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None:
+def test_opensearch_keeps_its_address_and_data_over_a_restart(tmp_path: Path) -> None:
     def ask(path: str, body: bytes | None = None) -> dict[str, object]:
         request = urllib.request.Request(f"{url}{path}", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=30) as answer:
@@ -101,7 +103,7 @@ def test_opensearch_keeps_address_and_data_from_up_to_up(tmp_path: Path) -> None
         ask("/index/_doc/1", b'{"a": 1}')
         assert owner_of(home) == EXPECTED
         assert listening(home) and listening(home) <= LOOPBACK
-        node.kill()  # acknowledged is on disk
+        node.kill()  # acknowledged writes are on disk
         node.start()
         assert ask("/index/_doc/1")["_source"] == {"a": 1}
         base.down(base.home_of("opensearch", tmp_path))

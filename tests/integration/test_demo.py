@@ -1,4 +1,4 @@
-"""The demo itself, small: a real broker, real drivers, real kills."""
+"""A small run of the demo, with a real broker, real drivers and real kills."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from poundlock.cli.demo import demo
 ROWS, KILLS = 20_000, 3
 
 
-def test_poundlock_is_exact_where_sparks_own_sink_repeats(tmp_path: Path) -> None:
+def test_poundlock_is_exact_where_sparks_own_sink_repeats_rows(tmp_path: Path) -> None:
     arguments = ["--rows", ROWS, "--kills", KILLS, "--seed", 2, "--out", tmp_path, "--json"]
     done = CliRunner().invoke(demo, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output

@@ -1,4 +1,4 @@
-"""Every example in the documentation that is marked to be run, runs, against real servers."""
+"""Every marked example of the documentation runs against real servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text())]
 
-# What an example may name, the fixture with the server that it stands for, and how that is reached.
+# The address that an example may use, the fixture of the server, and how to reach it.
 SERVERS = {
     "SERVERS": ("kafka_server", "bootstrap_servers"),
     "PG_DSN": ("postgres_server", "address"),
@@ -26,7 +26,7 @@ SERVERS = {
 }
 
 
-def test_every_sink_has_a_page_with_an_example_that_is_run() -> None:
+def test_every_sink_has_a_page_with_a_tested_example() -> None:
     pages = {page.stem for page in PAGES if page.parent.name == "sinks"}
     assert pages == {page.stem for page in (DOCS / "sinks").glob("*.md")}
     named = {name.lower() for name in sinks.__all__}

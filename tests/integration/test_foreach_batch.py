@@ -1,4 +1,4 @@
-"""The end of a query with `foreach_batch`: stopped by Spark's own `stop()`, then swept and closed."""
+"""The end of a query with `foreach_batch`: Spark's `stop()`, then the sweep and the close."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Scene:
         return self.execute(statement)[0][0] - 1
 
     def leave_stray(self) -> sinks.Postgres:
-        """Leave an open branch, as an attempt does that lost. Return a sink that can find it."""
+        """Leave an open branch as a losing attempt does. Return a sink that can find it."""
         other = pickle.loads(pickle.dumps(self.sink))
         other.project({"n": Column("n", "bigint")})
         generation = FileLog(self.place / "poundlock").load().generation
@@ -89,14 +89,14 @@ def test_the_end_of_a_query_sweeps_and_closes(scene: Scene) -> None:
     assert rows == list(range(len(rows)))
 
 
-def test_a_stop_does_not_wait_for_a_system_and_loses_nothing(
+def test_a_stop_does_not_wait_for_an_unreachable_system_and_loses_nothing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away, asked, commit = threading.Event(), threading.Event(), sinks.Postgres.commit
+    away, called, commit = threading.Event(), threading.Event(), sinks.Postgres.commit
 
     def answer(self: sinks.Postgres, receipts: Sequence[Receipt]) -> list[BranchState]:
         if away.is_set():
-            asked.set()
+            called.set()
             raise Unavailable("the cable is out")
         return commit(self, receipts)
 
@@ -105,12 +105,12 @@ def test_a_stop_does_not_wait_for_a_system_and_loses_nothing(
     query = scene.start(function)
     oracle.eventually(lambda: len(scene.rows()) >= 10)
     away.set()
-    assert asked.wait(oracle.SECONDS)  # decided, and it cannot be committed
-    query.stop()  # would wait for ever for a batch that does
+    assert called.wait(oracle.SECONDS)  # it is decided, and cannot be committed
+    query.stop()  # it must not wait for the batch, which is stuck
     assert query.exception() is None
     before = len(scene.rows())
     away.clear()
-    again = scene.start(function)  # the same function, for the next run of its query
+    again = scene.start(function)  # the same function in the next run of its query
     oracle.eventually(lambda: len(scene.rows()) > before)
     again.stop()
     oracle.eventually(lambda: scene.connections() == 0)

@@ -19,7 +19,7 @@ from poundlock.spark.storage import HadoopFiles, HadoopLog
 HERE = Path(__file__).parent
 
 
-def test_a_pipeline_whose_log_is_on_hdfs_dies_and_goes_on(
+def test_a_pipeline_with_its_log_on_hdfs_goes_on_after_a_crash(
     kafka: oracle.Kafka, topic: Any, tmp_path: Path
 ) -> None:
     source, target = topic(partitions=2, name="source"), topic(partitions=2, name="target")
@@ -47,7 +47,7 @@ def test_a_pipeline_whose_log_is_on_hdfs_dies_and_goes_on(
 
 
 class Careless(HadoopFiles):
-    """A file system whose rename replaces what is there, as some object stores' does."""
+    """A file system whose rename replaces the target, as in some object stores."""
 
     def __init__(self) -> None:
         self.root, self.scheme, self.kept = "careless://bucket/log", "careless", dict[str, bytes]()
@@ -70,7 +70,7 @@ def test_a_file_system_that_lets_two_writers_win_is_refused() -> None:
 
 
 class Refusing(Careless):
-    """One that refuses the second, as it should."""
+    """A file system that correctly refuses the second writer."""
 
     def _write_and_rename(self, name: str, data: bytes) -> None:
         if self.kept.setdefault(name, data) is not data:

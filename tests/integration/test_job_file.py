@@ -1,4 +1,4 @@
-"""A job file, as the command line opens it: looked at, never started."""
+"""A job file that the command line inspects and never starts."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def guarantee(*arguments: str | Path) -> Result:
     return CliRunner().invoke(poundlock, ["guarantee", *map(str, arguments), "--json"])
 
 
-def said(result: Result) -> Any:
+def parse_output(result: Result) -> Any:
     return json.loads(result.stdout[result.stdout.index("{") :])
 
 
-def test_the_guarantee_of_a_job(spark: Any, tmp_path: Path) -> None:
+def test_the_guarantee_of_a_job_is_shown(spark: Any, tmp_path: Path) -> None:
     job, place = tmp_path / "rates.py", tmp_path / "place"
     job.write_text(JOB.format(source=RATE))
     result = guarantee(job, place)
     assert result.exit_code == 0, result.output
-    found = said(result)
+    found = parse_output(result)
     assert (found["replayable"], found["guarantee"]) == (True, "at_least_once")
     assert {sink["sink"]: (sink["kind"], sink["guarantee"]) for sink in found["sinks"]} == {
         "files": ("staged", "exactly_once"),
@@ -51,13 +51,13 @@ def test_the_guarantee_of_a_job(spark: Any, tmp_path: Path) -> None:
     assert not place.exists(), "nothing was started"
 
 
-def test_what_cannot_be_had_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_an_impossible_guarantee_is_refused(spark: Any, tmp_path: Path) -> None:
     job = tmp_path / "sockets.py"
     job.write_text(JOB.format(source=SOCKET))
     result = guarantee(job, tmp_path / "place")
     assert result.exit_code == 1
     assert "cannot be replayed" in result.stderr
-    assert {sink["guarantee"] for sink in said(result)["sinks"]} == {"at_most_once"}
+    assert {sink["guarantee"] for sink in parse_output(result)["sinks"]} == {"at_most_once"}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_what_cannot_be_had_is_refused(spark: Any, tmp_path: Path) -> None:
         ("import sys; sys.exit(3)", "{job}, line 1, failed when it was loaded: SystemExit: 3"),
     ],
 )
-def test_a_file_that_is_no_job(spark: Any, tmp_path: Path, text: str | None, words: str) -> None:
+def test_a_file_without_a_job_is_refused(
+    spark: Any, tmp_path: Path, text: str | None, words: str
+) -> None:
     job = tmp_path / "wrong.py"
     if text is not None:
         job.write_text(text)
@@ -86,7 +88,7 @@ def test_a_file_that_is_no_job(spark: Any, tmp_path: Path, text: str | None, wor
     assert words.format(job=job) in str(result.exception)
 
 
-# A program of its own, as a newcomer writes it first.
+# A complete program, such as a beginner writes.
 PROGRAM = """
 import poundlock as lock
 from poundlock.sinks import Files
@@ -98,10 +100,10 @@ pipeline = lock.pipeline(frame, name="job", checkpoint_location={place!r}).to(Fi
 """
 
 
-def test_a_pipeline_that_the_file_makes_at_once(spark: Any, tmp_path: Path) -> None:
+def test_a_pipeline_at_module_level_is_found(spark: Any, tmp_path: Path) -> None:
     job, place = tmp_path / "whole.py", tmp_path / "place"
     job.write_text(PROGRAM.format(place=str(place), more=""))
-    assert [sink["sink"] for sink in said(guarantee(job))["sinks"]] == ["out"]
+    assert [sink["sink"] for sink in parse_output(guarantee(job))["sinks"]] == ["out"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_a_pipeline_that_the_file_makes_at_once(spark: Any, tmp_path: Path) -> N
         "frame.writeStream.format('noop').option('checkpointLocation', {place!r}).start()",
     ],
 )
-def test_a_job_that_starts_when_it_is_read_is_refused(
+def test_a_job_that_starts_when_it_is_loaded_is_refused(
     spark: Any, tmp_path: Path, more: str
 ) -> None:
     job, place = tmp_path / "program.py", tmp_path / "place"
@@ -125,8 +127,8 @@ def test_a_job_that_starts_when_it_is_read_is_refused(
     assert spark.streams.active == []
 
 
-def test_the_general_table() -> None:
-    assert said(guarantee("--table")) == {
+def test_the_general_table_is_shown() -> None:
+    assert parse_output(guarantee("--table")) == {
         "any": {"not_replayable": "at_most_once", "replayable": "at_least_once"},
         "idempotent": {"not_replayable": "at_most_once", "replayable": "exactly_once"},
         "logged": {"not_replayable": "at_most_once", "replayable": "at_least_once"},

@@ -1,6 +1,6 @@
 """The driver's Kafka client against a real broker.
 
-First the answer matrix: what EndTxn version 5 answers about a transaction after each possible end, and
+First the answer matrix: the answer of EndTxn version 5 about a transaction after each possible end, and
 what the transaction's own records prove.
 """
 
@@ -44,13 +44,13 @@ def topic(cluster: kafka.Cluster) -> str:
 
 
 def initialise(cluster: kafka.Cluster, id_: str) -> None:
-    """Take over a transactional id, as its next user does."""
+    """Take over a transactional id as its next user does."""
     producer = confluent_kafka.Producer({**cluster.client_settings(), "transactional.id": id_})
     producer.init_transactions(SECONDS)
 
 
 def read_committed(cluster: kafka.Cluster, topic: str) -> list[str]:
-    """Read what a reader sees, up to the last stable offsets."""
+    """Read all rows up to the last stable offsets."""
     consumer = confluent_kafka.Consumer(
         {
             **cluster.client_settings(),
@@ -78,7 +78,7 @@ def wait_for(client: Probe, id_: str, state: str) -> None:
     eventually(lambda: client.describe([id_])[id_].state == state)
 
 
-# The matrix. Each function returns a transaction after this has happened to it.
+# The matrix. The name of each function says what happened to the transaction it returns.
 
 
 def still_open(cluster: kafka.Cluster, client: Probe, topic: str) -> Open:
@@ -156,7 +156,7 @@ def committed_then_next_open(cluster: kafka.Cluster, client: Probe, topic: str) 
 
 
 MATRIX = [
-    # what happened, the answer to COMMIT, what can be found out then
+    # what happened, the answer to COMMIT, the outcome that the witness proves
     (still_open, Answer.DONE, Outcome.COMMITTED),
     (committed, Answer.DONE, Outcome.COMMITTED),
     (timed_out, Answer.CONTRADICTED, Outcome.ABORTED),
@@ -176,9 +176,11 @@ def _row(value: object) -> str:
 
 
 @pytest.mark.parametrize(("happened", "answer", "outcome"), MATRIX, ids=_row)
-def test_the_answer_matrix(cluster, client, topic, happened, answer, outcome):
+def test_every_end_of_a_transaction_has_its_answer(
+    cluster, client, topic, happened, answer, outcome
+):
     left = happened(cluster, client, topic)
-    for _ in range(2):  # repeating changes nothing
+    for _ in range(2):  # a repeat changes nothing
         assert client.end(*left.identity, commit=True) is answer
         if answer is Answer.DONE:
             eventually(
@@ -186,17 +188,17 @@ def test_the_answer_matrix(cluster, client, topic, happened, answer, outcome):
             )
         assert client.outcome(left.identity, left.written).outcome is outcome
         assert client.witness_all(left.identity.producer_id, left.written).outcome is outcome
-    # The witness is right if readers go by it: also while somebody's next transaction is open.
+    # The witness agrees with readers, also while the next transaction of another producer is open.
     seen = outcome is Outcome.COMMITTED
     assert (left.row in read_committed(cluster, topic)) is seen
 
 
-def test_an_id_that_never_existed(client: Probe):
+def test_an_id_that_never_existed_is_unknown(client: Probe):
     assert client.end("never-was", 1, 0, commit=True) is Answer.FORGOTTEN
     assert client.describe(["never-was"]) == {"never-was": None}
 
 
-def test_a_transaction_without_rows(cluster, client, topic):
+def test_a_transaction_without_rows_can_be_committed(cluster, client, topic):
     left = leave_open(cluster, topic, rows=0)
     assert client.end(*left.identity, commit=True) is Answer.CONTRADICTED
     assert client.outcome(left.identity, []).outcome is Outcome.UNKNOWN
@@ -212,8 +214,8 @@ def test_every_end_raises_the_epoch_as_version_5_does(cluster, client, topic):
 def test_a_zombie_cannot_write_after_the_commit(cluster, client, topic):
     left = leave_open(cluster, topic)
     assert client.end(*left.identity, commit=True) is Answer.DONE
-    # The answer comes before the marker, and only the marker tells a partition's leader of the new
-    # epoch: until then it takes the old one's rows. So a writer is silent once it gave its receipt.
+    # The answer comes before the marker, and only the marker informs a partition's leader of the new
+    # epoch. Until then it accepts rows of the old one, so a writer sends nothing after its receipt.
     wait_for(client, left.id, "CompleteCommit")
     left.producer.produce(topic, value=b"zombie", partition=0)
     with pytest.raises(confluent_kafka.KafkaException, match="_FENCED"):
@@ -221,7 +223,7 @@ def test_a_zombie_cannot_write_after_the_commit(cluster, client, topic):
     assert "zombie" not in read_committed(cluster, topic)
 
 
-def test_many_ends_have_their_own_answers_in_order(cluster, client, topic):
+def test_many_ends_are_answered_in_order(cluster, client, topic):
     lefts = [leave_open(cluster, topic) for _ in range(6)]
     client.end(*lefts[1].identity, commit=False)
     initialise(cluster, lefts[4].id)
@@ -242,7 +244,7 @@ def test_many_ends_have_their_own_answers_in_order(cluster, client, topic):
 # The witness.
 
 
-def test_an_open_transaction_is_no_outcome(cluster, client, topic):
+def test_an_open_transaction_has_no_outcome(cluster, client, topic):
     left = leave_open(cluster, topic)
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.OPEN
@@ -250,7 +252,7 @@ def test_an_open_transaction_is_no_outcome(cluster, client, topic):
     assert client.outcome(left.identity, left.written).outcome is Outcome.OPEN
 
 
-def test_a_marker_counts_while_another_transaction_holds_readers_back(cluster, client, topic):
+def test_a_marker_counts_while_another_transaction_blocks_readers(cluster, client, topic):
     older = leave_open(cluster, topic)
     left = leave_open(cluster, topic)
     assert client.end(*left.identity, commit=True) is Answer.DONE
@@ -263,7 +265,7 @@ def test_a_marker_counts_while_another_transaction_holds_readers_back(cluster, c
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_the_index_decides_where_the_marker_is_too_far(cluster, client, topic, commit):
+def test_the_index_decides_if_the_marker_is_too_far_away(cluster, client, topic, commit):
     left = leave_open(cluster, topic)
     client.end(*left.identity, commit=commit)
     wait_for(client, left.id, "CompleteCommit" if commit else "CompleteAbort")
@@ -275,14 +277,14 @@ def test_the_index_decides_where_the_marker_is_too_far(cluster, client, topic, c
     assert "index" in far.why
 
 
-def test_a_record_of_another_producer_is_no_witness(cluster, client, topic):
+def test_a_record_of_another_producer_proves_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     evidence = client.witness_all(left.identity.producer_id + 1000, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
     assert "not of producer" in evidence.why
 
 
-def test_an_offset_that_was_never_written_is_no_witness(cluster, client, topic):
+def test_an_offset_that_was_never_written_proves_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     part = left.written[0]
     for offset in (part.offset + 2, part.offset + 100):  # after the marker; far beyond
@@ -292,7 +294,7 @@ def test_an_offset_that_was_never_written_is_no_witness(cluster, client, topic):
         assert evidence.outcome is Outcome.UNKNOWN
 
 
-def test_a_marker_is_not_a_record(cluster, client, topic):
+def test_a_marker_is_not_mistaken_for_a_record(cluster, client, topic):
     left = committed(cluster, client, topic)
     part = left.written[0]
     evidence = client.witness(
@@ -301,7 +303,7 @@ def test_a_marker_is_not_a_record(cluster, client, topic):
     assert evidence.outcome is Outcome.UNKNOWN
 
 
-def test_deleted_records_are_no_witness(cluster, client, topic):
+def test_deleted_records_prove_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     parts = [
@@ -310,20 +312,20 @@ def test_deleted_records_are_no_witness(cluster, client, topic):
     ]
     for future in admin.delete_records(parts[:1]).values():
         future.result(SECONDS)
-    # One partition is gone, and the other proves the commit for both.
+    # One partition lost its records, and the other proves the commit for both.
     assert client.witness_all(left.identity.producer_id, left.written).outcome is Outcome.COMMITTED
     for future in admin.delete_records(parts[1:]).values():
         future.result(SECONDS)
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
     assert "no longer there" in evidence.why
-    # The coordinator still remembers; after its id's next use nobody does.
+    # The coordinator still remembers it, until the next use of the id.
     assert client.outcome(left.identity, left.written).outcome is Outcome.COMMITTED
     initialise(cluster, left.id)
     assert client.outcome(left.identity, left.written).outcome is Outcome.UNKNOWN
 
 
-def test_a_topic_that_was_deleted_or_created_again_is_no_witness(cluster, client, topic):
+def test_a_topic_that_was_deleted_or_created_again_proves_nothing(cluster, client, topic):
     left = committed(cluster, client, topic)
     admin = AdminClient(cluster.client_settings())
     admin.delete_topics([topic])[topic].result(SECONDS)
@@ -333,7 +335,7 @@ def test_a_topic_that_was_deleted_or_created_again_is_no_witness(cluster, client
     assert "no longer there" in evidence.why
 
     make_topic(cluster, topic)
-    committed(cluster, client, topic)  # something of ours at the same offsets
+    committed(cluster, client, topic)  # other records at the same offsets
     evidence = client.witness_all(left.identity.producer_id, left.written)
     assert evidence.outcome is Outcome.UNKNOWN
     assert "created again" in evidence.why
@@ -350,7 +352,7 @@ def test_an_open_or_aborted_transaction_is_never_settled(cluster, client, topic)
 
 
 def test_a_transaction_called_complete_but_open_in_a_partition_is_torn(cluster, client, topic):
-    # KAFKA-20734 by other means: ask for a partition that another open transaction stands for.
+    # This imitates KAFKA-20734: query a partition in which another transaction is open.
     left = committed(cluster, client, topic)
     still = leave_open(cluster, topic)
     torn = TransactionIdentity(left.id, still.identity.producer_id, still.identity.epoch)
@@ -384,7 +386,7 @@ def test_open_transactions_are_found_by_prefix_on_every_broker(cluster, client, 
     space = uuid.uuid4().hex[:8]
     mine = [leave_open(cluster, topic, id_=f"{space}.a.{n}") for n in range(3)]
     leave_open(cluster, topic, id_=f"{space}.ab.0")
-    leave_open(cluster, topic, id_=f"{space}xa.0")  # a dot is not any letter
+    leave_open(cluster, topic, id_=f"{space}xa.0")  # the dot is no wildcard
     found = client.list_open(f"{space}.a.")
     assert [(it.transactional_id, it.producer_id, it.state) for it in found] == [
         (left.id, left.identity.producer_id, "Ongoing") for left in mine
@@ -412,7 +414,7 @@ def test_a_stray_is_aborted_as_described(cluster, client, topic):
 # Topics, offsets, groups, facts.
 
 
-def test_topics_and_offsets(cluster, client, topic):
+def test_topics_and_offsets_are_described(cluster, client, topic):
     found = client.topics([topic, "no-such", "not a name"])
     assert (found["no-such"], found["not a name"]) == (None, None)
     assert (found[topic].partitions, found[topic].replication) == (2, 1)
@@ -461,7 +463,7 @@ def test_a_group_with_live_members_is_not_touched(cluster, client, topic):
     consumer.close()
 
 
-def test_facts_of_the_cluster(client):
+def test_the_facts_of_the_cluster_are_read(client):
     assert client.features()["transaction.version"] >= 2
     assert client.max_version("EndTxn") >= 5
     (broker,) = client.brokers().values()
@@ -472,7 +474,7 @@ def test_facts_of_the_cluster(client):
     assert config.values["no.such"] == ()
 
 
-def test_a_silent_broker_ends_in_time(cluster, topic):
+def test_a_call_to_a_silent_broker_ends_in_time(cluster, topic):
     left = leave_open(cluster, topic)
     with Probe(cluster.client_settings(), time_limit=1) as client:
         assert client.describe([left.id])[left.id] is not None

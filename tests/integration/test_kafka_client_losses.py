@@ -1,4 +1,4 @@
-"""The driver's Kafka client while brokers are lost, and with several of them."""
+"""The driver's Kafka client while brokers are lost, and with several brokers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_lost_broker_is_an_outage_and_its_return_is_noticed(tmp_path):
         eventually(lambda: client.settled(left.identity, left.written).progress is Progress.SETTLED)
 
 
-def test_an_address_without_a_broker(tmp_path):
+def test_an_address_without_a_broker_is_reported(tmp_path):
     with (
         Probe({"bootstrap.servers": "127.0.0.1:9"}, time_limit=1) as client,
         pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"),
@@ -58,14 +58,14 @@ def test_a_partition_without_a_leader_keeps_a_commit_pending(three: kafka.Cluste
     with Probe(three.client_settings(), time_limit=SECONDS) as client:
 
         def led() -> set[int]:
-            found = client.topics([name])[name]  # none, at a broker that has not heard of it yet
+            found = client.topics([name])[name]  # a broker without news reports no leader
             return set(found.leaders) if found else set()
 
         eventually(lambda: led() == {0, 1})
         left = leave_open(three, name)
         three.kill(3)
         eventually(lambda: led() == {0})
-        # The coordinator may have been on the broker that died: the client finds the next one.
+        # The coordinator may have been on the dead broker. The client finds the next one.
         assert client.end(*left.identity, commit=True) is Answer.DONE
         settlement = client.settled(left.identity, left.written)
         assert settlement.progress is Progress.PENDING

@@ -27,7 +27,7 @@ TOPIC = "secured"
 
 
 def certify(directory: Path) -> tuple[Path, Path]:
-    """Make an authority and a broker's key and certificate, for 127.0.0.1 alone."""
+    """Create an authority, and a key and certificate for a broker on 127.0.0.1."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
@@ -47,7 +47,7 @@ def certify(directory: Path) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A broker with a second listener; what its driver needs to come in there."""
+    """Start a broker with a second listener. Yield the settings for a driver to log in there."""
     authority, store = certify(tmp_path_factory.mktemp("certificates"))
     properties = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -93,7 +93,7 @@ def add_listener(config: Path, port: int, store: Path) -> None:
 
 
 def grant(admin: administration.AdminClient) -> None:
-    """Give the driver what the documentation says it needs, and no more."""
+    """Give the driver only the rights that the documentation names."""
     kinds, operations = administration.ResourceType, administration.AclOperation
     whole, prefix = (
         administration.ResourcePatternType.LITERAL,
@@ -183,10 +183,10 @@ def test_a_right_password_is_not_shown_either(secured, caplog):
     with caplog.at_level(logging.DEBUG), Probe(secured) as client:
         assert client.describe(["mine.x"]) == {"mine.x": None}
     assert SECRET not in caplog.text
-    assert "kafka.net" in caplog.text  # the library's loggers were heard
+    assert "kafka.net" in caplog.text  # the library's log was captured
 
 
-def test_a_mechanism_that_the_broker_does_not_know(secured):
+def test_an_unsupported_mechanism_is_reported(secured):
     with (
         Probe({**secured, "sasl.mechanism": "SCRAM-SHA-256"}) as client,
         pytest.raises(NotAuthorised, match=r"sasl\.mechanism"),
@@ -228,7 +228,7 @@ def test_missing_permissions_are_named(secured):
         config = client.broker_config(["transaction.max.timeout.ms"])
         assert config.values is None
         assert "DESCRIBE_CONFIGS on Cluster" in config.why
-        assert client.list_open("mine.") == []  # Kafka hides what may not be described
+        assert client.list_open("mine.") == []  # Kafka hides topics that the user may not describe
     with Probe(secured) as client:
         assert client.end(*identity, commit=False) is Answer.DONE
         until = time.monotonic() + SECONDS
@@ -236,7 +236,7 @@ def test_missing_permissions_are_named(secured):
             assert time.monotonic() < until
 
 
-def test_plain_text_to_a_tls_port_ends_in_time(secured):
+def test_a_plain_text_connection_to_a_tls_port_ends_in_time(secured):
     from poundlock.errors import Unavailable
 
     settings = {"bootstrap.servers": secured["bootstrap.servers"]}

@@ -1,6 +1,6 @@
 """The Kafka sink in a pipeline: bad input, semantics, columns, starting and stopping.
 
-After every refusal the cause is removed. Then every row must be there exactly once: a refused batch
+After every refusal the cause is removed. Then every row must arrive exactly once: a refused batch
 loses nothing and leaves nothing open.
 """
 
@@ -44,7 +44,7 @@ def target(kafka: oracle.Kafka) -> str:
 # Refused before anything starts.
 
 
-def test_missing_topic(
+def test_a_missing_topic_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, source: str, tmp_path: Path
 ) -> None:
     target = f"{source}-later"
@@ -72,7 +72,7 @@ def test_missing_topic(
         (["value", "true AS at"], {"timestamp": "at"}, "the timestamp needs timestamp, or bigint"),
     ],
 )
-def test_dataframe_that_does_not_fit(
+def test_a_dataframe_that_does_not_fit_is_refused(
     spark: SparkSession,
     kafka: oracle.Kafka,
     source: str,
@@ -90,7 +90,7 @@ def test_dataframe_that_does_not_fit(
     assert not (tmp_path / "c").exists(), "nothing may be touched"
 
 
-def test_time_out_above_the_brokers_limit(
+def test_a_timeout_above_the_brokers_limit_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     sink = {"transaction_timeout": 24 * 3600}
@@ -128,7 +128,7 @@ def test_an_object_that_is_not_a_sink_is_refused(
 
 
 @pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "1 second"}])
-def test_refused_triggers(
+def test_unsupported_triggers_are_refused(
     spark: SparkSession,
     kafka: oracle.Kafka,
     source: str,
@@ -140,7 +140,7 @@ def test_refused_triggers(
         copying(spark, kafka, source, target, tmp_path / "c").start(**trigger)
 
 
-def test_source_that_does_not_exist(
+def test_a_source_topic_that_does_not_exist_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, target: str, tmp_path: Path
 ) -> None:
     pipeline = copying(spark, kafka, f"{target}-none", target, tmp_path / "c")
@@ -149,10 +149,10 @@ def test_source_that_does_not_exist(
     assert not (tmp_path / "c").exists(), "nothing may be touched"
 
 
-# Refused in the batch: aborted as a whole, and written after the cause is removed.
+# Batches that are refused: aborted as a whole, and written after the cause is removed.
 
 
-def test_row_larger_than_the_topic_takes(
+def test_a_row_too_large_for_the_topic_aborts_the_batch(
     spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path
 ) -> None:
     """One row in one partition is too large: no row of the batch may appear, in either sink."""
@@ -179,7 +179,7 @@ def test_row_larger_than_the_topic_takes(
     kafka.assert_settled(target, other)
 
 
-def test_row_larger_than_the_producer_takes(
+def test_a_row_too_large_for_the_producer_aborts_the_batch(
     spark: SparkSession, kafka: oracle.Kafka, target: str, tmp_path: Path
 ) -> None:
     rows = [*ROWS, "x" * 5000]
@@ -195,7 +195,9 @@ def test_row_larger_than_the_producer_takes(
     kafka.assert_exact(target, rows)
 
 
-def test_rows_without_a_topic(spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path) -> None:
+def test_rows_without_a_topic_abort_the_batch(
+    spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path
+) -> None:
     even, odd = kafka.create(), kafka.create()
     source = kafka.create(partitions=2)
     kafka.produce(source, [*(f"{n},{(even, odd)[n % 2]}" for n in range(20)), "lost,"])
@@ -224,7 +226,7 @@ def test_rows_without_a_topic(spark: SparkSession, kafka: oracle.Kafka, tmp_path
 
 
 @pytest.mark.parametrize("name", ["misspelled", "no topic!"])
-def test_row_that_names_a_topic_that_is_not_there(
+def test_a_row_that_names_a_missing_topic_aborts_the_batch(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, name: str
 ) -> None:
     def pipeline(topic: str) -> lock.Pipeline:
@@ -252,7 +254,7 @@ def test_row_that_names_a_topic_that_is_not_there(
     ("semantic", "promise"),
     [("at_least_once", lock.Guarantee.AT_LEAST_ONCE), ("none", lock.Guarantee.NONE)],
 )
-def test_without_transactions(
+def test_weaker_semantics_write_without_transactions(
     spark: SparkSession,
     kafka: oracle.Kafka,
     source: str,
@@ -270,7 +272,7 @@ def test_without_transactions(
     assert kafka.values(target) == twice, "the batch that died is written again"
 
 
-def test_without_transactions_beside_exactly_once(
+def test_a_weaker_sink_can_stand_beside_an_exactly_once_sink(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     loose = kafka.create()
@@ -280,14 +282,16 @@ def test_without_transactions_beside_exactly_once(
     die(pipeline, Step.DECIDED)
     finish(pipeline)
     kafka.assert_exact(target, ROWS)
-    kafka.assert_exact(loose, ROWS)  # decided before it died, so not written again
+    kafka.assert_exact(loose, ROWS)  # decided before the crash, so not written again
     kafka.assert_settled(target, loose)
 
 
 # Columns.
 
 
-def test_columns(spark: SparkSession, kafka: oracle.Kafka, source: str, tmp_path: Path) -> None:
+def test_the_columns_of_a_row_are_written(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, tmp_path: Path
+) -> None:
     """Key, value, headers, partition and timestamp, under Spark's own names for them."""
     target = kafka.create(partitions=3)
     number = "CAST(substring(CAST(value AS STRING), 5) AS INT)"
@@ -313,7 +317,7 @@ def test_columns(spark: SparkSession, kafka: oracle.Kafka, source: str, tmp_path
     kafka.assert_settled(target)
 
 
-def test_partition_that_the_topic_does_not_have(
+def test_a_partition_that_the_topic_lacks_aborts_the_batch(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     select = ["value", f"IF(CAST(value AS STRING) = '{ROWS[3]}', 7, 0) AS partition"]
@@ -329,7 +333,7 @@ def test_partition_that_the_topic_does_not_have(
 # Starting and stopping.
 
 
-def test_stop_lets_the_running_batch_finish(
+def test_a_stop_lets_the_running_batch_finish(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     steps = Steps(hold_at=Step.DECIDED)
@@ -353,7 +357,7 @@ def test_stop_lets_the_running_batch_finish(
     kafka.assert_settled(target)
 
 
-def test_stop_when_there_is_nothing_to_do(
+def test_a_stop_without_a_running_batch_ends_at_once(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     query = copying(spark, kafka, source, target, tmp_path).start(processingTime="0 seconds")
@@ -364,7 +368,7 @@ def test_stop_when_there_is_nothing_to_do(
     kafka.assert_exact(target, ROWS)
 
 
-def test_rows_that_keep_coming(
+def test_later_rows_are_written_too(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     query = copying(spark, kafka, source, target, tmp_path).start(processingTime="100 milliseconds")
@@ -378,7 +382,7 @@ def test_rows_that_keep_coming(
     kafka.assert_settled(target)
 
 
-def test_started_twice(
+def test_a_second_start_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     """The second start must not stop the query that runs."""
@@ -393,7 +397,7 @@ def test_started_twice(
     kafka.assert_exact(target, [*ROWS, "more"])
 
 
-def test_a_task_that_does_not_vote_in_time(
+def test_a_task_that_does_not_vote_in_time_is_rejected(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     """Tasks that have not voted count as rejected: the attempt is aborted, and the batch runs again."""
@@ -425,10 +429,10 @@ def test_a_task_that_does_not_vote_in_time(
     kafka.assert_settled(target)
 
 
-def test_foreach_batch(
+def test_foreach_batch_writes_every_row_once(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """The same guarantee, across restarts, for code that already has a `writeStream`."""
+    """Code with its own `writeStream` has the same guarantee, also across restarts."""
     frame = read(spark, kafka, source, ["value"], maxOffsetsPerTrigger=15)
 
     def query(function: Any, checkpoint: Path) -> Any:

@@ -35,7 +35,7 @@ from poundlock.sinks.kafka.producer import ArrowProducer
 from poundlock.sinks.kafka.types import ProducerIdentity
 
 SECONDS = 30
-# A resource with access rules is closed to users without a rule. Other resources are open to all.
+# A resource with access rules is closed to users without one. Other resources are open to all.
 GUARDED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
@@ -48,7 +48,7 @@ Producers = Callable[..., ArrowProducer]
 
 @pytest.fixture(scope="module")
 def kafka_server() -> Iterator[kafka.Cluster]:
-    """In place of the shared one: it is guarded, and suffers."""
+    """Start a broker in place of the shared one. The tests set access rules on it and kill it."""
     with kafka.running(properties=GUARDED) as cluster:
         yield cluster
 
@@ -67,7 +67,7 @@ def target(topic: Callable[..., str]) -> str:
 
 @pytest.fixture
 def producers(kafka_server: kafka.Cluster) -> Iterator[Producers]:
-    """Makes producers that have begun; what is left of them is dropped after the test."""
+    """Make producers with an open transaction. The rest of them is dropped after the test."""
     made: list[ArrowProducer] = []
 
     def make(id: str | None = None, **more: str) -> ArrowProducer:
@@ -126,7 +126,7 @@ def end(
     *,
     commit: bool = True,
 ) -> None:
-    """End a transaction of somebody else, as the driver does."""
+    """End a transaction of another producer, as the driver does."""
 
     async def ask() -> int:
         node = await admin._find_coordinator_id(transactional_id, CoordinatorType.TRANSACTION)
@@ -158,10 +158,10 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
-# Rows that arrive.
+# Writing rows.
 
 
-def test_rows_stay_unseen_until_somebody_else_commits(kafka_server, admin, target, producers):
+def test_rows_stay_invisible_until_another_process_commits(kafka_server, admin, target, producers):
     keys = [b"a", None, b"", "ü".encode(), b"a"]
     values = [b"1", b"2", None, b"", b"\x00\xff"]
     producer = producers("commit-me")
@@ -185,7 +185,7 @@ def test_rows_stay_unseen_until_somebody_else_commits(kafka_server, admin, targe
     [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()],
     ids=str,
 )
-def test_slices_of_every_type_with_nulls(kafka_server, target, producers, kind):
+def test_slices_of_every_type_with_nulls_arrive(kafka_server, target, producers, kind):
     texts = [f"row {i}" if i % 7 else (None if i % 2 else "") for i in range(1000)]
     column = pa.array([t and (t.encode() if "binary" in str(kind) else t) for t in texts], kind)
     producer = producers()
@@ -197,7 +197,7 @@ def test_slices_of_every_type_with_nulls(kafka_server, target, producers, kind):
     assert sorted(got, key=repr) == sorted(sent, key=repr)
 
 
-def test_keys_go_where_java_puts_them(kafka_server, topic, producers):
+def test_keys_go_to_the_same_partition_as_with_java(kafka_server, topic, producers):
     target = topic(partitions=7)
     keys = [b"", *(f"key-{i}".encode() for i in range(500))]
     producer = producers()
@@ -207,7 +207,7 @@ def test_keys_go_where_java_puts_them(kafka_server, topic, producers):
         assert message.partition() == (murmur2(message.key()) & 0x7FFFFFFF) % 7
 
 
-def test_offsets_and_partitions(kafka_server, target, producers):
+def test_offsets_and_partitions_are_returned(kafka_server, target, producers):
     count = 25_000  # more than one call into the library, and more than one request
     numbers = [i % 3 if i % 5 else None for i in range(count)]
     values = [str(i).encode() for i in range(count)]
@@ -233,7 +233,7 @@ def test_offsets_and_partitions(kafka_server, target, producers):
     assert sum(map(len, rows.values())) == count
 
 
-def test_a_second_topic_and_a_second_write(kafka_server, topic, target, producers):
+def test_two_topics_and_two_writes_share_a_transaction(kafka_server, topic, target, producers):
     other = topic(partitions=1)
     producer = producers()
     for i in range(3):
@@ -248,14 +248,14 @@ def test_a_second_topic_and_a_second_write(kafka_server, topic, target, producer
     assert producer.acknowledged[other, 0] == (0, 5)
 
 
-def test_headers_and_timestamps(kafka_server, target, producers):
+def test_headers_and_timestamps_arrive(kafka_server, target, producers):
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     headers = [[("a", b"1"), ("a", b"2"), ("b", None), ("", b"")], [], None, [("only", b"\x00")]]
     records = [h and [{"key": k, "value": v} for k, v in h] for h in headers]
     times = [1_600_000_000_000, None, 1_700_000_000_001, 5]
     producer = producers()
     start_ms = time.time() * 1000
-    # As slices, to see that offsets are followed in the nested columns, too.
+    # Slices, to check that the offsets of nested columns are respected too.
     producer.write(
         target,
         keys=pa.array([b"0", None, b"2", b""]),
@@ -294,7 +294,9 @@ def test_a_header_without_a_key_ends_the_branch(target, producers):
 
 @pytest.mark.parametrize("limit", ["messages", "kbytes"])
 @pytest.mark.parametrize("road", ["fast", "slow"])
-def test_order_is_kept_when_the_queue_is_always_full(kafka_server, target, producers, limit, road):
+def test_the_order_is_kept_when_the_queue_is_always_full(
+    kafka_server, target, producers, limit, road
+):
     count, keys = 5000, 10
     small = {"queue_buffering_max_messages": "7"}
     if limit == "kbytes":
@@ -314,7 +316,7 @@ def test_order_is_kept_when_the_queue_is_always_full(kafka_server, target, produ
     assert by_key == {f"k{k}".encode(): list(range(k, count, keys)) for k in range(keys)}
 
 
-def test_nothing_written_is_no_error(admin, producers):
+def test_an_empty_branch_is_no_error(admin, producers):
     producer = producers("empty")
     producer.flush(SECONDS)
     assert producer.identity().epoch == 0 and producer.acknowledged == {}
@@ -322,7 +324,7 @@ def test_nothing_written_is_no_error(admin, producers):
     assert state(admin, "empty").state == "Empty"
 
 
-def test_without_a_transaction_rows_are_seen_at_once(kafka_server, target):
+def test_rows_without_a_transaction_are_visible_at_once(kafka_server, target):
     with ArrowProducer(kafka_server.client_settings(), transactional_id=None) as producer:
         producer.begin(SECONDS)
         producer.write(target, keys=None, values=pa.array([b"v"]))
@@ -347,10 +349,10 @@ def test_offsets_of_a_group_are_committed_with_the_rows(kafka_server, admin, tar
     consumer.close()
 
 
-# Leaving.
+# Aborting and dropping.
 
 
-def test_abort_ends_the_transaction(kafka_server, admin, target, producers):
+def test_an_abort_ends_the_transaction(kafka_server, admin, target, producers):
     producer = producers("abort-me")
     producer.write(target, keys=None, values=pa.array([b"v"]))
     producer.flush(SECONDS)
@@ -360,7 +362,7 @@ def test_abort_ends_the_transaction(kafka_server, admin, target, producers):
     assert len(read(kafka_server, target, committed=False)) == 1
 
 
-def test_drop_does_not_wait_for_a_silent_broker(kafka_server, target, producers):
+def test_a_drop_does_not_wait_for_a_silent_broker(kafka_server, target, producers):
     producer = producers()
     producer.write(target, keys=None, values=pa.array([b"before"]))
     producer.flush(SECONDS)
@@ -371,7 +373,7 @@ def test_drop_does_not_wait_for_a_silent_broker(kafka_server, target, producers)
             producer.flush(0.5)
         with pytest.raises(errors.Unavailable):
             producer.flush(0.5)
-        producer.abort(0.5)  # the broker is woken only after it
+        producer.abort(0.5)  # the broker is resumed only after it
     finally:
         kafka_server.resume(1)
         kafka_server.wait_ready()
@@ -391,7 +393,7 @@ def test_a_stalled_queue_is_unavailable(kafka_server, target):
             kafka_server.wait_ready()
 
 
-def test_memory_comes_back_and_does_not_grow_with_the_batch(target, producers):
+def test_memory_is_freed_and_does_not_grow_with_the_batch(target, producers):
     values = pa.array([b"x" * 1000] * 10_000)
 
     def use(rows: int, times: int) -> float:
@@ -404,7 +406,7 @@ def test_memory_comes_back_and_does_not_grow_with_the_batch(target, producers):
 
     use(10_000, 5)
     before, threads = resident_mb(), threading.active_count()
-    assert use(10_000, 20) < before + 100  # though 200 MB were written
+    assert use(10_000, 20) < before + 100  # although 200 MB were written
     for _ in range(50):
         use(1000, 1)
     assert resident_mb() < before + 50
@@ -428,7 +430,7 @@ def test_a_fenced_producer_raises(target, producers):
 
 
 @pytest.mark.parametrize("road", ["fast", "slow"])
-def test_a_row_that_is_too_large(target, producers, road):
+def test_a_row_that_is_too_large_is_a_bad_row(target, producers, road):
     producer = producers()
     values = pa.array([b"small", b"x" * 1_000_000, b"small"])
     times = pa.array([1, 1, 1]) if road == "slow" else None
@@ -438,7 +440,7 @@ def test_a_row_that_is_too_large(target, producers, road):
         producer.flush(SECONDS)
 
 
-def test_a_batch_that_the_topic_finds_too_large(topic, producers):
+def test_a_batch_too_large_for_the_topic_is_refused(topic, producers):
     target = topic(**{"max.message.bytes": "5000"})
     producer = producers()
     producer.write(target, keys=None, values=pa.array([b"x" * 2000] * 100))
@@ -456,19 +458,19 @@ def test_a_compacted_topic_needs_keys(topic, producers):
         producer.flush(SECONDS)
 
 
-def test_an_unknown_topic(producers):
+def test_an_unknown_topic_is_reported(producers):
     producer = producers()
     with pytest.raises(errors.UsageError, match=r"create topic 'nowhere'"):
         producer.write("nowhere", keys=None, values=pa.array([b"v"]))
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "a b", "x" * 300])
-def test_a_topic_with_an_impossible_name(producers, name):
+def test_an_impossible_topic_name_is_refused(producers, name):
     with pytest.raises((errors.BadRow, errors.UsageError), match="topic"):
         producers().write(name, keys=None, values=pa.array([b"v"]))
 
 
-def test_a_transaction_timeout_above_the_brokers_limit(producers):
+def test_a_transaction_timeout_above_the_brokers_limit_is_refused(producers):
     with pytest.raises(errors.UsageError, match=r"raise transaction\.max\.timeout\.ms"):
         producers(transaction_timeout_ms="999999999")
 
@@ -476,7 +478,7 @@ def test_a_transaction_timeout_above_the_brokers_limit(producers):
 def allow(
     kafka_server: kafka.Cluster, user: str, operation: AclOperation, kind: ResourceType, name: str
 ) -> None:
-    """Let `user` do this, and with that keep everybody else out."""
+    """Allow this operation to `user`, which closes the resource to all other users."""
     admin = AdminClient(kafka_server.client_settings())
     where = (kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*")
     rule = AclBinding(*where, operation, AclPermissionType.ALLOW)
@@ -508,8 +510,8 @@ def test_missing_permissions_are_named(kafka_server, topic, target, producers):
         producer.flush(SECONDS)
 
 
-def test_a_topic_that_may_be_described_but_not_written(kafka_server, target, producers):
-    """The rows are handed over, and the transaction fails behind our back."""
+def test_a_missing_right_to_write_to_a_visible_topic_is_reported(kafka_server, target, producers):
+    """The producer accepts the rows, and the transaction fails later."""
     allow(kafka_server, "ANONYMOUS", AclOperation.DESCRIBE, ResourceType.TOPIC, target)
     producer = producers()
     producer.write(target, keys=None, values=pa.array([b"v"] * 10))
@@ -517,7 +519,7 @@ def test_a_topic_that_may_be_described_but_not_written(kafka_server, target, pro
         producer.flush(SECONDS)
 
 
-def test_tls_and_passwords():
+def test_tls_and_passwords_are_checked():
     with kafka.running(security="SASL_SSL", users={"writer": "s3cret-right"}) as kafka_server:
         admin = AdminClient(kafka_server.admin_settings())
         admin.create_topics([NewTopic("t", 1, 1)])["t"].result(SECONDS)
@@ -531,7 +533,7 @@ def test_tls_and_passwords():
         wrong = settings | {"sasl.password": "s3cret-wrong"}
         with ArrowProducer(wrong, transactional_id=new()) as producer:
             with pytest.raises(errors.NotAuthorised, match=r"sasl\.password") as caught:
-                producer.begin(3600)  # at once, not after its time
+                producer.begin(3600)  # at once, not after its timeout
             assert "s3cret" not in str(caught.value) + repr(producer)
         plain = {"bootstrap.servers": kafka_server.bootstrap_servers}
         with (
@@ -544,7 +546,7 @@ def test_tls_and_passwords():
 # Last, because it kills the broker.
 
 
-def test_every_row_once_although_the_broker_is_killed(kafka_server, target, producers):
+def test_every_row_arrives_once_although_the_broker_is_killed(kafka_server, target, producers):
     batches, size = 20, 2000
     restart = threading.Thread(target=lambda: (kafka_server.kill(1), kafka_server.start(1)))
     producer = producers("survivor")

@@ -1,4 +1,4 @@
-"""A log, a checkpoint or both that were restored, deleted or never there: refused with the way out."""
+"""A log or checkpoint that was restored, deleted or never existed is refused with a remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scene(spark: Any, kafka: oracle.Kafka, topic: Any, tmp_path: Path) -> Any:
     return pipeline, source, target, checkpoint
 
 
-def test_log_and_checkpoint_restored_together(scene: Any, kafka: oracle.Kafka) -> None:
+def test_restoring_log_and_checkpoint_together_is_noticed(scene: Any, kafka: oracle.Kafka) -> None:
     pipeline, source, target, checkpoint = scene
     backup = shutil.copytree(checkpoint, checkpoint.with_name("backup"))
     kafka.produce(source, SECOND)
@@ -41,7 +41,7 @@ def test_log_and_checkpoint_restored_together(scene: Any, kafka: oracle.Kafka) -
     kafka.assert_exact(target, FIRST + SECOND)
 
 
-def test_log_deleted(scene: Any, kafka: oracle.Kafka) -> None:
+def test_a_deleted_log_is_noticed(scene: Any, kafka: oracle.Kafka) -> None:
     pipeline, source, target, checkpoint = scene
     shutil.rmtree(checkpoint / "poundlock")
     kafka.produce(source, SECOND)
@@ -50,7 +50,7 @@ def test_log_deleted(scene: Any, kafka: oracle.Kafka) -> None:
     kafka.assert_exact(target, FIRST)
 
 
-def test_checkpoint_of_a_query_that_ran_without_us(
+def test_a_checkpoint_of_a_plain_query_can_be_adopted(
     spark: Any, kafka: oracle.Kafka, topic: Any, tmp_path: Path
 ) -> None:
     source, target = topic(partitions=2, name="source"), topic(partitions=2, name="target")

@@ -1,4 +1,4 @@
-"""The consumer group that is told how far a pipeline is: when, how exactly, and after which deaths."""
+"""The consumer group that gets a pipeline's offsets: when, how exactly, and after which crashes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def target(kafka: oracle.Kafka) -> str:
 def test_the_group_follows_batch_by_batch(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, mode: str
 ) -> None:
-    """At no step is the group ahead of what is committed, and after each batch it is there."""
+    """The group is never ahead of the committed rows, and reaches them after each batch."""
     group = f"g-{source}"
     steps = (Step.DECIDED, Step.FINISHED, Step.RETURNING)
     seen: list[tuple[Step, int]] = []
@@ -64,7 +64,7 @@ def test_the_group_follows_batch_by_batch(
 
 
 @pytest.mark.parametrize("mode", ["on_batch", "transactional"])
-def test_killed_between_decision_and_commit(
+def test_a_kill_between_decision_and_commit_loses_no_offset(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, mode: str
 ) -> None:
     """The group's offsets are exactly those of the last committed batch, then and at the end."""
@@ -84,10 +84,10 @@ def test_killed_between_decision_and_commit(
     kafka.assert_settled(target)
 
 
-def test_died_before_handing_back(
+def test_a_crash_before_the_offsets_are_committed_loses_no_offset(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """The batch is final, but the group was not told: the next start tells it."""
+    """The batch is final, but the group has no offsets yet. The next start commits them."""
     group = f"g-{source}"
     pipeline = copying(spark, kafka, source, target, tmp_path, group=group)
     die(pipeline, Step.HANDING_BACK)
@@ -100,7 +100,7 @@ def test_died_before_handing_back(
 def test_an_aborted_batch_moves_nothing(
     spark: SparkSession, kafka: oracle.Kafka, target: str, tmp_path: Path
 ) -> None:
-    """Offsets that are prepared beside a branch that is refused go the same way as all others."""
+    """Offsets that are prepared beside a refused branch are aborted like all others."""
     source = kafka.create(partitions=2)
     kafka.produce(source, [*ROWS, "x" * 5000])
     group = f"g-{source}"
@@ -115,10 +115,10 @@ def test_an_aborted_batch_moves_nothing(
 
 
 @pytest.mark.parametrize("fate", ["committed", "aborted"])
-def test_witness_of_forgotten_offsets(
+def test_the_group_proves_the_outcome_of_forgotten_offsets(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, fate: str
 ) -> None:
-    """Nobody but the group itself can say what became of offsets whose id has been used again.
+    """Only the group itself can prove the outcome of offsets whose id has been used again.
 
     The second batch moves one partition of two, so the other's offset proves nothing.
     """
@@ -130,7 +130,7 @@ def test_witness_of_forgotten_offsets(
     kafka.produce(source, ["late"], partition=0)
     die(pipeline, Step.FINISHING if fate == "committed" else Step.DECIDED)
     for id_ in trial.decided(tmp_path):
-        kafka.fence(id_)  # aborts what is open, and wipes out the memory of the outcome
+        kafka.fence(id_)  # this aborts open transactions and erases the record of the outcome
     assert kafka.group(group, source) == {0: 21 if fate == "committed" else 20, 1: 20}
 
     steps = Steps()
@@ -141,8 +141,10 @@ def test_witness_of_forgotten_offsets(
     kafka.assert_settled(target)
 
 
-def test_witness_after_the_ids_have_expired(spark: SparkSession, tmp_path: Path) -> None:
-    """As above, but by Kafka's own forgetting, days after the end of a transaction."""
+def test_the_group_proves_the_outcome_after_the_ids_expire(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As above, but Kafka itself forgets the id, days after the end of a transaction."""
     swift = {
         "transactional.id.expiration.ms": "2000",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "500",
@@ -166,7 +168,7 @@ def test_witness_after_the_ids_have_expired(spark: SparkSession, tmp_path: Path)
         assert kafka.group("g", source) == {0: 20, 1: 20}
 
 
-def test_disabled(
+def test_disabled_offsets_are_not_committed(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
     group = f"g-{source}"
@@ -182,17 +184,17 @@ def test_kafka_periodic_is_refused(spark: SparkSession, kafka: oracle.Kafka) -> 
         )
 
 
-def test_unknown_mode_is_refused(spark: SparkSession, kafka: oracle.Kafka) -> None:
+def test_an_unknown_mode_is_refused(spark: SparkSession, kafka: oracle.Kafka) -> None:
     with pytest.raises(UsageError, match="offsets='sometimes'"):
         lock.read_kafka(
             spark, "any", bootstrap_servers=kafka.servers, group="g", offsets="sometimes"
         )
 
 
-def test_group_with_live_members(
+def test_a_group_with_live_members_is_refused(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
 ) -> None:
-    """Somebody else commits the group's offsets: said by name, and no row is lost or repeated."""
+    """Another consumer uses the group. The error names it, and no row is lost or repeated."""
     group = f"g-{source}"
     pipeline = copying(spark, kafka, source, target, tmp_path, group=group)
     member = Consumer(kafka.settings | {"group.id": group, "enable.auto.commit": "false"})
@@ -207,7 +209,7 @@ def test_group_with_live_members(
 
 
 @pytest.mark.parametrize("mode", ["on_batch", "transactional"])
-def test_two_sources_of_one_group(
+def test_two_sources_can_share_a_group(
     spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, mode: str
 ) -> None:
     other = kafka.create()

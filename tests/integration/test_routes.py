@@ -1,4 +1,4 @@
-"""Routes: what a task finds of a frame, column by column."""
+"""Routes: the columns of a frame that a task receives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from poundlock.sinks import WriteAhead
 from poundlock.spark.columns import hash_column, read_rows
 from poundlock.spark.pipeline.routes import Route, routed
 
-# Names that Spark would read as something else, or that ours could be mistaken for.
+# Names with a meaning for Spark, or similar to our own.
 ODD = ("a.b", "c`d", "é ", "rows0", "rows1", "hash0", "_")
 
 SEEN = pa.schema([("index", pa.int64()), ("row", pa.string()), ("hash", pa.int64())])
 
 
-def test_odd_names_and_every_kind_of_route(spark: SparkSession) -> None:
+def test_unusual_names_work_with_every_kind_of_route(spark: SparkSession) -> None:
     frame = spark.range(4).toDF("a.b")
     for name in ODD[1:]:
         frame = frame.withColumn(name, frame["`a.b`"] * 2)

@@ -1,4 +1,4 @@
-"""Local servers in earnest: real brokers, real clients."""
+"""Local Kafka servers, with real brokers and real clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET = {"log_level": "0"}
 
 
 def write(settings: dict[str, str], topic: str, values: list[str]) -> None:
-    """In one transaction."""
+    """Write values in one transaction."""
     producer = Producer({**settings, **QUIET, "transactional.id": f"test-{topic}"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -42,8 +42,8 @@ def read(settings: dict[str, str], topic: str, count: int) -> list[str]:
     return found
 
 
-def test_a_cluster_keeps_address_and_data_from_up_to_up(tmp_path):
-    """As a user has it, by the command line."""
+def test_a_cluster_keeps_its_address_and_data_over_a_restart(tmp_path):
+    """As a user runs it, with the command line."""
     run = CliRunner()
     there = ["--dir", str(tmp_path)]
     try:
@@ -72,7 +72,7 @@ def test_a_cluster_keeps_address_and_data_from_up_to_up(tmp_path):
     assert [path.name for path in (tmp_path / "kafka").iterdir()] == ["lock"]
 
 
-def test_a_killed_broker_comes_back_with_its_data(tmp_path):
+def test_a_killed_broker_restarts_with_its_data(tmp_path):
     with kafka.running(tmp_path) as cluster:
         write(cluster.client_settings(), "kept", ["a", "b"])
         cluster.kill(1)
@@ -90,13 +90,13 @@ def test_brokers_listen_on_the_loopback_only(kafka_server):
         for line in Path(file).read_text().splitlines()[1:]
         if line.split()[3] == "0A"
     }
-    # 127.0.0.1 as the kernel writes it, in IPv4 and as IPv4 in IPv6.
+    # 127.0.0.1 in the kernel's format, in IPv4 and mapped to IPv6.
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     assert {listening[port] for port in ports.values()} <= loopback
 
 
 def test_transactions_have_version_two(kafka_server):
-    """Poundlock needs it, and Kafka has it by default."""
+    """Poundlock needs version 2, and it is Kafka's default."""
     from kafka.admin import KafkaAdminClient
 
     admin = KafkaAdminClient(bootstrap_servers=kafka_server.bootstrap_servers)
@@ -105,7 +105,7 @@ def test_transactions_have_version_two(kafka_server):
     assert features["transaction.version"]["finalized"] == (2, 2)
 
 
-def test_three_brokers_go_on_without_one(tmp_path):
+def test_three_brokers_go_on_without_one_of_them(tmp_path):
     with kafka.running(tmp_path, brokers=3) as cluster:
         settings = cluster.client_settings()
         assert settings["bootstrap.servers"].count(",") == 2
@@ -134,30 +134,30 @@ def secure(tmp_path_factory):
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("user", ["alice", "bob"])
-def test_the_right_password_is_let_in(secure, user, mechanism):
+def test_the_right_password_is_accepted(secure, user, mechanism):
     settings = secure.client_settings(user, mechanism=mechanism)
     assert AdminClient({**settings, **QUIET}).list_topics(timeout=30).brokers
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_the_wrong_password_is_not(secure, mechanism):
+def test_a_wrong_password_is_refused(secure, mechanism):
     settings = secure.client_settings("bob", mechanism=mechanism) | {"sasl.password": "wrong"}
     assert KafkaError._AUTHENTICATION in codes(settings)
 
 
-def test_nor_is_a_server_trusted_that_shows_another_certificate(secure):
+def test_a_server_with_another_certificate_is_not_trusted(secure):
     settings = secure.client_settings()
     del settings["ssl.ca.location"]
     assert KafkaError._SSL in codes(settings)
 
 
-def test_a_user_has_no_rights_that_were_not_given(secure):
+def test_a_user_has_only_the_granted_rights(secure):
     producer = Producer({**secure.client_settings(), **QUIET, "transactional.id": "mine"})
     with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
         producer.init_transactions(30)
 
 
-def test_files_with_secrets_are_for_their_owner_alone(secure):
+def test_only_their_owner_can_read_files_with_secrets(secure):
     secrets = {'pass"word', "builder", (secure.directory / "broker.password").read_text()}
     for file in secure.directory.iterdir():
         if file.is_file() and any(it.encode() in file.read_bytes() for it in secrets):
@@ -175,10 +175,10 @@ def test_users_need_security(tmp_path):
 
 
 def codes(settings: dict[str, str]) -> set[int]:
-    """The errors that a client meets with these settings."""
-    met: set[int] = set()
-    client = Producer({**settings, **QUIET, "error_cb": lambda error: met.add(error.code())})
+    """Return the error codes that a client gets with these settings."""
+    seen: set[int] = set()
+    client = Producer({**settings, **QUIET, "error_cb": lambda error: seen.add(error.code())})
     with pytest.raises(KafkaException):
         client.list_topics(timeout=5)
     client.poll(1)
-    return met
+    return seen

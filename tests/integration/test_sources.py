@@ -1,4 +1,4 @@
-"""The sources, and the guarantee table computed from real sources and real sinks."""
+"""The sources, and the guarantee table for real sources and real sinks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Nowhere(sinks.Simple):
 def ignore(rows: pa.RecordBatch, facts: object) -> None: ...
 
 
-SERVERS = "127.0.0.1:1"  # nothing is asked before a pipeline starts
+SERVERS = "127.0.0.1:1"  # no server is contacted before a pipeline starts
 
 # Kind of sink: sinks of that kind, and what they give: source that cannot, that can be replayed.
 KINDS: dict[str, tuple[list[Callable[[Path], Participant]], str, str]] = {
@@ -101,19 +101,19 @@ def sources(
     }
 
 
-def over(frame: DataFrame, sink: Participant, tmp_path: Path) -> lock.Pipeline:
+def make_pipeline(frame: DataFrame, sink: Participant, tmp_path: Path) -> lock.Pipeline:
     return lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck")).to(sink)
 
 
 @pytest.mark.parametrize("replayable", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_cell_of_the_table(
+def test_every_cell_of_the_guarantee_table_is_right(
     sources: dict[bool, list[DataFrame]], tmp_path: Path, kind: str, replayable: bool
 ) -> None:
     made, *given = KINDS[kind]
     for frame in sources[replayable]:
         for make in made:
-            statement = over(frame, make(tmp_path / "out"), tmp_path).guarantee()
+            statement = make_pipeline(frame, make(tmp_path / "out"), tmp_path).guarantee()
             assert statement.replayable is replayable
             assert statement.routes[0].kind == kind, statement
             assert statement.guarantee.value == given[replayable], statement
@@ -130,9 +130,9 @@ def test_exactly_once_over_a_socket_is_refused_before_anything_starts(
         frame = lock.read_socket(spark, "127.0.0.1", server.getsockname()[1])
         for make in KINDS[kind][0]:
             with pytest.raises(UsageError, match="source socket, which cannot be replayed"):
-                over(frame, make(tmp_path / "out"), tmp_path).start()
+                make_pipeline(frame, make(tmp_path / "out"), tmp_path).start()
         with pytest.raises(TimeoutError):
-            server.accept()  # nobody came
+            server.accept()  # nobody connected
     assert list(tmp_path.iterdir()) == []
 
 
@@ -144,18 +144,18 @@ def test_exactly_once_over_a_socket_is_refused_before_anything_starts(
         lambda: sinks.Console(semantic="exactly_once"),
     ],
 )
-def test_asking_a_sink_for_more_than_its_kind_gives_is_refused(
+def test_a_semantic_stronger_than_the_sink_gives_is_refused(
     sources: dict[bool, list[DataFrame]], tmp_path: Path, sink: Callable[[], Participant]
 ) -> None:
     with pytest.raises(UsageError, match=r"which gives at least once: .*again"):
-        over(sources[True][2], sink(), tmp_path).start()
+        make_pipeline(sources[True][2], sink(), tmp_path).start()
     assert list(tmp_path.iterdir()) == []
 
 
 class TestForeachBatch:
-    """The same refusals for a query that is Spark's own."""
+    """The same refusals for a plain Spark query."""
 
-    def test_more_than_a_sink_gives_is_refused_at_once(self) -> None:
+    def test_a_semantic_stronger_than_the_sink_gives_is_refused_at_once(self) -> None:
         with pytest.raises(UsageError, match="which gives at least once"):
             lock.foreach_batch(Nowhere("out", semantic="exactly_once"), name="t")
 
@@ -181,28 +181,28 @@ class TestForeachBatch:
         assert "sink out (any): at most once" in caplog.text
 
 
-def test_a_pipeline_is_as_good_as_its_weakest_part(
+def test_the_guarantee_of_a_pipeline_is_that_of_its_weakest_part(
     sources: dict[bool, list[DataFrame]], tmp_path: Path
 ) -> None:
     both = sources[True][2].union(sources[False][0].select("value"))
-    statement = over(both, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+    statement = make_pipeline(both, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
     assert (statement.source, statement.guarantee) == ("parquet, socket", Guarantee.AT_MOST_ONCE)
 
 
 class TestCustom:
-    def test_what_was_declared_stays_with_its_own_source(
+    def test_a_declaration_applies_only_to_its_own_source(
         self, sources: Any, tmp_path: Path
     ) -> None:
         kept, plain = sources[True][3], sources[False][0]
         frame = (
             kept.select(F.upper("value").alias("v")).union(plain.select("value")).filter("v > ''")
         )
-        statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+        statement = make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
         assert (statement.source, statement.replayable) == ("kept, socket", False)
 
-    def test_the_innermost_word_counts(self, sources: Any, tmp_path: Path) -> None:
+    def test_the_innermost_declaration_counts(self, sources: Any, tmp_path: Path) -> None:
         frame = lock.custom(sources[False][1], replayable=True, name="outer")
-        statement = over(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
+        statement = make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path).guarantee()
         assert (statement.source, statement.replayable) == ("once", False)
 
     def test_a_watermark_is_kept(self, spark: SparkSession, tmp_path: Path) -> None:
@@ -210,13 +210,15 @@ class TestCustom:
         declared = lock.custom(frame, replayable=True, name="mine")
         assert "3000" in declared.schema.json()
 
-    def test_wrong_calls(self, spark: SparkSession) -> None:
+    def test_wrong_calls_are_refused(self, spark: SparkSession) -> None:
         with pytest.raises(UsageError, match="not a streaming frame"):
             lock.custom(spark.range(3), replayable=True, name="mine")
         with pytest.raises(UsageError, match="say True or False"):
             lock.custom(spark.range(3), replayable="yes", name="mine")  # type: ignore[arg-type]
 
-    def test_a_data_source_of_ones_own(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_custom_data_source_can_be_declared_replayable(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         class Reader(SimpleDataSourceStreamReader):
             def initialOffset(self) -> dict[str, int]:
                 return {"at": 0}
@@ -239,13 +241,13 @@ class TestCustom:
             def simpleStreamReader(self, schema: object) -> Reader:
                 return Reader()
 
-        assert InputPartition  # what a reader with partitions of its own would use
+        assert InputPartition  # a reader with its own partitions would use it
         spark.dataSource.register(Numbers)
         plain = spark.readStream.format("numbers").load()
         with pytest.raises(UsageError, match="cannot be replayed"):
-            over(plain, sinks.Files(tmp_path / "out"), tmp_path).start()
+            make_pipeline(plain, sinks.Files(tmp_path / "out"), tmp_path).start()
         frame = lock.custom(spark.readStream.format("numbers"), replayable=True, name="numbers")
-        query = over(frame, sinks.Files(tmp_path / "out"), tmp_path).start(
+        query = make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path).start(
             processingTime="0 seconds"
         )
         try:
@@ -266,14 +268,16 @@ class TestCollection:
     def numbers(self, spark: SparkSession, tmp_path: Path) -> list[int]:
         return sorted(row.n for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
-    def test_it_is_the_same_after_a_restart(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_collection_is_the_same_after_a_restart(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         def pipeline() -> lock.Pipeline:
-            frame = self.make(spark, tmp_path)  # as a program that was started again would
-            return over(frame, sinks.Files(tmp_path / "out"), tmp_path)
+            frame = self.make(spark, tmp_path)  # as a restarted program would
+            return make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path)
 
         trial.die(pipeline(), Step.DECIDED, times=2)
         for file in (tmp_path / "rows").rglob("*.parquet"):
-            file.unlink()  # a machine that has lost its temporary files
+            file.unlink()  # as if the machine lost its temporary files
         trial.finish(pipeline())
         assert self.numbers(spark, tmp_path) == list(range(25))
         trial.finish(pipeline())
@@ -281,7 +285,7 @@ class TestCollection:
         decided = [r for r in trial.records(tmp_path / "ck") if r["kind"] == "Decided"]
         assert [d["totals"]["out"]["rows"] for d in decided] == [10, 10, 5]
 
-    def test_rows_come_in_their_order(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_rows_arrive_in_their_order(self, spark: SparkSession, tmp_path: Path) -> None:
         seen: list[list[int]] = []
         query = (
             self.make(spark, tmp_path)
@@ -310,7 +314,9 @@ class TestCollection:
         with pytest.raises(UsageError, match="or different batches"):
             self.make(spark, tmp_path, batch_rows=5)
 
-    def test_dictionaries_and_nothing(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_dictionaries_and_an_empty_list_are_accepted(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         frame = lock.from_collection(spark, [{"a": 1, "b": None}], "a int, b string")
         assert frame.schema.simpleString() == "struct<a:int,b:string>"
         empty = lock.from_collection(spark, [], "a int", directory=tmp_path)
@@ -320,17 +326,21 @@ class TestCollection:
 
 
 class TestFiles:
-    def test_without_files_there_is_no_schema(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_directory_without_files_needs_a_schema(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         (tmp_path / "empty").mkdir()
         for place in ("empty", "missing"):
             with pytest.raises(UsageError, match="Give schema="):
                 lock.read_files(spark, tmp_path / place)
 
-    def test_no_path_leads_past_a_manifest(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_path_inside_a_directory_with_a_manifest_is_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         rows = lock.from_collection(
             spark, [(1, "a")], "n int, p string", directory=tmp_path / "rows"
         )
-        trial.finish(over(rows, sinks.Files(tmp_path / "out", partition_by="p"), tmp_path))
+        trial.finish(make_pipeline(rows, sinks.Files(tmp_path / "out", partition_by="p"), tmp_path))
         for place in ("out/p=a", "out/p=b", "out/p=*", "ou?", "{out,in}/p=a"):
             with pytest.raises(UsageError, match=r"out has a manifest .*filter with where\(\)"):
                 lock.read_files(spark, tmp_path / place, schema="n int")
@@ -338,13 +348,13 @@ class TestFiles:
         (tmp_path / "plain").mkdir()
         lock.read_files(spark, tmp_path / "pl*", schema="n int")
 
-    def test_files_that_are_old_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_old_files_are_read(self, spark: SparkSession, tmp_path: Path) -> None:
         place = tmp_path / "in"
         place.mkdir()
 
         def run() -> None:
             frame = lock.read_files(spark, place, format="json", schema="n int")
-            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+            trial.finish(make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path))
 
         (place / "a.json").write_text('{"n": 1}')
         run()
@@ -361,7 +371,7 @@ class TestFiles:
             ("mode", "DROPMALFORMED", "rows that cannot be parsed"),
         ],
     )
-    def test_what_is_passed_over_in_silence_is_told(
+    def test_options_that_skip_data_silently_are_warned_of(
         self,
         spark: SparkSession,
         tmp_path: Path,
@@ -376,21 +386,21 @@ class TestFiles:
                 spark, tmp_path / "in", format="json", schema="n int", **options
             )
             caplog.clear()
-            trial.finish(over(frame, sinks.Files(tmp_path / "out"), tmp_path))
+            trial.finish(make_pipeline(frame, sinks.Files(tmp_path / "out"), tmp_path))
             assert (what in caplog.text) is bool(options)
 
-    def test_text_needs_none(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_text_files_need_no_schema(self, spark: SparkSession, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("one\ntwo\n")
         frame = lock.read_files(spark, tmp_path, format="text", maxFilesPerTrigger=1)
         assert frame.columns == ["value"]
 
 
 @pytest.mark.parametrize("replayable", [False, True])
-def test_at_most_once_is_not_tried_again(
+def test_an_at_most_once_batch_is_not_tried_again(
     spark: SparkSession, tmp_path: Path, replayable: bool
 ) -> None:
     class FailsOnce(sinks.Simple):
-        """Its first task says no, when its rows are written."""
+        """Its first task fails after it has written its rows."""
 
         def __init__(self, place: Path):
             super().__init__("out")
@@ -408,7 +418,7 @@ def test_at_most_once_is_not_tried_again(
 
     rows = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "rows")
     frame = lock.custom(rows, replayable=replayable, name="mine")
-    pipeline = over(frame, FailsOnce(tmp_path / "written"), tmp_path)
+    pipeline = make_pipeline(frame, FailsOnce(tmp_path / "written"), tmp_path)
     if replayable:
         trial.finish(pipeline)
     else:
@@ -423,7 +433,7 @@ def test_a_socket_is_read_at_most_once(spark: SparkSession, tmp_path: Path) -> N
         server.listen()
         frame = lock.read_socket(spark, "127.0.0.1", server.getsockname()[1])
         sink = sinks.Files(tmp_path / "out", semantic="at_least_once")
-        query = over(frame, sink, tmp_path).start(processingTime="0 seconds")
+        query = make_pipeline(frame, sink, tmp_path).start(processingTime="0 seconds")
         try:
             connection, _ = server.accept()
             with connection:

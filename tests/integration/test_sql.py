@@ -1,4 +1,4 @@
-"""Pipelines as SQL, inside Spark: what becomes of statements, what is refused, and the shell."""
+"""Pipelines as SQL in Spark: how statements are translated, which are refused, and the shell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^<!-- (run|build) -->\n```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = dict(BLOCK.findall((ROOT / "docs" / "sql.md").read_text()))
 
-# Sinks without an INSERT are made by nobody.
+# A sink without an INSERT is never created.
 JOB = """
 name = "job"
 checkpoint_location = "checkpoint"
@@ -81,7 +81,7 @@ def rows(spark: Any, place: Path, format: str = "parquet") -> list[tuple[Any, ..
     return sorted(tuple(row) for row in spark.read.format(format).load(str(place)).collect())
 
 
-def test_what_shares_a_decision_and_what_does_not(spark: Any, job: Callable[..., Path]) -> None:
+def test_statements_over_one_view_share_a_decision(spark: Any, job: Callable[..., Path]) -> None:
     made = pipelines(
         spark,
         job(
@@ -112,7 +112,7 @@ def test_what_shares_a_decision_and_what_does_not(spark: Any, job: Callable[...,
         "job-warm": ["out12"],
     }
     assert [route.output for route in made[1].routes] == [None, "too_late"]
-    given = made[0]._routed().schema  # what each sink is given: its fields, or a struct
+    given = made[0]._routed().schema  # each sink gets its fields or a struct
     columns = [
         [field for name in given.names if (field := field_of(name, n)) is not None]
         or given[rows_column(n)].dataType.names
@@ -127,8 +127,10 @@ def test_what_shares_a_decision_and_what_does_not(spark: Any, job: Callable[...,
     ]
 
 
-def test_an_aggregate_without_group_by_is_no_route(spark: Any, job: Callable[..., Path]) -> None:
-    """The parser alone cannot tell it from other functions."""
+def test_an_aggregate_without_group_by_gets_its_own_pipeline(
+    spark: Any, job: Callable[..., Path]
+) -> None:
+    """The parser alone cannot distinguish it from other functions."""
     update = '[sink.total]\nkind = "console"\noutput_mode = "update"\n'
     [made] = pipelines(
         spark, job("INSERT INTO total SELECT avg(temperature) FROM readings", update)
@@ -136,7 +138,7 @@ def test_an_aggregate_without_group_by_is_no_route(spark: Any, job: Callable[...
     assert (made.name, made.output_mode) == ("job-total", "update")
 
 
-def test_a_file_may_be_opened_again(spark: Any, job: Callable[..., Path]) -> None:
+def test_a_file_can_be_opened_again(spark: Any, job: Callable[..., Path]) -> None:
     path = job("CREATE TEMPORARY VIEW again AS TABLE readings; INSERT INTO out1 TABLE again")
     assert [made.name for _ in range(2) for made in pipelines(spark, path)] == ["job-again"] * 2
 
@@ -167,7 +169,7 @@ def test_a_file_may_be_opened_again(spark: Any, job: Callable[..., Path]) -> Non
         ("DROP TABLE readings", "write INSERT INTO"),
     ],
 )
-def test_statements_that_are_wrong(
+def test_wrong_statements_are_refused(
     spark: Any, job: Callable[..., Path], statements: str, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
@@ -208,7 +210,9 @@ def test_statements_that_are_wrong(
         ('[sink.s]\nkind="pigeon"', "'pigeon' is not one of"),
     ],
 )
-def test_tables_that_are_wrong(spark: Any, job: Callable[..., Path], more: str, words: str) -> None:
+def test_wrong_tables_are_refused(
+    spark: Any, job: Callable[..., Path], more: str, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         pipelines(spark, job("INSERT INTO out1 TABLE readings", more))
 
@@ -219,9 +223,9 @@ def test_explain_starts_nothing(spark: Any, job: Callable[..., Path], tmp_path: 
         '[sink.some]\nkind="files"\npath="some"\non_bad_row="bad"\n[sink.bad]\nkind="files"\npath="bad"\n'
     )
     path = job("INSERT INTO fit TABLE readings; INSERT INTO some TABLE readings", more)
-    [told] = json.loads(sql(path, "--explain", "--json").stdout)
-    assert (told["pipeline"], told["guarantee"]) == ("job-readings", "at_least_once")
-    assert {each["sink"]: (each["statement"], each["guarantee"]) for each in told["sinks"]} == {
+    [plan] = json.loads(sql(path, "--explain", "--json").stdout)
+    assert (plan["pipeline"], plan["guarantee"]) == ("job-readings", "at_least_once")
+    assert {each["sink"]: (each["statement"], each["guarantee"]) for each in plan["sinks"]} == {
         "fit": ("INSERT INTO fit TABLE readings", "at_least_once"),
         "some": ("INSERT INTO some TABLE readings", "exactly_once"),
         "bad": (None, "exactly_once"),
@@ -230,13 +234,13 @@ def test_explain_starts_nothing(spark: Any, job: Callable[..., Path], tmp_path: 
     assert not (tmp_path / "checkpoint").exists()
 
 
-def test_a_call_that_is_wrong() -> None:
+def test_wrong_calls_are_refused() -> None:
     assert "do not go together" in sql("x.toml", "--once", "--shell").output
     assert "needs a FILE" in sql("--once").output
     assert "cannot be read" in str(sql("/nowhere.toml").exception)
 
 
-def test_ctrl_c_lets_the_batch_in_hand_finish(
+def test_ctrl_c_lets_the_running_batch_finish(
     spark: Any, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = job(
@@ -267,7 +271,7 @@ directory = "rows"
     assert [n for (n,) in rows(spark, tmp_path / "out1")] == list(range(12))
 
 
-def test_a_stop_waits_for_the_batch_in_hand(
+def test_a_stop_waits_for_the_running_batch(
     spark: Any, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     stopping = threading.Event()
@@ -275,7 +279,7 @@ def test_a_stop_waits_for_the_batch_in_hand(
     def observe(step: Step, facts: Any) -> None:
         if step is Step.PREPARED:
             stopping.set()
-            time.sleep(2)  # time enough for a stop that would not wait
+            time.sleep(2)  # enough time for a stop that does not wait
 
     [made] = pipelines(spark, job("INSERT INTO out1 SELECT id FROM readings"))
     run.wait(run.start([made.observe(observe)], None, stopping), stopping)
@@ -283,7 +287,7 @@ def test_a_stop_waits_for_the_batch_in_hand(
     assert (tmp_path / "checkpoint" / "readings" / "commits" / "0").exists()
 
 
-def test_the_example(spark: Any, tmp_path: Path) -> None:
+def test_the_sensors_example_runs(spark: Any, tmp_path: Path) -> None:
     path = tmp_path / "examples" / "sensors.toml"
     path.parent.mkdir()
     shutil.copy(ROOT / "examples" / "sensors.toml", path)
@@ -316,7 +320,7 @@ def test_the_example(spark: Any, tmp_path: Path) -> None:
     assert [highest for _, highest in rows(spark, out / "extremes")] == [99.0, 41.0, 25.0]
 
 
-def test_the_example_of_the_documents_that_runs(spark: Any, tmp_path: Path) -> None:
+def test_the_runnable_example_of_the_documentation_runs(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "clicks.toml").write_text(EXAMPLES["run"])
     result = sql(tmp_path / "clicks.toml", "--once", "--json")
     assert json.loads(result.stdout[result.stdout.index("[") :]) == [
@@ -327,7 +331,7 @@ def test_the_example_of_the_documents_that_runs(spark: Any, tmp_path: Path) -> N
     assert [user for user, _ in rows(spark, tmp_path / "missed")] == ["ann"]
 
 
-def test_the_example_of_the_documents_that_needs_servers(
+def test_the_server_example_of_the_documentation_builds(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PG_DSN", "host=127.0.0.1 password=hunter2")
@@ -338,7 +342,7 @@ def test_the_example_of_the_documents_that_needs_servers(
 
 
 class Typing:
-    """A shell that is given lines, and what it printed."""
+    """A shell that gets lines, and its output."""
 
     def __init__(self, spark: Any, path: Path | None):
         self.out = io.StringIO()
@@ -355,7 +359,7 @@ class Typing:
 
 def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> None:
     typed = Typing(spark, job("CREATE TEMPORARY VIEW warm2 AS SELECT id FROM readings"))
-    said = typed("SHOW TABLES;", "describe", "readings;", "HELP;", "SHOW PIPELINES;")
+    output = typed("SHOW TABLES;", "describe", "readings;", "HELP;", "SHOW PIPELINES;")
     for line in (
         r"too_late +│ late rows",
         r"means +│ window",
@@ -365,11 +369,11 @@ def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> N
         "STOP name;",
         "0 rows",
     ):
-        assert re.search(line, said), (line, said)
+        assert re.search(line, output), (line, output)
     assert "2 rows" in typed("SELECT id, temperature FROM readings WHERE id = 'a';")
     assert "a" in typed("SELECT id, count(*) AS n FROM readings GROUP BY id;")  # no watermark
-    said = typed("EXPLAIN INSERT INTO out1 SELECT id FROM readings;")
-    assert "pipeline job-out1" in said and "exactly once" in said
+    output = typed("EXPLAIN INSERT INTO out1 SELECT id FROM readings;")
+    assert "pipeline job-out1" in output and "exactly once" in output
     assert "EventTimeWatermark" in typed("EXPLAIN SELECT id FROM readings;")
     for wrong, words in {
         "SELECT nope FROM readings;": "`nope` cannot be resolved",
@@ -405,20 +409,20 @@ def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_pa
         yield "EXIT; SELECT 1;"
 
     typed.shell.run(lines())
-    said = typed.out.getvalue()
-    assert "sink out1 (staged): exactly once" in said
-    assert "job-out1 is running and writes to the sink. First run: STOP job-out1;" in said
-    assert "job-readings is running and writes to the sink" in said
-    assert "STOP them before you open another file" in said
-    assert re.search(r"job-out1 +│ running", said) and "stopped job-out1" in said
-    assert "started job-readings" in said
+    output = typed.out.getvalue()
+    assert "sink out1 (staged): exactly once" in output
+    assert "job-out1 is running and writes to the sink. First run: STOP job-out1;" in output
+    assert "job-readings is running and writes to the sink" in output
+    assert "STOP them before you open another file" in output
+    assert re.search(r"job-out1 +│ running", output) and "stopped job-out1" in output
+    assert "started job-readings" in output
     assert rows(spark, tmp_path / "out1") == [("a", 20.0), ("a", 42.0)]
     assert [q for q, _ in rows(spark, tmp_path / "out3")] == [-2.0, 42.0]
     assert rows(spark, tmp_path / "out2") == [("a",), ("a",), ("b",)]
     assert not typed.shell.running["job-readings"].isActive, "what a shell starts ends with it"
 
 
-def test_the_shell_without_a_file(spark: Any, job: Callable[..., Path]) -> None:
+def test_the_shell_starts_without_a_file(spark: Any, job: Callable[..., Path]) -> None:
     typed = Typing(spark, None)
     assert "42" in typed("SELECT 40 + 2 AS answer")
     assert re.search(r"readings +│ source", typed(f"LOAD '{job('')}';"))

@@ -1,4 +1,4 @@
-"""`poundlock txn` against a real broker: what a person sees, may do, and may not."""
+"""`poundlock txn` against a real broker: what an operator sees, can do, and cannot do."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_decided_branch_is_shown_and_committed_by_hand(scene: Any, kafka: orac
     assert shown["system"]["state"] == "CompleteCommit"
     assert shown["log"][0]["stage"] == "decided"
     assert [note["action"] for note in shown["audit"]] == ["commit"]
-    trial.finish(pipeline)  # finds that branch committed, and commits the others
+    trial.finish(pipeline)  # it finds that branch committed, and commits the others
     kafka.assert_exact(target, ROWS)
     assert desk("list") == []
     with pytest.raises(UsageError, match="already finished"):
@@ -85,7 +85,7 @@ def test_a_stray_is_shown_and_aborted_by_hand(scene: Any, kafka: oracle.Kafka) -
     kafka.assert_settled(target)
 
 
-def test_without_a_yes_nothing_is_done(scene: Any, kafka: oracle.Kafka) -> None:
+def test_nothing_is_done_without_confirmation(scene: Any, kafka: oracle.Kafka) -> None:
     pipeline, target, desk = scene
     trial.die(pipeline, Step.PREPARED)
     stray = desk("list")[0]["id"]
@@ -93,5 +93,5 @@ def test_without_a_yes_nothing_is_done(scene: Any, kafka: oracle.Kafka) -> None:
     result = CliRunner().invoke(poundlock, ["txn", "abort", stray, *where], input="n\n")
     assert result.exit_code == 1
     assert kafka.transaction(stray) == "Ongoing"
-    trial.finish(pipeline)  # leaves nothing open on the broker that others share
+    trial.finish(pipeline)  # leave nothing open on the shared broker
     kafka.assert_exact(target, ROWS)

@@ -1,4 +1,4 @@
-"""Branches that wait beside their target, and witnesses in their own place, as a person sees them."""
+"""Staged branches, and witnesses in a separate place, as an operator sees them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOWHERE = {
 
 
 class Scene(Databases):
-    """A pipeline into PostgreSQL both ways, MariaDB, Valkey and files; witnesses have their place."""
+    """A pipeline into PostgreSQL in both modes, MariaDB, Valkey and files, with separate witnesses."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Scene(Databases):
         super().__init__(pg, maria, place / "checkpoint")
         self.spark, self.kafka, self.cache = spark, kafka, cache
         self.place, self.source = place, topic(partitions=1, name="in")
-        self.own = f"own_{uuid.uuid4().hex[:8]}"  # tables, and where their witnesses are
+        self.own = f"own_{uuid.uuid4().hex[:8]}"  # tables, and the places of their witnesses
         kafka.produce(self.source, map(str, NUMBERS))
         self.execute_pg(f"CREATE TABLE {self.own}_a (n int)")
         self.execute_pg(f"CREATE TABLE {self.own}_u (n int PRIMARY KEY)")
@@ -91,7 +91,7 @@ def scene(
     return Scene(spark, kafka, topic, postgres_server, mariadb_server, valkey_server, tmp_path)
 
 
-def test_what_is_decided_is_shown_as_it_is_and_committed_by_whoever_can(scene: Scene) -> None:
+def test_decided_branches_are_shown_and_committed_by_hand(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     lines = scene.lines()
     assert {sink: (line["system"], line["state"]) for sink, line in lines.items()} == {
@@ -107,7 +107,7 @@ def test_what_is_decided_is_shown_as_it_is_and_committed_by_whoever_can(scene: S
         assert isinstance(refused, UsageError)
         assert "by its pipeline alone" in str(refused)
     by_hand = lines["append"]["id"]
-    for _ in range(2):  # the second finds the witness, in a schema that nobody named
+    for _ in range(2):  # the second finds the witness in a schema that no option named
         assert scene.txn("commit", by_hand, "--yes") == {"id": by_hand, "outcome": "committed"}
     assert scene.lines()["append"]["state"] == "not open"
     trial.finish(scene.pipeline())
@@ -115,7 +115,7 @@ def test_what_is_decided_is_shown_as_it_is_and_committed_by_whoever_can(scene: S
     assert scene.txn("list") == []
 
 
-def test_what_is_staged_and_in_no_decision_is_aborted_by_hand(scene: Scene) -> None:
+def test_staged_branches_without_a_decision_are_aborted_by_hand(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.CHECKED)
     lines = scene.lines()
     assert {sink: (line["decision"], line["state"]) for sink, line in lines.items()} == {
@@ -136,7 +136,7 @@ def test_what_is_staged_and_in_no_decision_is_aborted_by_hand(scene: Scene) -> N
     assert scene.rows() == [NUMBERS] * 3
 
 
-def test_a_system_that_is_away_hides_no_other(scene: Scene) -> None:
+def test_an_unreachable_system_hides_no_other(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     id_ = scene.lines()["maria"]["id"]
     result = scene.call("list", "--json", TRIAL_DSN=NOWHERE["TRIAL_DSN"])
@@ -159,7 +159,7 @@ def test_a_system_that_is_away_hides_no_other(scene: Scene) -> None:
     assert isinstance(aborted.exception, Unavailable), "nobody can say that it is not open"
 
 
-def test_another_system_of_the_kind_is_not_asked_about_it(scene: Scene) -> None:
+def test_another_system_of_the_same_kind_is_not_queried(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     scene.execute_pg(f"CREATE DATABASE {scene.own}")
     other = scene.pg.dsn(scene.own)

@@ -1,4 +1,4 @@
-"""Branches of one decision in three systems, side by side; and an operator who undoes some of them."""
+"""Branches of one decision in three systems, and an operator who rolls some of them back."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def everywhere(numbers: list[int]) -> dict[str, Counter[int]]:
     return {name: Counter(numbers) for name in ("kafka", "postgres", "mariadb")}
 
 
-def test_branches_of_three_systems_side_by_side(scene: Scene) -> None:
+def test_branches_of_three_systems_are_listed_together(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     lines = scene.txn("list")
     assert Counter((line["system"], line["sink"], line["decision"]) for line in lines) == {
@@ -123,7 +123,7 @@ def test_strays_of_three_systems_are_aborted_by_hand(scene: Scene) -> None:
 
 
 def roll_back_decided(scene: Scene) -> None:
-    """Do as an operator does who knows nothing of us."""
+    """Roll back like an operator who does not know Poundlock."""
     for (gid,) in scene.open()[0]:
         scene.execute_pg(f"ROLLBACK PREPARED '{gid}'")
     for number, first, second, data in scene.open()[1]:
@@ -132,7 +132,7 @@ def roll_back_decided(scene: Scene) -> None:
         scene.execute_maria(f"XA ROLLBACK '{gtrid}','{bqual}',{number}")
 
 
-def test_what_an_operator_rolled_back_is_repaired(scene: Scene) -> None:
+def test_a_branch_that_an_operator_rolled_back_is_repaired(scene: Scene) -> None:
     trial.die(scene.pipeline(), Step.DECIDED)
     roll_back_decided(scene)
     trial.finish(scene.pipeline())
@@ -145,7 +145,7 @@ def test_what_an_operator_rolled_back_is_repaired(scene: Scene) -> None:
     }
 
 
-def test_what_cannot_be_repaired_is_reported(scene: Scene) -> None:
+def test_a_branch_that_cannot_be_repaired_is_reported(scene: Scene) -> None:
     volatile = "CAST(rand() * 1000000 AS INT)"
     trial.die(scene.pipeline(volatile), Step.DECIDED)
     roll_back_decided(scene)

@@ -1,4 +1,4 @@
-"""The fixtures of the tests that are split over several files: each server starts once."""
+"""The fixtures that several test files share. Each server starts once."""
 
 from __future__ import annotations
 

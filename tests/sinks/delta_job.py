@@ -1,6 +1,6 @@
-"""A driver that writes to a Delta table and dies on the way. Prints one JSON object.
+"""A driver that writes to a Delta table and is killed on the way. It prints one JSON object.
 
-Run by `test_delta.py`, for the session of the other tests does not know Delta.
+`test_delta.py` runs it, because the session of the other tests lacks Delta.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = Namespace.new("trial", 1_700_000_000, 1)
 
 
 class Died(Exception):
-    """The driver is no more."""
+    """The driver was killed."""
 
 
 def main(directory: Path) -> None:
@@ -75,14 +75,14 @@ def _run(spark, directory: Path, table: str) -> list[str]:
 
         try:
             pipeline().observe(observe).start(availableNow=True).awaitTermination()
-        except Exception:  # noqa: BLE001 (whatever Spark makes of it)
+        except Exception:  # noqa: BLE001 (Spark may wrap it in anything)
             died.append(at.value)
     pipeline().start(availableNow=True).awaitTermination()
     return died
 
 
 def _changed(spark, directory: Path) -> list[object]:
-    """A query that is another one when what was decided is committed."""
+    """The query has changed when the decided batch is committed."""
     table = str(directory / "changed")
     source = lock.from_collection(
         spark, [("left", "right")], "a string, b string", directory=directory / "rows"
@@ -105,7 +105,7 @@ def _changed(spark, directory: Path) -> list[object]:
 
 
 def _commit(spark, directory: Path) -> dict[str, object]:
-    """The participant's own half: repeats, a settlement cut short, a branch whose rows are gone."""
+    """The sink by itself: repeats, an interrupted commit, a branch whose rows are lost."""
     table = str(directory / "second")
 
     def made() -> Delta:
@@ -136,11 +136,11 @@ def _commit(spark, directory: Path) -> dict[str, object]:
     seen["first"] = [made().commit([first])[0].value, count()]
     seen["again"] = [made().commit([first])[0].value, count()]
     second = prepare(1, 0)
-    kept = stored(second, ".arrow").read_bytes()
+    content = stored(second, ".arrow").read_bytes()
     made().commit([second])
-    # As if the driver had died after Delta's commit, before it could leave the witness.
+    # As if the driver had died after Delta's commit and before it wrote the witness.
     stored(second, ".sent").unlink()
-    stored(second, ".arrow").write_bytes(kept)
+    stored(second, ".arrow").write_bytes(content)
     seen["half settled"] = [made().commit([second])[0].value, count()]
     lost, neighbour = prepare(2, 0), prepare(2, 1)
     stored(lost, ".arrow").unlink()
@@ -153,7 +153,7 @@ def _commit(spark, directory: Path) -> dict[str, object]:
 
 
 class _Tables:
-    """Tables that require something of their rows, and sinks that write to them."""
+    """Tables with constraints, and sinks that write to them."""
 
     def __init__(self, spark, directory: Path):
         self.spark, self.directory = spark, directory
@@ -192,13 +192,13 @@ class _Tables:
 
 
 def _demands(spark, directory: Path) -> dict[str, object]:
-    """What a table requires of rows: known before the decision or, if it must be, after it."""
+    """Constraints of a table, checked before the decision if possible, and otherwise after it."""
     tables = _Tables(spark, directory)
     return _constraints(tables) | _columns(tables) | _filled(tables) | _files(tables)
 
 
 def _constraints(tables: _Tables) -> dict[str, object]:
-    """A constraint that is there, and one that comes after the decision."""
+    """An existing constraint, and one that is added after the decision."""
     seen: dict[str, object] = {}
     path = tables.create("n BIGINT")
     tables.alter(path, "ADD CONSTRAINT small CHECK (n < 10000)")
@@ -217,7 +217,7 @@ def _constraints(tables: _Tables) -> dict[str, object]:
 
 
 def _columns(tables: _Tables) -> dict[str, object]:
-    """Columns in other letters; nulls and lengths inside of them."""
+    """Columns in another case; nulls and lengths inside nested values."""
     seen: dict[str, object] = {}
     path = tables.create("id BIGINT NOT NULL, word VARCHAR(3)")
     first = tables.make_sink(path, "ID bigint, WORD string")
@@ -236,7 +236,7 @@ def _columns(tables: _Tables) -> dict[str, object]:
 
 
 def _filled(tables: _Tables) -> dict[str, object]:
-    """Columns that Delta fills, and an expression that fails."""
+    """Generated columns, and an expression that fails."""
     seen: dict[str, object] = {}
     path = tables.create("n BIGINT, m BIGINT NOT NULL GENERATED ALWAYS AS (n + 1)")
     filled = tables.make_sink(path)
@@ -255,7 +255,7 @@ def _filled(tables: _Tables) -> dict[str, object]:
 
 
 def _files(tables: _Tables) -> dict[str, object]:
-    """A relative path, which only the JVM's own directory resolves; rows that are damaged."""
+    """A path relative to the JVM's directory; damaged rows."""
     seen: dict[str, object] = {}
     sink = tables.make_sink(os.path.relpath(tables.create("n BIGINT")))
     good = tables.prepare(sink, n=[1])
@@ -280,7 +280,7 @@ def _wrong_type(spark, directory: Path, table: str) -> str:
 
 
 def _at_the_start(spark, directory: Path, table: str) -> dict[str, str]:
-    """What Delta would refuse after the decision, of a table that is there and of a new one."""
+    """What Delta would refuse after the decision, for an existing and for a new table."""
     source = lock.from_collection(
         spark, [(1, "a")], "number bigint, day string", directory=directory / "rows"
     )

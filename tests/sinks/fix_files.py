@@ -1,4 +1,4 @@
-"""The sink and the rows that the tests of the Files sink use."""
+"""The sink and the rows for the tests of the Files sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database that the tests of the MySQL sink use, its fixtures, and the steps of a branch."""
+"""The database for the tests of the MySQL sink, its fixtures, and the steps of a branch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 class Place:
-    """A database of its own, seen by a client that is not ours."""
+    """A separate database, read by a plain client."""
 
     def __init__(self, server: mariadb.MariaDB):
         self.server, self.database = server, f"place_{next(_numbers)}"
@@ -61,7 +61,7 @@ class Place:
         return sorted(self.ask(f"SELECT {what} FROM {table}"), key=repr)
 
     def leftovers(self) -> list[Any]:
-        """Staging tables, and XA branches of any database: none must be left by any test."""
+        """Staging tables, and XA branches of any database. No test may leave one."""
         return [*self.ask("SHOW TABLES LIKE 'poundlock\\_stage%'"), *self.ask("XA RECOVER")]
 
 
@@ -76,7 +76,8 @@ def place(mysql_server: mariadb.MariaDB) -> Iterator[Place]:
     made = Place(mysql_server)
     yield made
     left = made.leftovers()
-    for number, first, _, data in made.ask("XA RECOVER"):  # or the next test would find it too
+    # Otherwise the next test would find it too.
+    for number, first, _, data in made.ask("XA RECOVER"):
         name = data if isinstance(data, str) else data.decode()
         made.ask(f"XA ROLLBACK '{name[:first]}','{name[first:]}',{number}")
     assert left == []
@@ -106,10 +107,10 @@ def stage_of(receipt: Receipt) -> str:
     return staging_name(STAGE_PREFIX, receipt.id)
 
 
-def refused(
+def get_refusal(
     sink: MySQL, rows: Any, kind: type[PoundlockError] = BadRow, task: int = 0
 ) -> PoundlockError:
-    """Write what is not to be taken, and give up, as a task does."""
+    """Write rows that the sink must refuse, then abort as a task does."""
     with pytest.raises(kind) as caught:
         write_and_prepare(begin(sink, task), rows)
     return caught.value
@@ -123,8 +124,8 @@ def write_and_prepare(writer: Writer, rows: Any) -> None:
         writer.abort()
 
 
-def account(place: Place, rights: str) -> str:
-    """Make an account with rights on the database; return its address."""
+def create_account(place: Place, rights: str) -> str:
+    """Create an account with rights on the database. Return its address."""
     name, port = f"poor_{place.database}", place.server.connect_arguments()["port"]
     place.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'p'")
     place.ask(f"GRANT {rights} ON {place.database}.* TO {name}@'127.0.0.1'")
@@ -138,14 +139,14 @@ UPSERTS = pytest.mark.parametrize("mode", [*(["xa"] if IS_MARIADB else []), "sta
 
 
 def send_by(sink: MySQL, way: str) -> None:
-    """Have rows sent in one of the ways, as for a server that has no better."""
+    """Send rows in one of the ways, as if the server had no better one."""
     assert sink.bulks == IS_MARIADB and sink.loads
     sink.bulks, sink.loads = way == "bulk", way != "insert"
 
 
 @contextmanager
-def settings(place: Place, **variables: Any) -> Iterator[None]:
-    """Have the server set otherwise, for all who connect now."""
+def changed_settings(place: Place, **variables: Any) -> Iterator[None]:
+    """Change server settings for all new connections."""
     if not (names := list(variables)):
         yield
         return

@@ -1,4 +1,4 @@
-"""The server that the tests of the OpenSearch sink use, and its fixtures."""
+"""The server for the tests of the OpenSearch sink, and its fixtures."""
 
 from __future__ import annotations
 

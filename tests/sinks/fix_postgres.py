@@ -1,4 +1,4 @@
-"""The database that the tests of the PostgreSQL sink use, and its fixtures."""
+"""The database for the tests of the PostgreSQL sink, and its fixtures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def postgres_node() -> Iterator[postgres.Postgres]:
 
 
 class Database:
-    """A database of the test's own, and eyes that are not the sink's."""
+    """A database for one test, with a connection that is not the sink's."""
 
     def __init__(self, node: postgres.Postgres):
         self.node, self.name = node, f"db_{next(_numbers)}"
@@ -38,7 +38,7 @@ class Database:
         self._create()
 
     def renew(self) -> None:
-        """Another pipeline, so that the names of its branches are new too."""
+        """Use another pipeline, so that its branches get new names."""
         self.namespace = Namespace.new("trial", 1_700_000_000, next(_numbers))
 
     def _create(self) -> None:
@@ -98,7 +98,7 @@ def shared(postgres_node: postgres.Postgres) -> Iterator[Database]:
 
 @pytest.fixture
 def db(shared: Database) -> Iterator[Database]:
-    """An empty database: one for all, for each of their own takes the server long to write out."""
+    """An empty database. The tests share it, because creating one each would be slow."""
     shared.renew()
     yield shared
     for (gid,) in shared(f"SELECT gid FROM pg_prepared_xacts WHERE database = '{shared.name}'"):

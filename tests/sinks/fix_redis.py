@@ -1,4 +1,4 @@
-"""The server that the tests of the Redis sink use, and its fixtures."""
+"""The server for the tests of the Redis sink, and its fixtures."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def stage_rows(sink: Redis, rows: Any, task: int = 0, batch: int = 0) -> Receipt
 
 
 def list_leftovers(redis_client: Any) -> set[str]:
-    """Return the keys of the sink, other than witnesses."""
+    """Return the keys of the sink except its witnesses."""
     return {key for key in redis_client.keys("*poundlock*") if not key.endswith(".witness")}
 
 
 def create_user(
     redis_server: valkey.Valkey, redis_client: Any, *commands: str, keys: Sequence[str] = ("*",)
 ) -> str:
-    """Give a user these rights and no others, and return the address for it."""
+    """Give a user only these rights. Return the address for it."""
     rights = {"reset_keys": True, "keys": keys, "commands": ["-@all", *commands]}
     redis_client.acl_setuser("app", enabled=True, passwords=["+pw"], **rights)
     return redis_server.url.replace("//", "//app:pw@")

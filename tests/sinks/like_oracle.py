@@ -1,9 +1,9 @@
-"""A stand-in for python-oracledb, with a real PostgreSQL behind it: there is no Oracle to test against.
+"""A stand-in for python-oracledb, with a real PostgreSQL behind it. There is no Oracle to test against.
 
-It has the shapes that the driver's source (26.1) and its tests of two-phase commit show: named
+It follows the driver's source (26.1) and its tests of two-phase commit: named
 parameters, branch names that come back as bytes in a named tuple, errors with an object inside and
 hardly any classes, `is_healthy` and no `closed`, False for a branch that wrote nothing. It refuses the
-statements that Oracle 19 does not know. What Oracle itself does, it cannot tell.
+statements that Oracle 19 does not know. It cannot show what Oracle itself does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Delta Lake, with a session of its own: the others' does not know Delta."""
+"""Delta Lake, in a separate session, because that of the other tests lacks Delta."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poundlock.sinks import Delta
 HERE = Path(__file__).parent
 
 
-def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> None:
+def test_a_batch_adds_one_version_to_the_table_after_any_crash(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, HERE / "delta_job.py", tmp_path],
         stdout=subprocess.PIPE,
@@ -30,8 +30,9 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["died"] == ["decided", "committed", "finished"]
     assert report["numbers"] == sorted(range(40))
-    assert report["appends"] == 4  # a version each, though two batches were committed twice
-    assert report["changed"] == [{"a": "left", "b": "right"}]  # as decided, not as the query is now
+    assert report["appends"] == 4  # one version each, although two batches were committed twice
+    # The decided rows, not those of the changed query.
+    assert report["changed"] == [{"a": "left", "b": "right"}]
     assert report["commit"] == {
         "staged": ["prepared", 0],
         "first": ["committed", 3],
@@ -51,36 +52,36 @@ def test_a_batch_is_one_version_of_the_table_whatever_dies(tmp_path: Path) -> No
     assert start["names"] == "1"
 
 
-def check_demands(told: dict[str, Any]) -> None:
-    """Every row that the table refuses is told, in time, and without its values."""
-    assert re.match(r"BadRow: .*constraint small \(1 rows\)", told["broken"])
-    assert re.match(r"InDoubt: .*its rows are stored: correct the table", told["too late"])
-    assert told["put right"] == "committed"
-    assert ["lacks columns required by constraint w" in it for it in told["another column"]] == [
+def check_demands(report: dict[str, Any]) -> None:
+    """Check that each refused row is reported in time and without its values."""
+    assert re.match(r"BadRow: .*constraint small \(1 rows\)", report["broken"])
+    assert re.match(r"InDoubt: .*its rows are stored: correct the table", report["too late"])
+    assert report["put right"] == "committed"
+    assert ["lacks columns required by constraint w" in it for it in report["another column"]] == [
         True
     ]
-    null, long = told["other letters"]
+    null, long = report["other letters"]
     assert re.match(r"BadRow: .*ID is null", null) and re.match(r"BadRow: .*WORD is longer", long)
-    assert ["the lengths inside w" in it for it in told["inside"]] == [True]
-    assert re.match(r"BadRow: .*`s`.`a` NOT NULL \(2 rows\)", told["null inside"])
-    assert told["good inside"] == [None, "committed"]
-    assert told["filled"] == [[], None, "committed"]
-    assert re.match(r"BadRow: .*constraints .*: m \(1 rows\)", told["filled otherwise"])
-    assert re.match(r"BadRow: .*expression of the table fail", told["no number"])
-    assert told["relative"] == [None, "committed"]
-    assert re.match(r"InDoubt: .*damaged .*Delete the file", told["damaged"])
+    assert ["the lengths inside w" in it for it in report["inside"]] == [True]
+    assert re.match(r"BadRow: .*`s`.`a` NOT NULL \(2 rows\)", report["null inside"])
+    assert report["good inside"] == [None, "committed"]
+    assert report["filled"] == [[], None, "committed"]
+    assert re.match(r"BadRow: .*constraints .*: m \(1 rows\)", report["filled otherwise"])
+    assert re.match(r"BadRow: .*expression of the table fail", report["no number"])
+    assert report["relative"] == [None, "committed"]
+    assert re.match(r"InDoubt: .*damaged .*Delete the file", report["damaged"])
     for value in ("54321", "7654", "many", "long "):
-        assert value not in json.dumps(told)
+        assert value not in json.dumps(report)
 
 
-def test_without_spark_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_spark_session_is_reported(tmp_path: Path) -> None:
     sink = Delta(tmp_path / "table")
     sink.attach(LocalSite(str(tmp_path / "rows")))
     with pytest.raises(UsageError, match="needs a Spark session"):
         sink.preflight()
 
 
-def test_it_cannot_write_straight_through(tmp_path: Path) -> None:
+def test_a_weaker_semantic_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave semantic= out"):
         Delta(tmp_path / "table", semantic="at_least_once")
 
@@ -91,7 +92,7 @@ def test_columns_that_do_not_fit_are_named(tmp_path: Path) -> None:
         sink.project({"n": Column("n", "void")})
 
 
-def test_a_frame_of_partitions_alone(tmp_path: Path) -> None:
+def test_a_frame_with_only_partition_columns_is_refused(tmp_path: Path) -> None:
     sink = Delta(tmp_path / "table", partition_by="s")
     with pytest.raises(
         UsageError, match=r"by which Delta cannot partition; no column is left besides"

@@ -22,7 +22,7 @@ from poundlock.sinks.files import committed
 
 
 class TestPlainSpark:
-    def test_reads_exactly_the_committed_rows_over_many_compactions(
+    def test_spark_reads_exactly_the_committed_rows_over_many_compactions(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         target = tmp_path / "a target"
@@ -36,7 +36,7 @@ class TestPlainSpark:
                 )
                 for task in range(2)
             ]
-            prepare(sink, batch, make_rows([-1], ["never"]), task=2)  # staged, and left so
+            prepare(sink, batch, make_rows([-1], ["never"]), task=2)  # stays staged
             assert set(sink.commit(parts)) == {BranchState.COMMITTED}
             expected += [(batch * 10 + task, days[(batch + task) % 5]) for task in range(2)]
         names = {file.name for file in (target / "_spark_metadata").iterdir()}
@@ -45,7 +45,7 @@ class TestPlainSpark:
         assert found.schema.simpleString() == "struct<number:bigint,day:string>"
         assert sorted(map(tuple, found.collect()), key=str) == sorted(expected, key=str)
 
-    def test_sees_nothing_before_the_first_commit(
+    def test_spark_sees_nothing_before_the_first_commit(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         sink = make_sink(tmp_path / "out")
@@ -55,7 +55,7 @@ class TestPlainSpark:
         sink.commit([receipt])
         assert reader.parquet(str(tmp_path / "out")).count() == 1
 
-    def test_old_records_are_dropped_and_nothing_is_missed(
+    def test_old_records_are_dropped_and_no_file_is_missed(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         sink = make_sink(tmp_path / "out")
@@ -67,7 +67,9 @@ class TestPlainSpark:
         assert spark.read.parquet(str(tmp_path / "out")).count() == 121
         assert len(committed(tmp_path / "out")) == 121
 
-    def test_our_manifest_is_spelled_as_its_own(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_our_manifest_has_the_format_of_sparks_own(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         frame = lock.from_collection(
             spark, [(1, "a b%")], "i int, s string", directory=tmp_path / "c"
         )
@@ -120,16 +122,14 @@ TYPES = "i bigint, s string, d double, b boolean, day date, ts timestamp, m deci
         ("csv", {}, {}),
     ],
 )
-def test_types_come_back_whole(
+def test_values_of_every_type_are_read_back_unchanged(
     spark: SparkSession,
     tmp_path: Path,
     format: str,
     options: dict[str, Any],
     reader: dict[str, Any],
 ) -> None:
-    empty = (
-        "x" if format == "csv" else ""
-    )  # from its own CSV too, Spark reads an empty text as null
+    empty = "x" if format == "csv" else ""  # Spark reads an empty text as null from its own CSV too
     given = [VALUES, (None,) * len(VALUES), (2, empty, 0.0, False, *VALUES[4:])]
     source = lock.from_collection(spark, given, TYPES, directory=tmp_path / "c")
     trial.finish(
@@ -144,7 +144,9 @@ def test_types_come_back_whole(
 
 
 @pytest.mark.parametrize("types", ["n int, s string", "s string", "n int"])
-def test_texts_in_csv(spark: SparkSession, tmp_path: Path, types: str) -> None:
+def test_texts_in_csv_are_read_back_unchanged(
+    spark: SparkSession, tmp_path: Path, types: str
+) -> None:
     texts = ["plain", " blanks ", "two\nlines", "a,b", None, 'q"', "back\\", "#", "\t"]
     given = [(n if n != 3 else None, text) for n, text in enumerate(texts)]
     source = lock.from_collection(spark, given, "n int, s string", directory=tmp_path / "c")
@@ -160,7 +162,9 @@ def test_texts_in_csv(spark: SparkSession, tmp_path: Path, types: str) -> None:
     assert sorted(map(tuple, found), key=str) == sorted(expected, key=str)
 
 
-def test_nested_types_in_parquet_and_json(spark: SparkSession, tmp_path: Path) -> None:
+def test_nested_types_are_read_back_from_parquet_and_json(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     types = "a array<int>, m map<string,int>, s struct<x:int,y:string>, n int"
     given = [([1, 2], {"k": 1}, (1, "y"), 1), (None, None, None, 2)]
     source = lock.from_collection(spark, given, types, directory=tmp_path / "c")
@@ -173,7 +177,7 @@ def test_nested_types_in_parquet_and_json(spark: SparkSession, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("step", [Step.PREPARED, Step.DECIDED, Step.COMMITTED, Step.FINISHED])
-def test_a_driver_that_dies_repeats_and_loses_nothing(
+def test_a_killed_driver_repeats_and_loses_nothing(
     spark: SparkSession, tmp_path: Path, step: Step
 ) -> None:
     numbers = [(number, f"d{number % 3}") for number in range(30)]
@@ -192,7 +196,7 @@ def test_a_driver_that_dies_repeats_and_loses_nothing(
     assert sorted(map(tuple, found.collect())) == numbers
     lying = {str(path) for path in (tmp_path / "out").rglob("*.parquet")}
     assert {f"file://{path}" for path in lying} == set(committed(tmp_path / "out"))
-    # Arrow follows the list that the manifest gives.
+    # Arrow reads the files that the manifest lists.
     assert ds.dataset([uri[7:] for uri in committed(tmp_path / "out")]).count_rows() == 30
 
 
@@ -216,7 +220,9 @@ def test_a_stream_of_our_files_follows_the_manifest(spark: SparkSession, tmp_pat
 
 
 class TestAtLeastOnce:
-    def test_plain_files_without_a_manifest(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_at_least_once_writes_plain_files_without_a_manifest(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         sink = make_sink(tmp_path / "out", semantic="at_least_once")
         writer = begin(sink, 0)
         writer.write(make_rows([1, 2], ["a", "b"]))
@@ -225,7 +231,7 @@ class TestAtLeastOnce:
         assert not (tmp_path / "out" / "_spark_metadata").exists()
         assert spark.read.parquet(str(tmp_path / "out")).count() == 2
 
-    def test_not_beside_a_manifest(self, tmp_path: Path) -> None:
+    def test_at_least_once_is_refused_in_a_directory_with_a_manifest(self, tmp_path: Path) -> None:
         sink = make_sink(tmp_path / "out")
         sink.commit([prepare(sink, 0, make_rows([1], ["a"]))])
         with pytest.raises(UsageError, match="a directory of its own"):

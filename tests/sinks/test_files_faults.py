@@ -20,10 +20,10 @@ from poundlock.sinks.files import committed
 
 
 class TestTwoDrivers:
-    """The moment between looking and publishing, which belongs to the other driver."""
+    """Another driver acts between this driver's look at the directory and its publishing."""
 
-    def meanwhile(self, sink: Files, action: Callable[[], object]) -> None:
-        """Have `action` happen right before the sink publishes for the first time."""
+    def before_publishing(self, sink: Files, action: Callable[[], object]) -> None:
+        """Call `action` right before the sink publishes for the first time."""
         site, left = sink._site, [action]
 
         class Slow:
@@ -34,26 +34,26 @@ class TestTwoDrivers:
 
         sink._site = Slow()  # type: ignore[assignment]
 
-    def test_a_sleeper_cannot_commit_what_was_buried(self, tmp_path: Path) -> None:
-        sleeper, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
-        receipt = prepare(sleeper, 0, make_rows([1], ["a"]))
-        self.meanwhile(sleeper, lambda: other.abort(other.find(OURS)))
-        assert sleeper.commit([receipt]) == [BranchState.ABORTED]
+    def test_a_late_driver_cannot_commit_what_has_a_tombstone(self, tmp_path: Path) -> None:
+        late, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
+        receipt = prepare(late, 0, make_rows([1], ["a"]))
+        self.before_publishing(late, lambda: other.abort(other.find(OURS)))
+        assert late.commit([receipt]) == [BranchState.ABORTED]
         assert committed(tmp_path / "out") == []
 
-    def test_who_buries_sees_what_was_committed_meanwhile(self, tmp_path: Path) -> None:
-        committing, burying = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
+    def test_an_abort_sees_what_another_driver_committed_meanwhile(self, tmp_path: Path) -> None:
+        committing, aborting = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
         receipt = prepare(committing, 0, make_rows([1], ["a"]))
-        strays, states = burying.find(OURS), []
+        strays, states = aborting.find(OURS), []
         site = committing._site
         assert site is not None
 
         class Racing:
             def create(self, uri: str, data: bytes) -> bool:
-                # It has looked. Now comes the other's tombstone, then this record, then the other's.
+                # This driver has looked. Now the other writes a tombstone, then each writes a record.
                 committing._site = site
-                outer.meanwhile(burying, lambda: site.create(uri, data))
-                states.extend(burying.abort(strays))
+                outer.before_publishing(aborting, lambda: site.create(uri, data))
+                states.extend(aborting.abort(strays))
                 return False
 
         outer = self
@@ -64,11 +64,11 @@ class TestTwoDrivers:
         assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1
         assert make_sink(tmp_path / "out").commit([receipt]) == [BranchState.COMMITTED]
 
-    def test_two_commit_the_same_batch(self, tmp_path: Path) -> None:
-        sleeper, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
-        receipt = prepare(sleeper, 0, make_rows([1], ["a"]))
-        self.meanwhile(sleeper, lambda: other.commit([receipt]))
-        assert sleeper.commit([receipt]) == [BranchState.COMMITTED]
+    def test_two_drivers_can_commit_the_same_batch(self, tmp_path: Path) -> None:
+        late, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "out")
+        receipt = prepare(late, 0, make_rows([1], ["a"]))
+        self.before_publishing(late, lambda: other.commit([receipt]))
+        assert late.commit([receipt]) == [BranchState.COMMITTED]
         assert len(committed(tmp_path / "out")) == 1
 
     def test_two_pipelines_share_a_directory(self, tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ class TestTwoDrivers:
         receipts = [
             prepare(sink, 0, make_rows([n], ["x"])) for n, sink in enumerate((first, second))
         ]
-        self.meanwhile(first, lambda: second.commit(receipts[1:]))
+        self.before_publishing(first, lambda: second.commit(receipts[1:]))
         assert first.commit(receipts[:1]) == [BranchState.COMMITTED]
         assert len(committed(tmp_path / "out")) == 2
 
-    def test_a_burial_that_was_cut_short_is_done_again(self, tmp_path: Path) -> None:
+    def test_an_interrupted_abort_is_repeated(self, tmp_path: Path) -> None:
         sink = make_sink(tmp_path / "out")
         receipt = prepare(sink, 0, make_rows([1], ["a"]))
         (tmp_path / "out" / "_poundlock" / f"{receipt.id}.aborted").touch()
@@ -97,7 +97,7 @@ class TestTwoDrivers:
         assert list((tmp_path / "out").rglob("*.parquet")) == []
         assert sink.find(OURS) == []
 
-    def test_a_zombie_task_that_had_written_nothing_yet(self, tmp_path: Path) -> None:
+    def test_a_zombie_task_without_rows_finds_that_it_was_aborted(self, tmp_path: Path) -> None:
         sink = make_sink(tmp_path / "out")
         writer = begin(sink, 0)
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
@@ -107,12 +107,14 @@ class TestTwoDrivers:
         assert list((tmp_path / "out").rglob("*.parquet")) == []
         assert sink.find(OURS) == []
 
-    def test_files_that_were_lost_and_come_back_stay_lost(self, tmp_path: Path) -> None:
+    def test_lost_files_stay_lost_after_a_restore(self, tmp_path: Path) -> None:
         sink = make_sink(tmp_path / "out")
         receipt = prepare(sink, 0, make_rows([1], ["a"]))
-        taken = [path for path in (tmp_path / "out").rglob(f"*{receipt.id}*") if path.is_file()]
-        contents = {path: path.read_bytes() for path in taken}
-        for path in taken:
+        files_of_branch = [
+            path for path in (tmp_path / "out").rglob(f"*{receipt.id}*") if path.is_file()
+        ]
+        contents = {path: path.read_bytes() for path in files_of_branch}
+        for path in files_of_branch:
             path.unlink()
         assert sink.commit([receipt]) == [BranchState.ABORTED]
         for path, content in contents.items():  # somebody restores a backup
@@ -122,7 +124,7 @@ class TestTwoDrivers:
 
 
 class TestTheDisk:
-    """What is full when a task writes is in tests/compliance; here it is so before, or after."""
+    """A disk that is full before or after a task writes. tests/compliance fills it during one."""
 
     FULL = r"the disk is full \(.*No space left.*\). Nothing is lost: make room there"
 
@@ -131,7 +133,9 @@ class TestTheDisk:
         return sorted(path.name for path in place.rglob("*") if path.is_file())
 
     @pytest.mark.parametrize("options", [{}, {"format": "json", "compression": "gzip"}])
-    def test_full_before_the_first_row(self, options: dict[str, Any]) -> None:
+    def test_a_disk_that_is_full_before_the_first_row_is_reported(
+        self, options: dict[str, Any]
+    ) -> None:
         written = make_rows([1], ["a"])
         if options:
             written = written.rename_columns(["__by_day", "__line"]).set_column(
@@ -144,7 +148,7 @@ class TestTheDisk:
 
             def run() -> None:
                 writer.write(written)
-                writer.prepare()  # what is compressed may stay in memory until now
+                writer.prepare()  # compressed rows may stay in memory until now
 
             with pytest.raises(Unavailable, match=self.FULL):
                 run()
@@ -153,18 +157,18 @@ class TestTheDisk:
             empty(disk)
             assert sink.commit([prepare(sink, 0, written)]) == [BranchState.COMMITTED]
 
-    def test_full_when_a_branch_is_prepared(self) -> None:
+    def test_a_disk_that_is_full_during_prepare_is_reported(self) -> None:
         with small_disk(1) as disk:
             sink = make_sink(disk / "out")
             writer = begin(sink, 0)
-            writer.write(make_rows([1], ["a"]))  # the end of the file has room in the same block
+            writer.write(make_rows([1], ["a"]))  # the end of the file fits into the same block
             fill(disk)
             with pytest.raises(Unavailable, match=self.FULL):
                 writer.prepare()
             writer.abort()
             assert self.files(disk / "out") == []
 
-    def test_full_when_a_batch_is_committed_or_aborted(self) -> None:
+    def test_a_disk_that_is_full_during_commit_or_abort_is_reported(self) -> None:
         with small_disk(1) as disk:
             sink = make_sink(disk / "out")
             decided, dead = (
@@ -191,7 +195,7 @@ class TestTheDisk:
             ]
             assert len(left) == 4
 
-    def test_what_cannot_be_deleted_now_is_left_to_the_sweep(
+    def test_files_that_cannot_be_deleted_are_left_to_the_sweep(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sink = make_sink(tmp_path / "out")
@@ -211,13 +215,14 @@ class TestTheDisk:
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
         assert list((tmp_path / "out").rglob("*.parquet")) == []
 
-    def test_one_that_may_not_be_written(self) -> None:
-        with tempfile.TemporaryDirectory() as directory:  # which others may enter, unlike pytest's
+    def test_a_directory_without_write_permission_is_reported(self) -> None:
+        # Others can enter it, unlike pytest's directory.
+        with tempfile.TemporaryDirectory() as directory:
             os.chmod(directory, 0o755)
             sink = make_sink(Path(directory, "out"))
             Path(directory, "out").mkdir(mode=0o555)
             user = os.geteuid()
-            os.seteuid(user or 65534)  # root may write anywhere
+            os.seteuid(user or 65534)  # because root can write anywhere
             try:
                 assert os.listdir(sink.place) == []
                 with pytest.raises(

@@ -29,7 +29,7 @@ class TestBadInput:
         for text in ("no column 'day'", "'tags' has type array<string>", "'raw' has type binary"):
             assert text in str(raised.value)
 
-    def test_names_of_fields_are_no_types(self, tmp_path: Path) -> None:
+    def test_field_names_are_not_mistaken_for_types(self, tmp_path: Path) -> None:
         fields = "struct<variant_id:string,void:array<struct<interval:int>>,`a:void`:int>"
         for kind in ("parquet", "json"):
             Files(tmp_path / "out", format=kind).project({"s": Column("s", fields)})
@@ -44,7 +44,7 @@ class TestBadInput:
         with pytest.raises(UsageError, match="csv cannot hold"):
             Files(tmp_path / "out", format="csv").project({"s": Column("s", "struct<a:int>")})
 
-    def test_a_frame_of_partitions_alone(self, tmp_path: Path) -> None:
+    def test_a_frame_with_only_partition_columns_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no column is left"):
             Files(tmp_path / "out", partition_by="day").project({"day": Column("day", "date")})
 
@@ -56,19 +56,21 @@ class TestBadInput:
             ({"header": True}, "header= is for CSV"),
         ],
     )
-    def test_options_that_do_not_go_together(
+    def test_contradictory_options_are_refused(
         self, tmp_path: Path, options: dict[str, Any], problem: str
     ) -> None:
         with pytest.raises(UsageError, match=problem):
             Files(tmp_path / "out", **options)
 
-    def test_a_directory_with_files_of_somebody_else(self, tmp_path: Path) -> None:
+    def test_a_directory_with_foreign_files_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "old.parquet").touch()
         with pytest.raises(UsageError, match=r"has files already, but no manifest.*new directory"):
             make_sink(tmp_path / "out")
 
-    def test_a_directory_of_sparks_own_sink(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_a_directory_of_sparks_own_sink_is_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
         frame = lock.from_collection(spark, [(1,)], "i int", directory=tmp_path / "c")
         (
             frame.writeStream.option("checkpointLocation", str(tmp_path / "ck"))
@@ -88,7 +90,7 @@ class TestBadInput:
             ({"partition_by": ["day", "number"]}, "and not parquet by day, number"),
         ],
     )
-    def test_a_directory_of_another_layout(
+    def test_a_directory_with_another_layout_is_refused(
         self, tmp_path: Path, options: dict[str, Any], problem: str, committed: bool
     ) -> None:
         sink = make_sink(tmp_path / "out")
@@ -101,7 +103,9 @@ class TestBadInput:
             other.preflight()
 
     @pytest.mark.parametrize("committed", [True, False], ids=["committed", "staged"])
-    def test_two_layouts_that_begin_at_once(self, tmp_path: Path, committed: bool) -> None:
+    def test_the_second_of_two_concurrent_layouts_is_refused(
+        self, tmp_path: Path, committed: bool
+    ) -> None:
         first, second = (
             make_sink(tmp_path / "out"),
             make_sink(tmp_path / "out", format="json", name="b"),
@@ -114,7 +118,7 @@ class TestBadInput:
         [refusal] = second.check([two])
         assert refusal and "holds parquet partitioned by day, and not json by day" in refusal
 
-    def test_two_sinks_of_one_pipeline_in_one_directory(
+    def test_two_sinks_with_different_layouts_need_two_directories(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         frame = lock.from_collection(
@@ -134,7 +138,7 @@ class TestBadInput:
         trial.finish(one.to(Files(tmp_path / "out")).to(Files(tmp_path / "out", name="b")))
         assert spark.read.parquet(str(tmp_path / "out")).count() == 2
 
-    def test_a_host_that_is_not_named(self) -> None:
+    def test_a_uri_without_a_host_is_refused(self) -> None:
         with pytest.raises(UsageError, match="does not name its host"):
             Files("hdfs:///data/out")
 
@@ -146,7 +150,7 @@ class TestBadInput:
         assert list(raised.value.rows) == [1]
         writer.write(make_rows([1, 3], ["a", "a"]))
         assert writer.prepare() is not None
-        assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1  # nothing of the first call
+        assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1  # the first call left nothing
 
     @pytest.mark.parametrize(
         ("format", "row"),
@@ -156,7 +160,7 @@ class TestBadInput:
             ("csv", {"line": "2,a"}),
         ],
     )
-    def test_a_letter_holds_the_row_as_the_frame_had_it(
+    def test_a_dead_letter_holds_the_row_of_the_frame(
         self, spark: SparkSession, tmp_path: Path, format: str, row: dict[str, Any]
     ) -> None:
         given = [(2, "x" * 300, "a")]
@@ -172,7 +176,7 @@ class TestBadInput:
         (dead_letter,) = spark.read.parquet(str(tmp_path / "bad")).collect()
         assert json.loads(dead_letter["row"]) == row | {"day": "x" * 300}
 
-    def test_dead_letters_in_json(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_dead_letters_can_be_written_as_json(self, spark: SparkSession, tmp_path: Path) -> None:
         source = lock.from_collection(
             spark, [(1, "a"), (2, "x" * 300)], "number bigint, day string", directory=tmp_path / "c"
         )
@@ -189,7 +193,7 @@ class TestBadInput:
         assert spark.read.parquet(str(tmp_path / "out")).count() == 1
 
     @pytest.mark.parametrize(("partitions", "files"), [(200, 200), (300, 600)])
-    def test_many_partitions_do_not_open_as_many_files(
+    def test_many_partitions_do_not_keep_many_files_open(
         self, tmp_path: Path, partitions: int, files: int
     ) -> None:
         sink = make_sink(tmp_path / "out")
@@ -201,9 +205,7 @@ class TestBadInput:
         assert prepared is not None
         assert prepared.handle == {"files": files}
 
-    def test_a_file_uri_is_the_place_that_spark_reads(
-        self, spark: SparkSession, tmp_path: Path
-    ) -> None:
+    def test_spark_reads_from_the_same_file_uri(self, spark: SparkSession, tmp_path: Path) -> None:
         uri = f"file://{tmp_path}/a%20b"
         source = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "c")
         trial.finish(
@@ -212,7 +214,7 @@ class TestBadInput:
         assert spark.read.parquet(uri).count() == 1
 
     @pytest.mark.parametrize("mode", ["complete", "update"])
-    def test_results_that_are_given_anew(
+    def test_output_modes_that_repeat_results_are_refused(
         self, spark: SparkSession, tmp_path: Path, mode: str
     ) -> None:
         source = lock.from_collection(spark, [(1,)], "n int", directory=tmp_path / "c")

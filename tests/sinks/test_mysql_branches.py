@@ -41,8 +41,8 @@ class TestEndings:
         place.ask("CREATE TABLE t (x INT)")
         return place
 
-    def test_a_branch_whose_connection_still_lives_is_open(self, plain: Place) -> None:
-        """MariaDB denies it to others then, with the error of a branch that is over."""
+    def test_a_branch_with_a_live_connection_is_open(self, plain: Place) -> None:
+        """MariaDB then refuses it to others with the error of a finished branch."""
         sink = plain.sink(mode="xa")
         writer: Any = begin(sink)
         writer.write(batch_of({"x": [1]}))
@@ -55,10 +55,10 @@ class TestEndings:
             close()
         assert sink.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
 
-    def test_a_task_that_vanished_does_not_keep_its_branch(
+    def test_a_vanished_task_does_not_keep_its_branch(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A machine that goes away does not close its connections: the server does, soon."""
+        """A lost machine does not close its connections. The server closes them soon."""
         from poundlock.sinks.mysql import writer as module
 
         monkeypatch.setattr(module, "_DETACH_S", 1)
@@ -74,7 +74,7 @@ class TestEndings:
     def test_a_crash_leaves_the_witness_locked(
         self, plain: Place, mysql_server: mariadb.MariaDB
     ) -> None:
-        """Or a tombstone would prove a prepared branch aborted."""
+        """Otherwise a tombstone would prove that a prepared branch was aborted."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
         sink.close()
@@ -87,7 +87,7 @@ class TestEndings:
     def test_a_crash_after_other_tasks_loses_nothing(
         self, plain: Place, mysql_server: mariadb.MariaDB
     ) -> None:
-        """With XIDs of several formats MySQL rolls prepared branches back when it starts again."""
+        """With XIDs of several formats, MySQL rolls prepared branches back at its next start."""
         sink = plain.sink(mode="xa")
         for batch, tasks in enumerate((1, 1, 3)):
             done = [prepare(sink, {"x": [batch]}, task, batch=batch) for task in range(tasks)]
@@ -100,8 +100,8 @@ class TestEndings:
         assert sink.check(last) == [None] * 4
         assert sink.commit(last) == [DONE] * 4 and len(plain.rows()) == 9
 
-    def test_a_branch_that_was_never_prepared_is_open_until_it_is_gone(self, plain: Place) -> None:
-        """A tombstone must not be mistaken for proof while the witness is only locked."""
+    def test_an_unprepared_branch_is_open_until_its_connection_ends(self, plain: Place) -> None:
+        """A tombstone proves nothing while the witness row is only locked."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
         assert sink.abort(sink.find(OURS)) == [LOST]
@@ -114,8 +114,8 @@ class TestEndings:
         writer.abort()
         assert sink.commit([other]) == [LOST]
 
-    def test_a_task_that_was_given_up_meanwhile(self, plain: Place) -> None:
-        """Its rows are not to blame."""
+    def test_an_aborted_task_reports_no_bad_row(self, plain: Place) -> None:
+        """The error is not about its rows."""
         sink = plain.sink(mode="xa")
         writer: Any = begin(sink)
         writer.write(batch_of({"x": [1]}))
@@ -126,10 +126,10 @@ class TestEndings:
         assert not isinstance(caught.value, BadRow)
         writer.abort()
 
-    def test_a_rollback_that_the_server_forgets_is_not_believed(
+    def test_a_rollback_that_did_not_happen_is_noticed(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It says OK, and InnoDB holds the branch: so it is here, by a statement that does nothing."""
+        """The server says OK but keeps the branch. A statement without effect imitates this."""
         sink = plain.sink(mode="xa")
         prepare(sink, {"x": [1]})
         strays = sink.find(OURS)
@@ -144,15 +144,15 @@ class TestEndings:
             assert sink.abort(strays) == [OPEN]
         assert sink.abort(strays) == [LOST]
 
-    def test_a_commit_that_the_server_forgets_is_not_believed(
+    def test_a_commit_that_did_not_happen_is_noticed(
         self, place: Place, mysql_server: mariadb.MariaDB, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """MariaDB says OK and commits nothing while the branch's connection is being closed."""
+        """MariaDB says OK but commits nothing while the branch's connection is being closed."""
         place.ask("CREATE TABLE t (b LONGBLOB)")
         sink = place.sink(mode="xa")
         send_by(sink, "load")
         monkeypatch.setattr(PreparedBranches, "_wait_until_closed", lambda *_: None)
-        for batch in range(8):  # large rows take a while to be freed
+        for batch in range(8):  # the server needs time to free large rows
             receipt = prepare(sink, {"b": [b"x" * (30 << 20)]}, batch=batch)
             try:
                 state = sink.commit([receipt])
@@ -163,7 +163,7 @@ class TestEndings:
             assert state == [DONE]
             assert place.ask("SELECT COUNT(*) FROM t") == [(batch + 1,)]
 
-    def test_an_ok_without_a_witness_is_no_proof(
+    def test_an_ok_without_a_witness_proves_nothing(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sink = plain.sink(mode="xa")
@@ -173,7 +173,7 @@ class TestEndings:
             sink.commit([receipt])
 
     @BOTH
-    def test_without_its_witness_nothing_is_known(self, plain: Place, mode: str) -> None:
+    def test_a_missing_witness_leaves_the_outcome_unknown(self, plain: Place, mode: str) -> None:
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
@@ -197,7 +197,7 @@ class TestEndings:
     def test_an_emptied_witness_proves_nothing(
         self, plain: Place, mode: str, emptied: list[str], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A tombstone enters there, for a batch that was committed."""
+        """A tombstone could enter it for a committed batch."""
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
@@ -205,7 +205,8 @@ class TestEndings:
             plain.ask(statement)
         assert sink.commit([receipt]) == sink.commit([receipt]) == [BranchState.NO_WITNESS]
         assert plain.ask("SELECT * FROM poundlock_witness") == []
-        after = prepare(sink, {"x": [2]}, task=1)  # and so does the row that it gets now
+        # This writes a new row into it, which proves nothing either.
+        after = prepare(sink, {"x": [2]}, task=1)
         caplog.clear()
         assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
         assert "was emptied" in caplog.text and receipt.id in caplog.text
@@ -213,9 +214,7 @@ class TestEndings:
         assert plain.rows() == [(1,), (2,)]
 
     @BOTH
-    def test_a_witness_emptied_before_the_decision_is_told_by_the_check(
-        self, plain: Place, mode: str
-    ) -> None:
+    def test_the_check_reports_a_witness_that_was_emptied(self, plain: Place, mode: str) -> None:
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         plain.ask("DELETE FROM poundlock_witness WHERE branch = 'witness'")
@@ -223,7 +222,7 @@ class TestEndings:
         assert sink.abort(sink.find(OURS)) == [LOST]
 
     @BOTH
-    def test_pruning_keeps_what_the_witness_is(self, plain: Place, mode: str) -> None:
+    def test_pruning_keeps_the_identity_of_the_witness(self, plain: Place, mode: str) -> None:
         sink = plain.sink(mode=mode)
         for batch in range(3):
             assert sink.commit([prepare(sink, {"x": [batch]}, batch=batch)]) == [DONE]
@@ -234,8 +233,8 @@ class TestEndings:
         assert receipt.handle["witness"] == [plain.database, before[0][0]]
         assert sink.commit([receipt]) == [DONE]
 
-    def test_a_server_without_the_witness_table_is_not_believed(self, plain: Place) -> None:
-        """Its OK to a commit is no proof, and there is no other."""
+    def test_the_ok_of_a_server_without_the_witness_proves_nothing(self, plain: Place) -> None:
+        """Its OK to a commit proves nothing, and there is no other evidence."""
         sink = plain.sink(mode="xa")
         receipt = prepare(sink, {"x": [1]})
         plain.ask(f"CREATE DATABASE {plain.database}_empty")
@@ -249,7 +248,7 @@ class TestEndings:
     def test_another_witness_proves_nothing(
         self, plain: Place, mode: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A server that never had the branch must not say that it is lost."""
+        """A server that never had the branch must not report it as lost."""
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
@@ -260,7 +259,7 @@ class TestEndings:
         assert sink.commit([other]) == [DONE] and plain.rows() == [(1,), (2,)]
 
     def test_a_branch_is_ended_where_it_was_staged(self, plain: Place) -> None:
-        """Its witness and its rows are where its receipt says, wherever new ones go now."""
+        """The receipt says where its witness and rows are, although new branches use another place."""
         other = f"{plain.database}_aside"
         plain.ask(f"CREATE DATABASE {other}")
         before = plain.sink(mode="staged", witness_database=other)
@@ -274,10 +273,10 @@ class TestEndings:
         assert plain.ask(f"SHOW TABLES IN {other}") == [("poundlock_witness",)]
         assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(3,)]
 
-    def test_a_stage_left_behind_is_not_open_and_is_pruned(
+    def test_a_leftover_staging_table_is_not_open_and_is_pruned(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A crash between the move and the end of its staging tables."""
+        """The driver died after the move and before it dropped the staging tables."""
         sink = plain.sink(mode="staged")
         receipt = prepare(sink, {"x": [1]})
         with monkeypatch.context() as patched:
@@ -290,7 +289,7 @@ class TestEndings:
         assert plain.leftovers() == []
         assert later.commit([receipt]) == [DONE] and plain.rows() == [(1,)]
 
-    def test_two_drivers_move_once(self, plain: Place) -> None:
+    def test_two_drivers_move_each_row_once(self, plain: Place) -> None:
         one, two = plain.sink(mode="staged"), plain.sink(mode="staged")
         receipts = [prepare(one, {"x": list(range(500))}, task=task) for task in range(4)]
         ends: list[list[BranchState]] = []
@@ -309,7 +308,7 @@ class TestEndings:
         assert ends == [[DONE] * 4] * 2
         assert plain.ask("SELECT COUNT(*) FROM t") == [(2000,)]
 
-    def test_a_batch_that_lost_a_stage_is_lost_whole(self, plain: Place) -> None:
+    def test_a_batch_without_one_of_its_staging_tables_is_lost_whole(self, plain: Place) -> None:
         sink = plain.sink(mode="staged")
         receipts = [prepare(sink, {"x": [task]}, task=task) for task in range(2)]
         plain.ask(f"DROP TABLE {stage_of(receipts[0])}")
@@ -321,7 +320,9 @@ class TestEndings:
         assert plain.rows() == [(0,), (1,)]
 
     @pytest.mark.parametrize("key", [None, "x"])
-    def test_a_stage_that_others_have_changed_is_lost(self, place: Place, key: str | None) -> None:
+    def test_a_branch_with_a_changed_staging_table_is_lost(
+        self, place: Place, key: str | None
+    ) -> None:
         place.ask("CREATE TABLE t (x INT PRIMARY KEY)")
         sink = place.sink(mode="staged", key=key)
         receipt = prepare(sink, {"x": [1, 2, 3]})
@@ -332,7 +333,7 @@ class TestEndings:
         again = prepare(sink, {"x": [1, 2, 3]}, attempt=2)
         assert sink.commit([again]) == [DONE] and place.rows() == [(1,), (2,), (3,)]
 
-    def test_both_modes_are_finished_whatever_the_mode_is_now(self, plain: Place) -> None:
+    def test_branches_of_both_modes_are_committed_in_either_mode(self, plain: Place) -> None:
         xa, staged = plain.sink(mode="xa"), plain.sink(mode="staged")
         receipts = [prepare(xa, {"x": [1]}, task=0), prepare(staged, {"x": [2]}, task=1)]
         assert len(xa.find(OURS)) == len(staged.find(OURS)) == 2
@@ -340,14 +341,14 @@ class TestEndings:
         assert staged.commit(receipts) == [DONE, DONE]
         assert plain.rows() == [(1,), (2,)]
 
-    def test_the_generation_outlives_pruning(self, plain: Place) -> None:
+    def test_pruning_keeps_the_newest_generation(self, plain: Place) -> None:
         sink = plain.sink()
         receipt = prepare(sink, {"x": [1]})
         assert sink.commit([receipt]) == [DONE]
         sink.prune(OURS, 100)
         assert sink.newest_generation(OURS) == 1
 
-    def test_an_xid_has_room(self) -> None:
+    def test_the_longest_xid_fits(self) -> None:
         branch = Branch(Transaction(OURS, 9999, 10**8, 99), "s" * 63, 10**5, 10**8)
         name = xid_of(id_of(branch))
         assert len(name.gtrid) <= 64 and len(name.bqual) <= 64

@@ -18,12 +18,12 @@ from fix_mysql import (
     PARTITIONED,
     UPSERTS,
     Place,
-    account,
     batch_of,
     begin,
+    changed_settings,
+    create_account,
+    get_refusal,
     prepare,
-    refused,
-    settings,
 )
 
 from mysqld import IS_MARIADB
@@ -36,13 +36,13 @@ from poundlock.sinks.mysql.errors import MYSQL
 from poundlock.sinks.mysql.move import DELETE
 
 
-class TestWhateverTheServerHasSet:
-    def test_unique_keys_are_kept(self, place: Place) -> None:
-        """MariaDB would lose the whole batch, and say that it is committed."""
+class TestServerSettings:
+    def test_unique_and_foreign_keys_are_checked(self, place: Place) -> None:
+        """Otherwise MariaDB would lose the whole batch and report it as committed."""
         place.ask("CREATE TABLE t (u INT UNIQUE)")
         place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE child (p INT, FOREIGN KEY (p) REFERENCES parent (id))")
-        with settings(place, unique_checks=0, foreign_key_checks=0):
+        with changed_settings(place, unique_checks=0, foreign_key_checks=0):
             sink = place.sink(mode="staged")
             receipt = prepare(sink, {"u": [7, 7]})
             assert "unique key" in str(sink.check([receipt])[0])
@@ -52,13 +52,13 @@ class TestWhateverTheServerHasSet:
             assert "foreign key" in str(child.check([receipt])[0])
             assert child.abort(child.find(OURS)) == [LOST]
 
-    def test_checks_are_kept(self, place: Place) -> None:
+    def test_check_constraints_are_checked(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT CHECK (x > 0))")
-        with settings(place, **({"check_constraint_checks": 0} if IS_MARIADB else {})):
-            assert "CHECK" in str(refused(place.sink(mode="xa"), {"x": [-1]}))
+        with changed_settings(place, **({"check_constraint_checks": 0} if IS_MARIADB else {})):
+            assert "CHECK" in str(get_refusal(place.sink(mode="xa"), {"x": [-1]}))
 
     @UPSERTS
-    def test_nothing_of_it_shows(self, place: Place, mode: str) -> None:
+    def test_unusual_server_settings_change_no_result(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, u INT UNIQUE)")
         place.ask("INSERT INTO t VALUES (9, 9)")
         odd: dict[str, Any] = {
@@ -69,7 +69,7 @@ class TestWhateverTheServerHasSet:
         }
         if IS_MARIADB:
             odd |= {"idle_write_transaction_timeout": 1, "max_statement_time": 0.001}
-        with settings(place, **odd):
+        with changed_settings(place, **odd):
             sink = place.sink(key="id", delete="gone", **PARTITIONED[mode == "xa"])
             rows = {"id": [1, 2, 9], "u": [1, 2, None], DELETE: [False, False, True]}
             receipt = prepare(sink, rows)
@@ -78,21 +78,24 @@ class TestWhateverTheServerHasSet:
             assert sink.check([again]) == [None] and sink.commit([again]) == [DONE]
         assert place.rows() == [(1, 1), (3, 2)]
 
-    def test_a_task_may_take_its_time(self, place: Place) -> None:
+    def test_a_slow_task_keeps_its_connection(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        with settings(place, wait_timeout=2), closing(place.sink(mode="xa").connect()) as link:
+        with (
+            changed_settings(place, wait_timeout=2),
+            closing(place.sink(mode="xa").connect()) as link,
+        ):
             assert link.run("SELECT @@wait_timeout")[0][0] > 3600
 
 
 class TestTheConnection:
     @BOTH
-    def test_lost_while_writing(self, place: Place, mode: str) -> None:
+    def test_a_connection_lost_while_writing_is_reported(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (x INT)")
         sink = place.sink(mode=mode)
         writer: Any = begin(sink)
         writer.write(batch_of({"x": [1]}))
         place.ask(f"KILL {writer._link.thread_id()}")
-        writer.write(batch_of({"x": [2]}))  # which is on its way, and not yet heard of
+        writer.write(batch_of({"x": [2]}))  # it is sent, and not yet acknowledged
         with pytest.raises(Unavailable):
             writer.prepare()
         writer.abort()
@@ -100,7 +103,7 @@ class TestTheConnection:
         assert sink.abort(strays) == [LOST] * len(strays)
         assert place.rows() == []
 
-    def test_a_wrong_password_is_told_without_it(self, place: Place) -> None:
+    def test_a_wrong_password_is_reported_but_not_shown(self, place: Place) -> None:
         url = place.server.url.replace("@", ":Geheim-123@", 1)
         with pytest.raises(NotAuthorised) as caught:
             place.sink(url=url)
@@ -122,18 +125,18 @@ class TestTheConnection:
             ),
         ],
     )
-    def test_what_there_is_no_room_for(self, number: int, text: str, says: str) -> None:
+    def test_a_lack_of_room_is_reported(self, number: int, text: str, says: str) -> None:
         with pytest.raises(Unavailable, match=says), MYSQL.translated_errors("out"):
             raise pymysql.err.OperationalError(number, text)
 
     @pytest.mark.parametrize(
         "url", ["postgres://x", "mysql://", "mysql://h:port/db", "mysql://h/db?ssl=on", "nonsense"]
     )
-    def test_an_address_that_cannot_be_read(self, url: str) -> None:
+    def test_an_unreadable_address_is_get_refusal(self, url: str) -> None:
         with pytest.raises(UsageError):
             MySQL("t", url=url)
 
-    def test_addresses_come_from_the_environment(
+    def test_an_address_can_come_from_the_environment(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         place.ask("CREATE TABLE t (x INT)")
@@ -143,16 +146,16 @@ class TestTheConnection:
         assert password.encode() not in pickle.dumps(sink)
         assert MySQL("t", url="env:PLACE_URL").database == "poundlock"
 
-    def test_an_account_without_rights(self, place: Place) -> None:
+    def test_missing_rights_are_named(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = account(place, "SELECT")
+        url = create_account(place, "SELECT")
         with pytest.raises(NotAuthorised, match="CREATE TABLE IF NOT EXISTS"):
             begin(place.sink(url=url, mode="staged"))
         if not IS_MARIADB:
             with pytest.raises(NotAuthorised, match="GRANT XA_RECOVER_ADMIN"):
                 place.sink(url=url)
 
-    def test_branches_of_others_that_are_no_text(self, place: Place) -> None:
+    def test_foreign_branches_with_binary_names_are_ignored(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
         with place.client() as cursor:
             for statement in (
@@ -169,9 +172,9 @@ class TestTheConnection:
             place.ask("XA ROLLBACK X'ff',X'fe',7")
 
     @BOTH
-    def test_an_account_with_the_rights_it_needs(self, place: Place, mode: str) -> None:
+    def test_the_documented_rights_are_enough(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        url = account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
+        url = create_account(place, "SELECT, INSERT, DELETE, CREATE, DROP")
         if not IS_MARIADB and mode == "xa":
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
         sink = place.sink(url=url, mode=mode)
@@ -181,26 +184,29 @@ class TestTheConnection:
         assert sink.abort(sink.find(OURS)) == [LOST]
         assert place.rows() == [(1,)]
 
-    def test_a_witness_that_somebody_made_for_us_is_begun(self, place: Place) -> None:
+    def test_a_witness_table_that_an_administrator_made_is_used(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
         place.ask(place.sink(look=False, mode="xa").witness.create[0])
-        url = account(place, "SELECT, INSERT, DELETE")
+        url = create_account(place, "SELECT, INSERT, DELETE")
         if not IS_MARIADB:
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO poor_{place.database}@'127.0.0.1'")
         sink = place.sink(url=url, mode="xa")
         receipt = prepare(sink, {"x": [1]})
         assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
 
-    def test_a_staging_table_that_cannot_be_dropped_holds_up_nothing(self, place: Place) -> None:
+    def test_a_staging_table_that_cannot_be_dropped_blocks_nothing(self, place: Place) -> None:
         place.ask("CREATE TABLE t (x INT)")
-        sink = place.sink(url=account(place, "SELECT, INSERT, DELETE, CREATE"), mode="staged")
+        sink = place.sink(
+            url=create_account(place, "SELECT, INSERT, DELETE, CREATE"), mode="staged"
+        )
         receipt = prepare(sink, {"x": [1]})
         assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
         assert place.rows() == [(1,)]
         assert sink.find(OURS) == []
-        place.sink(mode="staged").prune(OURS, 0)  # which may; and the fixture sees that all is gone
+        # This account may drop it; the fixture checks that.
+        place.sink(mode="staged").prune(OURS, 0)
 
-    def test_a_connection_is_asked_with_the_patience_of_who_takes_it(
+    def test_a_reused_connection_has_the_timeout_of_its_borrower(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sink = place.sink(look=False)
@@ -213,7 +219,9 @@ class TestTheConnection:
         with sink.connections.lend(7):
             assert waits == [7]
 
-    def test_no_file_is_sent_to_a_server_that_asks(self, place: Place, tmp_path: Path) -> None:
+    def test_no_file_is_sent_to_a_server_that_requests_one(
+        self, place: Place, tmp_path: Path
+    ) -> None:
         secret = tmp_path / "secret"
         secret.write_text("1\n")
         place.ask("CREATE TABLE t (x INT)")
@@ -239,9 +247,9 @@ class TestTheConnection:
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,)]
 
 
-class TestLessThanExactlyOnce:
+class TestWeakerSemantics:
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_written_straight_through(self, place: Place, semantic: str) -> None:
+    def test_weaker_semantics_write_without_a_branch(self, place: Place, semantic: str) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, x INT)")
         for options in ({}, {"key": "id"}):
             sink = place.sink(semantic=semantic, **options)
@@ -254,18 +262,18 @@ class TestLessThanExactlyOnce:
 
 
 class TestTheServer:
-    def test_its_secret_is_for_its_owner_alone(self, mysql_server: mariadb.MariaDB) -> None:
+    def test_only_its_owner_can_read_its_password(self, mysql_server: mariadb.MariaDB) -> None:
         file = mysql_server.directory / "password"
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.read_text() not in mysql_server.url and file.read_text() in mysql_server.address
         for entry in ("data", "private"):
             assert (mysql_server.directory / entry).stat().st_mode & 0o077 == 0
 
-    def test_it_is_not_root(self, mysql_server: mariadb.MariaDB) -> None:
+    def test_it_does_not_run_as_root(self, mysql_server: mariadb.MariaDB) -> None:
         owner = (mysql_server.directory / "data" / "ibdata1").stat().st_uid
         assert owner != 0 and (os.geteuid() == 0 or owner == os.geteuid())
 
-    def test_it_listens_here_only_and_knows_one_account(self, place: Place) -> None:
+    def test_it_listens_on_the_loopback_and_has_one_account(self, place: Place) -> None:
         assert place.ask("SELECT @@bind_address") == [("127.0.0.1",)]
         users = {row[0] for row in place.ask("SELECT User FROM mysql.user")}
         assert not users & {"", "root"} or not IS_MARIADB

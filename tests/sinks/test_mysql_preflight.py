@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: what is checked at the start, and tables and options that change later."""
+"""MySQL and MariaDB: checks at the start, and tables and options that change later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import decimal
 from typing import Any
 
 import pytest
-from fix_mysql import BOTH, DONE, PARTITIONED, Place, account, prepare, refused
+from fix_mysql import BOTH, DONE, PARTITIONED, Place, create_account, get_refusal, prepare
 
 from mysqld import IS_MARIADB
 from poundlock.core.model import Fingerprint, Receipt
@@ -16,7 +16,7 @@ from poundlock.errors import InDoubt, LogMismatch, Rejected, UsageError
 from poundlock.sinks.mysql.move import DELETE, ORDER
 
 
-class TestTheTableIsLookedOver:
+class TestTargetTable:
     def test_each_difference_is_named(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE t (id INT NOT NULL, price DECIMAL(10,2), at DATETIME, note VARCHAR(9), "
@@ -45,7 +45,7 @@ class TestTheTableIsLookedOver:
             assert words in str(caught.value)
         assert "'note'" not in str(caught.value) and "'at'" not in str(caught.value)
 
-    def test_columns_that_would_change_values(self, place: Place) -> None:
+    def test_columns_that_would_change_values_are_named(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE t (a FLOAT(7,2), b DOUBLE(10,2), c TIME(3), d JSON, e JSON, f DOUBLE)"
         )
@@ -74,14 +74,14 @@ class TestTheTableIsLookedOver:
         sink.project({"e": Column("e", "string")})
         assert len(sink.preflight()) == (not IS_MARIADB)
 
-    def test_what_may_go_wrong_is_said(self, place: Place) -> None:
+    def test_possible_losses_of_precision_are_warned_of(self, place: Place) -> None:
         place.ask("CREATE TABLE t (at DATETIME, old TEXT CHARACTER SET latin1)")
         sink = place.sink(look=False)
         sink.project({"at": Column("at", "timestamp"), "old": Column("old", "string")})
         warnings = " ".join(sink.preflight())
         assert "would round microseconds" in warnings and "latin1" in warnings
 
-    def test_types_without_a_place_and_missing_columns(self, place: Place) -> None:
+    def test_unsupported_types_and_missing_columns_are_named(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink(key="id", delete="gone", order_by="at", look=False)
         with pytest.raises(UsageError) as caught:
@@ -97,7 +97,7 @@ class TestTheTableIsLookedOver:
             ("CREATE VIEW t AS SELECT 1 AS x", "no transactions"),
         ],
     )
-    def test_a_table_that_will_not_do(self, place: Place, made: str, words: str) -> None:
+    def test_an_unsuitable_table_is_get_refusal(self, place: Place, made: str, words: str) -> None:
         place.ask(made)
         with pytest.raises(UsageError, match=words):
             place.sink()
@@ -107,7 +107,7 @@ class TestTheTableIsLookedOver:
         with pytest.raises(UsageError, match=r"no unique key over a.*It has: a, b"):
             place.sink(key="a")
 
-    def test_the_mode_is_chosen(self, place: Place) -> None:
+    def test_the_mode_follows_from_the_table_and_the_options(self, place: Place) -> None:
         place.ask("CREATE TABLE t (a INT, b INT)")
         place.ask("CREATE TABLE k (a INT PRIMARY KEY, b INT)")
         place.ask("CREATE TABLE s (i BIGINT AUTO_INCREMENT PRIMARY KEY, a INT, b INT)")
@@ -119,7 +119,7 @@ class TestTheTableIsLookedOver:
             sink.preflight()
             staged = sink.commitment is Commitment.STAGED
             assert staged == (sink.chosen == "staged")
-            for mode in ("xa", "staged"):  # as it was when the branch was written
+            for mode in ("xa", "staged"):  # the mode in which the branch was written
                 receipt = Receipt("t", "any", 0, Fingerprint(1, 0), {"mode": mode})
                 assert sink.commit_together([receipt]) == (mode == "staged")
             return sink.chosen
@@ -145,7 +145,7 @@ class TestTheTableIsLookedOver:
         few = place.sink("t", look=False, connections=5)
         few._tasks = 8
         assert "connections=5, but 12 may be opened" in " ".join(few.preflight())
-        url = account(place, "ALL PRIVILEGES")
+        url = create_account(place, "ALL PRIVILEGES")
         name = f"poor_{place.database}@'127.0.0.1'"
         place.ask(f"ALTER USER {name} WITH MAX_USER_CONNECTIONS 7")
         with pytest.raises(UsageError, match=r"8 connections .* max_user_connections allows 7"):
@@ -155,7 +155,7 @@ class TestTheTableIsLookedOver:
         with pytest.raises(UsageError, match="mode='both'"):
             place.sink("t", mode="both")
 
-    def test_unsafe_settings_are_told(self, place: Place) -> None:
+    def test_unsafe_settings_are_warned_of(self, place: Place) -> None:
         place.ask("CREATE TABLE t (a INT)")
         place.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 2")
         place.ask("SET GLOBAL local_infile = 0")
@@ -163,14 +163,14 @@ class TestTheTableIsLookedOver:
             sink = place.sink(look=False)
             warnings = " ".join(sink.preflight())
             assert "innodb_flush_log_at_trx_commit" in warnings
-            assert ("local_infile" in warnings) == (not IS_MARIADB)  # a bulk needs no such leave
+            assert ("local_infile" in warnings) == (not IS_MARIADB)  # a bulk does not need it
             receipt = prepare(sink, {"a": [1]})
             assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,)]
         finally:
             place.ask("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
             place.ask("SET GLOBAL local_infile = 1")
 
-    def test_servers_that_cannot(self, place: Place) -> None:
+    def test_unsuitable_servers_are_get_refusal(self, place: Place) -> None:
         sink = place.sink(look=False)
         for version, variables, words in (
             ("10.4.32-MariaDB", {}, "10.5"),
@@ -194,9 +194,9 @@ class TestTheTableIsLookedOver:
             assert words in " ".join(sink._cautions(version, logged))
 
 
-class TestOptionsAndTablesThatChange:
-    def test_what_was_decided_is_done_as_it_was_meant(self, place: Place) -> None:
-        """The options are others when the pipeline comes back after a crash."""
+class TestChangedOptionsAndTables:
+    def test_a_decided_batch_keeps_the_options_it_was_written_with(self, place: Place) -> None:
+        """The options change before the pipeline starts again after a crash."""
         for table in ("t", "u"):
             place.ask(f"CREATE TABLE {table} (id INT PRIMARY KEY, v INT UNIQUE)")
             place.ask(f"INSERT INTO {table} VALUES (1, 1), (2, 2)")
@@ -209,7 +209,7 @@ class TestOptionsAndTablesThatChange:
         assert place.sink("u").commit([receipt]) == [DONE]
         assert place.rows() == [(2, 2), (3, 4)] and place.rows("u") == [(1, 1), (2, 2)]
 
-    def test_the_table_that_was_meant_is_gone(self, place: Place) -> None:
+    def test_a_renamed_target_is_reported(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT)")
         place.ask("CREATE TABLE u (id INT)")
         receipt = prepare(place.sink(mode="staged"), {"id": [1]})
@@ -232,7 +232,7 @@ class TestOptionsAndTablesThatChange:
             ("FLOAT", "DOUBLE"),
         ],
     )
-    def test_a_column_that_would_change_values_now(
+    def test_a_column_changed_after_staging_is_reported(
         self, place: Place, mode: str, before: str, now: str
     ) -> None:
         values: dict[str, Any] = {
@@ -248,7 +248,7 @@ class TestOptionsAndTablesThatChange:
         rows = {"x": [values[before]]}
         if mode == "xa":
             place.ask(f"ALTER TABLE t MODIFY x {now}")
-            refused(sink, rows, Rejected)
+            get_refusal(sink, rows, Rejected)
             assert place.rows() == []
             return
         receipt = prepare(sink, rows)
@@ -261,7 +261,7 @@ class TestOptionsAndTablesThatChange:
         assert sink.commit([receipt]) == [DONE] and len(place.rows()) == 1
 
     @BOTH
-    def test_columns_that_hold_more_than_before(self, place: Place, mode: str) -> None:
+    def test_wider_columns_take_the_staged_rows(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (a INT, b VARCHAR(9), c DATETIME, d DECIMAL(5,1), e TEXT)")
         sink = place.sink(mode=mode)
         at, rows = (

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: rows on their way, and rows that the target refuses."""
+"""MySQL and MariaDB: how rows are sent, and rows that the target refuses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fix_mysql import (
     OURS,
     PARTITIONED,
     Place,
-    account,
     batch_of,
     begin,
+    changed_settings,
+    create_account,
+    get_refusal,
     prepare,
-    refused,
-    settings,
 )
 
 from mysqld import IS_MARIADB
@@ -31,11 +31,11 @@ from poundlock.sinks.mysql.move import DELETE
 from poundlock.spark.pipeline.site import SparkSite
 
 
-class TestOnTheWay:
-    """Rows are sent by a thread while the task makes the next."""
+class TestSending:
+    """A thread sends rows while the task makes the next ones."""
 
-    def test_an_error_is_told_again_and_again(self, place: Place) -> None:
-        """What is prepared after it would lack rows."""
+    def test_an_error_is_raised_again_by_every_later_call(self, place: Place) -> None:
+        """A branch prepared after the error would lack rows."""
         place.ask("CREATE TABLE t (n TINYINT)")
         writer = begin(place.sink())
         writer.write(batch_of({"n": [300]}))
@@ -47,7 +47,9 @@ class TestOnTheWay:
         writer.abort()
         assert place.rows() == []
 
-    def test_what_is_ahead_is_bounded(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_queue_of_unsent_rows_is_bounded(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from poundlock.sinks.mysql import sender
 
         monkeypatch.setattr(sender, "_AHEAD", 1000)
@@ -55,32 +57,33 @@ class TestOnTheWay:
         sink = place.sink()
         writer: Any = begin(sink)
         with place.client() as other:
-            other.execute(f"SELECT GET_LOCK('{writer._turns(sink.target)}', 0)")  # it has its turn
+            # The other one holds the lock.
+            other.execute(f"SELECT GET_LOCK('{writer._turns(sink.target)}', 0)")
             for _ in range(4):
                 writer.write(batch_of({"x": ["y" * 400]}))
                 assert sum(piece.size for piece in writer._sender._waiting) <= 1000
-            made = writer.prepare()  # after a while it goes on without
+            made = writer.prepare()  # after a while it goes on without the lock
         receipt = Receipt(sink.name, made.id, 0, Fingerprint(4, 0), made.handle)
         assert sink.commit([receipt]) == [DONE]
         assert place.ask("SELECT COUNT(*) FROM t") == [(4,)]
 
-    def test_turns_are_taken_only_where_rows_meet_nothing(self, place: Place) -> None:
-        """The lock of a turn and one of a row could wait for each other, unseen by the server."""
+    def test_tasks_write_in_turn_only_where_no_row_lock_can_wait(self, place: Place) -> None:
+        """The lock for a turn and a row lock could deadlock, and the server would not notice."""
         place.ask("CREATE TABLE t (x INT)")
         place.ask("CREATE TABLE numbered (n INT AUTO_INCREMENT PRIMARY KEY, x INT)")
         place.ask("CREATE TABLE checked (x INT CHECK (x > 0))")
         place.ask("CREATE TABLE keyed (x INT PRIMARY KEY)")
-        taken = {}
+        uses_turns = {}
         for table in ("t", "numbered", "checked", "keyed"):
             sink = place.sink(table, look=False, semantic="at_least_once")
             sink.project({"x": Column("x", "int")})
             sink.preflight()
             writer: Any = begin(sink)
-            taken[table] = writer._turns(sink.target) is not None
+            uses_turns[table] = writer._turns(sink.target) is not None
             writer.abort()
-        assert taken == {"t": True, "numbered": True, "checked": False, "keyed": False}
+        assert uses_turns == {"t": True, "numbered": True, "checked": False, "keyed": False}
 
-    def test_a_server_without_such_locks(
+    def test_a_server_without_named_locks_is_enough(
         self, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = links.Link.run
@@ -96,8 +99,8 @@ class TestOnTheWay:
         assert sink.commit([prepare(sink, {"x": [1, 2]})]) == [DONE]
         assert place.rows() == [(1,), (2,)]
 
-    def test_a_trigger_that_inserts(self, place: Place) -> None:
-        """Its INSERT must not take the rows of ours for its own."""
+    def test_a_trigger_that_inserts_does_not_disturb_the_row_count(self, place: Place) -> None:
+        """The trigger's INSERT must not count as ours."""
         place.ask("CREATE TABLE t (x INT)")
         place.ask("CREATE TABLE seen (x INT)")
         place.ask(
@@ -124,7 +127,7 @@ class TestOnTheWay:
         assert links._offers_bulks(greeting) is offers
 
 
-class TestWhatTheTargetRefuses:
+class TestRefusals:
     def test_a_duplicate_key_is_found_before_the_decision(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         place.ask("INSERT INTO t VALUES (1)")
@@ -136,7 +139,7 @@ class TestWhatTheTargetRefuses:
         assert sink.abort(sink.find(OURS)) == [LOST, LOST]
         assert place.rows() == [(1,)]
 
-    def test_foreign_keys_checks_and_triggers(self, place: Place) -> None:
+    def test_foreign_keys_checks_and_triggers_refuse_rows(self, place: Place) -> None:
         place.ask("CREATE TABLE parent (id INT PRIMARY KEY)")
         place.ask(
             "CREATE TABLE t (p INT, n INT CHECK (n < 9), FOREIGN KEY (p) REFERENCES parent (id))"
@@ -152,13 +155,13 @@ class TestWhatTheTargetRefuses:
         ):
             receipt = prepare(staged, {"p": [1, p], "n": [1, n]}, batch=number)
             assert words in str(staged.check([receipt])[0])
-            assert words in str(refused(direct, {"p": [1, p], "n": [1, n]}))
+            assert words in str(get_refusal(direct, {"p": [1, p], "n": [1, n]}))
         assert staged.abort(staged.find(OURS)) == [LOST] * 3
         receipt = prepare(staged, {"p": [1], "n": [1]}, batch=9)
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
         assert place.rows() == [(1, 1)]
 
-    # The table, the sink's options, rows before, rows, what is said.
+    # The name, the table, the sink's options, a child table, the rows, and words of the error.
     REFUSALS: tuple[tuple[str, str, dict[str, Any], str, dict[str, list[Any]], str], ...] = (
         (
             "partition",
@@ -204,7 +207,7 @@ class TestWhatTheTargetRefuses:
     )
 
     @pytest.mark.parametrize("case", REFUSALS, ids=[case[0] for case in REFUSALS])
-    def test_whatever_it_is_is_found_before_the_decision(self, place: Place, case: Any) -> None:
+    def test_every_refusal_is_found_before_the_decision(self, place: Place, case: Any) -> None:
         name, table, options, child, rows, words = case
         place.ask(f"CREATE TABLE t {table}")
         if child:
@@ -216,20 +219,20 @@ class TestWhatTheTargetRefuses:
         assert words in str(sink.check([receipt])[0])
         assert sink.abort(sink.find(OURS)) == [LOST]
 
-    def test_a_trigger_that_the_account_may_not_see(self, place: Place) -> None:
+    def test_a_trigger_hidden_from_the_account_is_found(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
         place.ask(
             "CREATE TRIGGER guard BEFORE INSERT ON t FOR EACH ROW IF NEW.n = 5 THEN "
             "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF"
         )
-        url = account(place, "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP")
+        url = create_account(place, "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP")
         sink = place.sink(key="id", url=url)
         receipt = prepare(sink, {"id": [1], "n": [5]})
         assert "trigger" in str(sink.check([receipt])[0])
         assert sink.abort(sink.find(OURS)) == [LOST]
 
-    def test_only_a_plain_table_is_not_tried(self, place: Place) -> None:
-        """A trial costs as much as the move."""
+    def test_only_a_plain_table_needs_no_trial(self, place: Place) -> None:
+        """A trial costs as much as the move itself."""
         place.ask(
             "CREATE TABLE t (id INT PRIMARY KEY, v INT DEFAULT 3, w VARCHAR(9) DEFAULT 'it''s', "
             "x DATETIME DEFAULT CURRENT_TIMESTAMP, y DECIMAL(5,2) DEFAULT -1.5, z TEXT)"
@@ -239,19 +242,19 @@ class TestWhatTheTargetRefuses:
             target = place.sink(table, **options).target
             assert not target.may_refuse(["id", "v"], ["id"] if table == "t" else [])
         assert place.sink("t").target.may_refuse(["id"], [])  # appended under a key
-        url = account(place, "SELECT, INSERT, UPDATE, CREATE, TRIGGER")
+        url = create_account(place, "SELECT, INSERT, UPDATE, CREATE, TRIGGER")
         assert not place.sink("t", url=url, key="id").target.may_refuse(["id"], ["id"])
         name = url.split("/")[2].split(":")[0]
         place.ask(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {name}@'127.0.0.1'")
         place.ask(
             f"GRANT SELECT, INSERT, UPDATE, TRIGGER ON {place.database}.t TO {name}@'127.0.0.1'"
         )
-        if not IS_MARIADB:  # a right over the whole server that shows no table
+        if not IS_MARIADB:  # a global right that shows no table
             place.ask(f"GRANT XA_RECOVER_ADMIN ON *.* TO {name}@'127.0.0.1'")
-        target = place.sink("t", url=url, key="id").target  # whose children it could not see
+        target = place.sink("t", url=url, key="id").target  # it could not see child tables
         assert target.may_refuse(["id"], ["id"])
 
-    def test_what_was_not_tried_is_not_said_to_have_been_taken(self, place: Place) -> None:
+    def test_the_error_does_not_claim_a_trial_that_did_not_happen(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT)")
         sink = place.sink(mode="staged")
         receipt = prepare(sink, {"id": [1, 1]})
@@ -262,20 +265,20 @@ class TestWhatTheTargetRefuses:
         place.ask("ALTER TABLE t DROP KEY id")
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (1,)]
 
-    def test_two_timestamps_that_are_not_null(self, place: Place) -> None:
+    def test_two_timestamps_that_are_not_null_can_be_staged(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE t (id INT PRIMARY KEY, a TIMESTAMP NOT NULL DEFAULT '2001-01-01', "
             "b TIMESTAMP(6) NOT NULL DEFAULT '2001-01-01')"
         )
         at = datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
-        with settings(place, explicit_defaults_for_timestamp=0):
+        with changed_settings(place, explicit_defaults_for_timestamp=0):
             sink = place.sink(key="id")
             receipt = prepare(sink, {"id": [1], "a": [at], "b": [at]})
             assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert place.rows() == [(1, at.replace(tzinfo=None), at.replace(tzinfo=None))]
 
-    def test_a_unique_key_over_an_expression(self, place: Place) -> None:
-        """MariaDB has such keys over a column of its own alone."""
+    def test_a_unique_key_over_an_expression_is_found(self, place: Place) -> None:
+        """MariaDB has such keys only over a generated column."""
         made = (
             "g VARCHAR(9) AS (LOWER(v)) VIRTUAL, UNIQUE (g)"
             if IS_MARIADB
@@ -288,9 +291,7 @@ class TestWhatTheTargetRefuses:
         assert "unique key" in str(sink.check([receipt])[0])
         assert sink.abort(sink.find(OURS)) == [LOST]
 
-    def test_a_target_changed_after_the_decision_stops_and_loses_nothing(
-        self, place: Place
-    ) -> None:
+    def test_a_target_changed_after_the_decision_loses_nothing(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink()
         receipt = prepare(sink, {"id": [1, 2]})
@@ -302,21 +303,21 @@ class TestWhatTheTargetRefuses:
         place.ask("DELETE FROM t")
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (2,)]
 
-    def test_a_duplicate_within_an_xa_branch(self, place: Place) -> None:
+    def test_a_duplicate_within_an_xa_branch_is_get_refusal(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink(**PARTITIONED[True])
-        assert "unique key" in str(refused(sink, {"id": [1, 1]}))
+        assert "unique key" in str(get_refusal(sink, {"id": [1, 1]}))
         assert place.rows() == []
 
     def test_the_same_key_in_two_tasks_does_not_wait_for_ever(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         sink = place.sink(**PARTITIONED[True])
         first = prepare(sink, {"id": [1]}, task=0)
-        error = refused(sink, {"id": [1]}, Rejected, task=1)
+        error = get_refusal(sink, {"id": [1]}, Rejected, task=1)
         assert "locked by another" in str(error)
         assert sink.commit([first]) == [DONE] and place.rows() == [(1,)]
 
-    def test_a_retry_rolls_back_the_attempt_before(self, place: Place) -> None:
+    def test_a_retry_rolls_back_the_previous_attempt(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, n INT)")
         sink = place.sink(**PARTITIONED[True])
         prepare(sink, {"id": [1], "n": [1]}, task=3, task_attempt=10)
@@ -325,8 +326,8 @@ class TestWhatTheTargetRefuses:
         assert {stray.id for stray in sink.find(OURS)} == {other.id, again.id}
         assert sink.commit([other, again]) == [DONE, DONE]
 
-    def test_a_retry_leaves_alone_what_it_need_not_wait_for(self, place: Place) -> None:
-        """The driver may yet choose it: two attempts of a task can run at a time."""
+    def test_a_retry_does_not_roll_back_branches_it_need_not_wait_for(self, place: Place) -> None:
+        """The driver may still choose the other attempt: two can run at the same time."""
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE u (i BIGINT AUTO_INCREMENT PRIMARY KEY, id INT)")
         keyed, plain = place.sink(**PARTITIONED[True]), place.sink("u", mode="xa")
@@ -337,7 +338,9 @@ class TestWhatTheTargetRefuses:
         begin(plain, 3, task_attempt=14, retry=1).abort()
         assert plain.commit([first]) == [DONE]
 
-    def test_speculation_is_refused_where_attempts_would_meet(self, place: Place) -> None:
+    def test_speculation_is_refused_where_attempts_would_wait_for_each_other(
+        self, place: Place
+    ) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY)")
         place.ask("CREATE TABLE u (id INT)")
         keyed: dict[str, Any] = {"key_partitioned": True, "mode": "xa"}

@@ -20,10 +20,10 @@ from fix_mysql import (
     Place,
     batch_of,
     begin,
+    changed_settings,
+    get_refusal,
     prepare,
-    refused,
     send_by,
-    settings,
     write_and_prepare,
 )
 
@@ -115,18 +115,18 @@ def typed_table(place: Place) -> None:
     place.ask(f"CREATE TABLE t ({columns}) ENGINE=InnoDB")
 
 
-class TestEveryTypeArrivesAsItWas:
+class TestTypes:
     @BOTH
     @WAYS
-    def test_whole(self, place: Place, mode: str, way: str) -> None:
+    def test_every_type_arrives_unchanged(self, place: Place, mode: str, way: str) -> None:
         typed_table(place)
         sink = place.sink(mode=mode, look=False)
         frame = {name: Column(f"`{name}`", spark) for name, (_, spark, *_) in TYPES.items()}
         projected = sink.project(frame)
         assert projected["tree"] == to_json("`tree`") and "SSSSSS" in projected["tree"]
         assert list(projected) == list(TYPES)
-        told = [] if IS_MARIADB or mode == "staged" else ["the binary log is on"]
-        assert [said.partition(":")[0] for said in sink.preflight()] == told
+        expected_warnings = [] if IS_MARIADB or mode == "staged" else ["the binary log is on"]
+        assert [warning.partition(":")[0] for warning in sink.preflight()] == expected_warnings
         send_by(sink, way)
         receipt = prepare(sink, typed())
         assert sink.check([receipt]) == [None]
@@ -134,11 +134,11 @@ class TestEveryTypeArrivesAsItWas:
         seen = place.ask("SELECT * FROM t ORDER BY big IS NULL, flag DESC")
         trees = [[row[-1] and json.loads(row[-1]) for row in rows] for rows in (seen, expected())]
         assert [row[:-1] for row in seen] == [row[:-1] for row in expected()]
-        assert trees[0] == trees[1]  # MySQL spells them in its own way
+        assert trees[0] == trees[1]  # MySQL has its own format for them
 
     @BOTH
     @WAYS
-    def test_in_pieces(
+    def test_rows_sent_in_pieces_arrive(
         self, place: Place, mode: str, way: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from poundlock.sinks.mysql import sender
@@ -152,13 +152,13 @@ class TestEveryTypeArrivesAsItWas:
         assert sink.commit([receipt]) == [DONE]
         assert place.rows(what="n, LENGTH(b)") == sorted([(n, 100) for n in range(50)], key=repr)
         bad = {"n": [1] * 30 + [2**40] + [1] * 19, "b": [b"x" * 100] * 50}
-        error = refused(sink, pa.RecordBatch.from_pydict(bad))
+        error = get_refusal(sink, pa.RecordBatch.from_pydict(bad))
         assert isinstance(error, BadRow) and set(error.rows) == (set() if way == "insert" else {30})
 
     @WAYS
     @pytest.mark.parametrize("size", [250, 251, 65_535, 65_536, 5 << 20, 17 << 20])
-    def test_of_every_size(self, place: Place, way: str, size: int) -> None:
-        """Around the lengths where a bulk spells them otherwise, cuts, and gives up."""
+    def test_values_of_every_size_arrive(self, place: Place, way: str, size: int) -> None:
+        """Sizes around those at which a bulk changes its format, splits rows, or is not used."""
         place.ask("CREATE TABLE t (n INT, x LONGTEXT, b LONGBLOB)")
         sink = place.sink()
         send_by(sink, way)
@@ -174,9 +174,9 @@ class TestEveryTypeArrivesAsItWas:
             (4, 0, size, hashlib.sha256(b"").hexdigest()),
         ]
 
-    def test_rows_are_inserted_in_packets_that_the_server_takes(self, place: Place) -> None:
+    def test_rows_are_inserted_in_packets_that_the_server_accepts(self, place: Place) -> None:
         place.ask("CREATE TABLE t (n INT, b LONGBLOB)")
-        with settings(place, max_allowed_packet=1 << 20):
+        with changed_settings(place, max_allowed_packet=1 << 20):
             sink = place.sink()
             send_by(sink, "insert")
             rows = {"n": list(range(1500)), "b": [b"x" * 1000] * 1500}
@@ -189,7 +189,7 @@ class TestEveryTypeArrivesAsItWas:
         assert place.ask("SELECT COUNT(*), SUM(LENGTH(b)) FROM t") == [(1500, 1_500_000)]
 
     @WAYS
-    def test_a_slice_with_nulls(self, place: Place, way: str) -> None:
+    def test_a_slice_with_nulls_arrives(self, place: Place, way: str) -> None:
         place.ask("CREATE TABLE t (n BIGINT, x TEXT, b BLOB, d DATE, ts DATETIME(6), f DOUBLE)")
         sink = place.sink()
         send_by(sink, way)
@@ -211,7 +211,7 @@ class TestEveryTypeArrivesAsItWas:
         ]
 
     @WAYS
-    def test_into_other_types_that_hold_them(self, place: Place, way: str) -> None:
+    def test_values_arrive_in_wider_types(self, place: Place, way: str) -> None:
         place.ask(
             "CREATE TABLE t (a BIGINT UNSIGNED, b DECIMAL(20,2), c DOUBLE, d BINARY(2), "
             f"e {'UUID' if IS_MARIADB else 'CHAR(36)'}, f {'INET6' if IS_MARIADB else 'CHAR(9)'}, "
@@ -250,8 +250,8 @@ class TestEveryTypeArrivesAsItWas:
         ]
 
     @WAYS
-    def test_the_ends_of_float(self, place: Place, way: str) -> None:
-        """Spelled in as few digits as tell them apart, the largest would be beyond."""
+    def test_the_extreme_floats_arrive(self, place: Place, way: str) -> None:
+        """The shortest decimal text of the largest float would be out of range."""
         place.ask("CREATE TABLE t (x FLOAT)")
         sink = place.sink()
         send_by(sink, way)
@@ -262,8 +262,8 @@ class TestEveryTypeArrivesAsItWas:
         ]
 
     @BOTH
-    def test_members_of_enum_and_set(self, place: Place, mode: str) -> None:
-        """However the server spells them, and where a number is the name of one."""
+    def test_members_of_enum_and_set_arrive(self, place: Place, mode: str) -> None:
+        """The names need escaping, and some are numbers."""
         members = ["it's", "back\\slash", "line\nfeed", "é (1),'2'", "2", ""]
         spelled = ", ".join(pymysql.converters.escape_string(it).join("''") for it in members)
         place.ask(f"CREATE TABLE t (n INT, e ENUM({spelled}), s SET('3', 'x'))")
@@ -273,7 +273,7 @@ class TestEveryTypeArrivesAsItWas:
         assert sink.commit([receipt]) == [DONE]
         assert place.ask("SELECT e, s FROM t ORDER BY n") == list(zip(members, sets, strict=True))
 
-    def test_names_that_need_quoting(self, place: Place) -> None:
+    def test_names_are_quoted(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE `we``ird 'x` (`a b``c` INT, `%s` VARCHAR(5), PRIMARY KEY (`a b``c`))"
         )
@@ -287,12 +287,12 @@ class TestEveryTypeArrivesAsItWas:
         assert place.rows("`we``ird 'x`") == [(1, "x"), (2, "%d")]
 
     @pytest.mark.parametrize("name", ["a\0b", "x" * 65, "blank "])
-    def test_names_that_cannot_be(self, place: Place, name: str) -> None:
+    def test_impossible_names_are_get_refusal(self, place: Place, name: str) -> None:
         with pytest.raises(UsageError, match="cannot be a name"):
             place.sink(name, look=False)
 
 
-class TestBadRowsAreNamed:
+class TestBadRows:
     CASES: tuple[tuple[str, str, Any, set[int], str], ...] = (
         ("not a number", "x DOUBLE", pa.array([1.0, float("nan"), float("inf")]), {1, 2}, "finite"),
         ("null", "x INT NOT NULL", pa.array([1, None, 3]), {1}, "NOT NULL"),
@@ -337,12 +337,12 @@ class TestBadRowsAreNamed:
 
     @BOTH
     @pytest.mark.parametrize("case", CASES, ids=[case[0] for case in CASES])
-    def test_by_row_and_column(self, place: Place, mode: str, case: Any) -> None:
+    def test_a_bad_row_is_named_by_row_and_column(self, place: Place, mode: str, case: Any) -> None:
         _, column, values, bad, words = case
         place.ask(f"CREATE TABLE t (n INT, {column})")
         sink = place.sink(mode=mode)
         rows = pa.RecordBatch.from_pydict({"n": list(range(len(values))), "x": values})
-        error = refused(sink, rows)
+        error = get_refusal(sink, rows)
         assert isinstance(error, BadRow)
         assert words in str(error) and "column x" in str(error)
         assert set(error.rows) == bad
@@ -350,7 +350,7 @@ class TestBadRowsAreNamed:
 
     @BOTH
     @WAYS
-    def test_a_tolerant_branch_keeps_the_good_ones(self, place: Place, mode: str, way: str) -> None:
+    def test_a_tolerant_branch_keeps_the_good_rows(self, place: Place, mode: str, way: str) -> None:
         place.ask("CREATE TABLE t (n INT, x TINYINT)")
         sink = place.sink(mode=mode)
         send_by(sink, way)
@@ -367,10 +367,10 @@ class TestBadRowsAreNamed:
 
     @BOTH
     @pytest.mark.parametrize("way", ["bulk", "insert"])
-    def test_a_tolerant_branch_keeps_nothing_of_a_refused_write_in_pieces(
+    def test_a_tolerant_branch_keeps_no_piece_of_a_refused_write(
         self, place: Place, mode: str, way: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The pieces before the bad one were taken already, and the lane writes all rows again."""
+        """The server has the pieces before the bad one already, and all rows are written again."""
         from poundlock.sinks.mysql import sender as module
 
         monkeypatch.setattr(module, "_INSERTED", 100)
@@ -389,8 +389,8 @@ class TestBadRowsAreNamed:
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert sorted(place.ask("SELECT n FROM t")) == [(n,) for n in numbers[:49]]
 
-    def test_warnings_that_the_server_does_not_tell(self, place: Place) -> None:
-        """A load has changed the value then, and says no more of it than that."""
+    def test_a_changed_value_without_a_warning_is_noticed(self, place: Place) -> None:
+        """A load has then changed the value, and gives no further details."""
         place.ask("CREATE TABLE t (n INT)")
         sink = place.sink()
         send_by(sink, "load")
@@ -403,18 +403,16 @@ class TestBadRowsAreNamed:
         assert place.rows() == []
 
     @BOTH
-    def test_what_data_say_of_rows_and_columns_is_not_believed(
-        self, place: Place, mode: str
-    ) -> None:
+    def test_rows_and_columns_quoted_in_data_are_ignored(self, place: Place, mode: str) -> None:
         place.ask(f"CREATE TABLE t (n INT, x {'UUID' if IS_MARIADB else 'JSON'})")
         rows = {"n": [1, 2, 3], "x": [None, "column geheim at row 7", None]}
-        error = refused(place.sink(mode=mode), rows)
+        error = get_refusal(place.sink(mode=mode), rows)
         assert isinstance(error, BadRow) and set(error.rows) == ({1} if IS_MARIADB else set())
         assert "column x" in str(error) and "geheim" not in str(error)
 
     @WAYS
-    def test_a_column_added_meanwhile_is_no_rows_fault(self, place: Place, way: str) -> None:
-        """Or a tolerant branch would leave every row out."""
+    def test_an_added_column_makes_no_row_bad(self, place: Place, way: str) -> None:
+        """Otherwise a tolerant branch would leave every row out."""
         place.ask("CREATE TABLE t (n INT)")
         sink = place.sink(mode="xa")
         send_by(sink, way)
@@ -426,7 +424,7 @@ class TestBadRowsAreNamed:
         assert place.rows() == []
 
     @BOTH
-    def test_a_column_dropped_meanwhile_is_no_rows_fault(self, place: Place, mode: str) -> None:
+    def test_a_dropped_column_makes_no_row_bad(self, place: Place, mode: str) -> None:
         place.ask("CREATE TABLE t (n INT, x INT)")
         sink = place.sink(mode=mode)
         writer = begin(sink, tolerant=True)
@@ -438,9 +436,9 @@ class TestBadRowsAreNamed:
         place.ask("CREATE TABLE t (x ENUM('a'), y INT UNIQUE)")
         sink = place.sink(**PARTITIONED[True])
         for rows in ({"x": ["geheim"], "y": [1]}, {"x": ["a", "a"], "y": [424242, 424242]}):
-            error = refused(sink, rows)
-            told = str(error) + repr(error.__cause__) + repr(getattr(error, "rows", ""))
-            assert "geheim" not in told and "424242" not in told
+            error = get_refusal(sink, rows)
+            text = str(error) + repr(error.__cause__) + repr(getattr(error, "rows", ""))
+            assert "geheim" not in text and "424242" not in text
         send_by(sink, "insert")
-        told = str(refused(sink, {"x": ["geheim"], "y": [1]}))
-        assert "geheim" not in told and "column x" in told
+        text = str(get_refusal(sink, {"x": ["geheim"], "y": [1]}))
+        assert "geheim" not in text and "column x" in text

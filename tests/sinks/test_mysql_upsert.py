@@ -13,8 +13,8 @@ from fix_mysql import (
     PARTITIONED,
     UPSERTS,
     Place,
+    get_refusal,
     prepare,
-    refused,
     stage_of,
 )
 
@@ -33,7 +33,7 @@ class TestUpsert:
         return place
 
     @UPSERTS
-    def test_replaces_and_inserts(self, keyed: Place, mode: str) -> None:
+    def test_an_upsert_replaces_and_inserts(self, keyed: Place, mode: str) -> None:
         sink = keyed.sink(key="id", **PARTITIONED[mode == "xa"])
         receipts = [
             prepare(sink, {"id": [1, 4], "word": ["new", "new"]}, task=0),
@@ -46,7 +46,7 @@ class TestUpsert:
         assert keyed.rows() == [(1, "new", 1), (2, "new", 2), (3, "old", 3), (4, "new", None)]
 
     @UPSERTS
-    def test_deletes_by_a_flag(self, keyed: Place, mode: str) -> None:
+    def test_an_upsert_deletes_by_a_flag(self, keyed: Place, mode: str) -> None:
         sink = keyed.sink(key="id", delete="gone", **PARTITIONED[mode == "xa"])
         sink.known = None
         assert sink.project(
@@ -61,10 +61,10 @@ class TestUpsert:
         receipt = prepare(sink, rows)
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert keyed.rows() == [(2, "new", 2), (3, "old", 3)]
-        error = refused(sink, {"id": [1, 5], "word": ["x", None], DELETE: [True, False]})
+        error = get_refusal(sink, {"id": [1, 5], "word": ["x", None], DELETE: [True, False]})
         assert isinstance(error, BadRow) and set(error.rows) == {1}
 
-    def test_the_last_by_order_counts_over_all_tasks(self, keyed: Place) -> None:
+    def test_the_row_with_the_highest_order_wins_over_all_tasks(self, keyed: Place) -> None:
         sink = keyed.sink(key="id", order_by="at", delete="gone")
         first = {
             "id": [1, 1, 2],
@@ -85,8 +85,8 @@ class TestUpsert:
         assert sink.commit(receipts) == [DONE, DONE]
         assert keyed.rows() == [(1, "c", 1), (3, "old", 3)]
 
-    def test_a_batch_that_lost_a_part_is_replayed_whole(self, keyed: Place) -> None:
-        """Only among all of its rows can be told which is the last of a key."""
+    def test_a_batch_with_a_lost_branch_is_replayed_whole(self, keyed: Place) -> None:
+        """The last row of a key can be found only among all rows of the batch."""
         sink = keyed.sink(key="id", order_by="n", delete="gone")
         older = {"id": [1, 2], "word": ["a", "a"], "n": [0, 1], DELETE: [False, False]}
         newer = {"id": [1, 3], "word": [None, "c"], "n": [1, 2], DELETE: [True, False]}
@@ -104,15 +104,15 @@ class TestUpsert:
         assert sink.commit(first) == sink.commit(first) == [LOST, LOST]
         assert keyed.rows(what="word") == [("old",)] * 3 and keyed.leftovers() == []
         second = attempt(2)
-        with sink.connections.lend() as link:  # one was proven aborted, and the driver died there
+        with sink.connections.lend() as link:  # the driver proved one aborted, and then died
             assert sink.witness.settle(link, second[1].id) is LOST
         assert keyed.sink(key="id", order_by="n", delete="gone").commit(second) == [LOST, LOST]
         third = attempt(3)
         assert sink.commit(third) == [DONE, DONE]
-        # Rows of earlier batches give way, whatever their order was.
+        # Rows of earlier batches are replaced, even those with a higher order.
         assert keyed.rows() == [(2, "a", 1), (3, "c", 2)]
 
-    def test_a_batch_is_not_given_up_while_another_driver_is_about_it(self, keyed: Place) -> None:
+    def test_a_batch_is_not_aborted_while_another_driver_moves_it(self, keyed: Place) -> None:
         sink = keyed.sink(key="id")
         receipts = [prepare(sink, {"id": [n], "word": ["new"]}, task=n) for n in range(2)]
         keyed.ask(f"DROP TABLE {stage_of(receipts[0])}")
@@ -122,7 +122,7 @@ class TestUpsert:
             assert sink.commit(receipts) == [OPEN, OPEN]
         assert sink.commit(receipts) == [LOST, LOST]
 
-    def test_a_part_is_not_moved_after_the_rest(self, keyed: Place) -> None:
+    def test_a_branch_is_not_moved_after_the_rest_of_its_batch(self, keyed: Place) -> None:
         sink = keyed.sink(key="id", order_by="n")
         rows = {"id": [1], "word": ["new"], "n": [9], ORDER: [9]}
         first, rest = (prepare(sink, rows, task=task) for task in range(2))
@@ -147,17 +147,17 @@ class TestUpsert:
         receipt = prepare(ordered, rows, batch=1)
         assert "neither is the last" in str(ordered.check([receipt])[0])
         assert ordered.abort(ordered.find(OURS)) == [LOST]
-        # The same row twice contradicts nobody.
+        # Two equal rows do not contradict each other.
         rows |= {"word": ["a", "a"]}
         receipt = prepare(ordered, rows, batch=2)
         assert ordered.check([receipt]) == [None] and ordered.commit([receipt]) == [DONE]
         assert keyed.rows()[0] == (1, "a", 7)
         if IS_MARIADB:
             partitioned = keyed.sink(key="id", **PARTITIONED[True])
-            refused(partitioned, {"id": [1, 1], "word": ["a", "b"]})
+            get_refusal(partitioned, {"id": [1, 1], "word": ["a", "b"]})
 
-    def test_rows_that_only_the_collation_calls_equal_contradict(self, place: Place) -> None:
-        """Which of them counts must not hang on the number of a task."""
+    def test_rows_whose_keys_only_the_collation_equates_contradict(self, place: Place) -> None:
+        """The task number must not decide which of them wins."""
         place.ask(
             "CREATE TABLE t (id INT PRIMARY KEY, ts INT, v VARCHAR(9), j JSON) "
             "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
@@ -180,9 +180,9 @@ class TestUpsert:
         assert sink.check(receipts) == [None, None] and sink.commit(receipts) == [DONE, DONE]
 
     @pytest.mark.parametrize("own", [True, False])
-    def test_long_strings_are_put_in_order_by_all_of_them(self, place: Place, own: bool) -> None:
+    def test_long_strings_are_ordered_by_their_full_length(self, place: Place, own: bool) -> None:
         place.ask(f"CREATE TABLE t (id INT PRIMARY KEY, v INT{', o TEXT' if own else ''})")
-        sink = place.sink(key="id", order_by="O", look=False)  # in other letters than the frame's
+        sink = place.sink(key="id", order_by="O", look=False)  # in another case than in the frame
         frame = {"id": "int", "v": "int", "o": "string"}
         sink.project({name: Column(name, kind) for name, kind in frame.items()})
         sink.preflight()
@@ -192,11 +192,11 @@ class TestUpsert:
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         assert place.rows(what="id, v") == [(1, 3)]
         rows |= {ORDER: [f"{long[0]}x", *long[1:]], "o": [f"{long[0]}x", *long[1:]]}
-        error = refused(sink, rows)
+        error = get_refusal(sink, rows)
         assert isinstance(error, BadRow) and set(error.rows) == {0}
         assert "column O is longer than 1000" in str(error)
 
-    def test_bytes_have_an_order_and_structs_have_none(self, place: Place) -> None:
+    def test_bytes_can_be_ordered_and_structs_cannot(self, place: Place) -> None:
         place.ask("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
         sink = place.sink(key="id", order_by="o")
         receipt = prepare(sink, {"id": [1, 1], "v": [2, 1], ORDER: [b"\xff", b"\x7f"]})
@@ -218,5 +218,5 @@ class TestUpsert:
 
     def test_a_null_in_the_key_is_a_bad_row(self, place: Place) -> None:
         place.ask("CREATE TABLE t (a INT, b INT, UNIQUE (a))")
-        error = refused(place.sink(key="a"), {"a": [1, None], "b": [1, 2]})
+        error = get_refusal(place.sink(key="a"), {"a": [1, None], "b": [1, 2]})
         assert isinstance(error, BadRow) and set(error.rows) == {1}

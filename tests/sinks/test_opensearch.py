@@ -1,4 +1,4 @@
-"""OpenSearch: documents are complete, a repeat changes nothing, and refusals name the document."""
+"""OpenSearch: complete documents, repeats without effect, and refusals that name the document."""
 
 from __future__ import annotations
 
@@ -39,24 +39,27 @@ class TestDocuments:
         "ids",
         [
             ["plain", 'quo"te', "back\\slash", '\\"', "ümläut 漢字", "x" * 512, "{}"],
-            ["new\nline", "tab\t", 'quo"te', "back\\slash"],  # control characters go another way
+            # Control characters are escaped in another way.
+            ["new\nline", "tab\t", 'quo"te', "back\\slash"],
         ],
     )
-    def test_ids_of_every_kind(self, make_search: Any, search_client: Any, ids: list[str]) -> None:
+    def test_ids_with_any_characters_arrive(
+        self, make_search: Any, search_client: Any, ids: list[str]
+    ) -> None:
         sink = make_search()
         assert sink.commit([store_rows(sink, make_rows(ids))]) == [DONE]
         assert read_documents(search_client, sink) == dict(zip(ids, range(len(ids)), strict=True))
 
-    def test_many_requests(self, make_search: Any, search_client: Any) -> None:
+    def test_a_batch_can_take_many_requests(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(max_bytes=10_000, max_docs=70)
         ids = [str(number) for number in range(2_000)]
         assert sink.commit([store_rows(sink, make_rows(ids))]) == [DONE]
         assert len(read_documents(search_client, sink)) == 2_000
 
-    def test_an_earlier_batch_that_comes_late_replaces_nothing_and_is_told(
+    def test_a_late_earlier_batch_replaces_nothing_and_is_reported(
         self, make_search: Any, search_client: Any
     ) -> None:
-        """No driver that owns its pipeline sends a batch after the next: see `Coordinator.run`."""
+        """A driver that owns its pipeline never sends batches out of order: see `Coordinator.run`."""
         sink = make_search()
         late = store_rows(sink, make_rows(["a", "b"], [1, 1]), batch=1)
         assert sink.commit([store_rows(sink, make_rows(["a"], [2]), batch=2)]) == [DONE]
@@ -64,17 +67,15 @@ class TestDocuments:
             sink.commit([late])
         assert read_documents(search_client, sink) == {"a": 2, "b": 1}
 
-    def test_the_same_batch_again_changes_nothing(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_a_repeated_batch_changes_nothing(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["gone", "a"], [1, 1]))])
-        for task in range(3):  # as if each of them had not known of the one before
+        for task in range(3):  # as if each did not know about the one before
             again = make_rows(["gone", "never", "a"], [2, 2, 2], delete=[True, True, False])
             assert sink.commit([store_rows(sink, again, task=task, batch=1)]) == [DONE]
         assert read_documents(search_client, sink) == {"a": 2}
 
-    def test_a_version_column_decides_in_whatever_task_and_batch(
+    def test_the_highest_version_wins_over_all_tasks_and_batches(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search(version="ts")
@@ -87,7 +88,7 @@ class TestDocuments:
         ]
         assert read_documents(search_client, sink) == {"a": 9}
 
-    def test_deletes(self, make_search: Any, search_client: Any) -> None:
+    def test_a_flag_deletes_documents(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["a", "b"], [1, 1], delete=[False, None]))])
         sink.commit(
@@ -95,12 +96,10 @@ class TestDocuments:
         )
         assert read_documents(search_client, sink) == {"b": 1}
 
-    def test_what_others_change_by_hand_hides_no_batch(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_changes_made_by_hand_hide_no_batch(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="gone")
         sink.commit([store_rows(sink, make_rows(["a", "b", "c"], [1, 1, 1]))])
-        for _ in range(3):  # each counts the document's version up
+        for _ in range(3):  # each increments the document's version
             search_client.update(index=sink.index, id="a", body={"doc": {"by": str(next(NUMBERS))}})
         search_client.delete(index=sink.index, id="b")
         search_client.update(index=sink.index, id="c", body={"doc": {"by": "hand"}})
@@ -112,12 +111,12 @@ class TestDocuments:
     @pytest.mark.parametrize(
         "stored",
         [
-            Namespace.new("trial", 1_700_003_600, 2).version(0),  # of a clock that was ahead
-            Namespace.new("other", 1_700_000_000, 3).version(5),  # of another pipeline
-            SPACE.version(0) + 1,  # counted up by hand
+            Namespace.new("trial", 1_700_003_600, 2).version(0),  # from a clock that was ahead
+            Namespace.new("other", 1_700_000_000, 3).version(5),  # from another pipeline
+            SPACE.version(0) + 1,  # incremented by hand
         ],
     )
-    def test_a_greater_version_of_somebody_else_is_never_taken_for_ours(
+    def test_a_greater_foreign_version_is_never_mistaken_for_ours(
         self, make_search: Any, search_client: Any, stored: int, delete: bool
     ) -> None:
         sink = make_search(delete="gone", index_settings={"gc_deletes": "0s"})
@@ -128,16 +127,16 @@ class TestDocuments:
             sink.commit([receipt])
         assert f"'a': 409: version {stored} is stored" in str(raised.value)
         assert read_documents(search_client, sink) == {"a": 1, "b": 2}
-        search_client.delete(index=sink.index, id="a")  # as the error says
+        search_client.delete(index=sink.index, id="a")  # as the error advises
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:  # until the server has forgotten it
+        while time.monotonic() < deadline:  # until the server has forgotten the deletion
             with contextlib.suppress(PermanentlyRefused):
                 assert sink.commit([receipt]) == [DONE]
                 break
             search_client.indices.refresh(index=sink.index)
         assert read_documents(search_client, sink) == ({"b": 2} if delete else {"a": 2, "b": 2})
 
-    def test_a_batch_after_versions_in_microseconds(
+    def test_a_batch_replaces_documents_with_versions_in_microseconds(
         self, make_search: Any, search_client: Any
     ) -> None:
         before = make_search(version="ts")
@@ -147,7 +146,7 @@ class TestDocuments:
         assert sink.commit([store_rows(sink, make_rows(["a"], [2]), batch=1)]) == [DONE]
         assert read_documents(search_client, sink) == {"a": 2}
 
-    def test_versions_of_two_logs_and_of_two_batches_are_never_one(self) -> None:
+    def test_two_logs_and_two_batches_never_share_a_version(self) -> None:
         first, second = (Namespace.new("trial", 1_700_000_000, chance) for chance in (1, 2))
         assert first.version(0) != second.version(0)
         assert first.version(1) - first.version(0) > 1000
@@ -155,7 +154,7 @@ class TestDocuments:
         assert Namespace.new("trial", 9_000_000_000, 1).version(10**9) < 1 << 63
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_less_is_sent_straight_through_and_needs_no_id(
+    def test_weaker_semantics_send_at_once_and_need_no_id(
         self, make_search: Any, search_client: Any, semantic: str
     ) -> None:
         sink = make_search(id=None, semantic=semantic)
@@ -167,7 +166,7 @@ class TestDocuments:
 
 
 class TestStraightThrough:
-    """Without exactly once, and without an id: whatever is sent twice is there twice."""
+    """Weaker semantics without an id: a document that is sent twice is stored twice."""
 
     MAPPING = {"properties": {"v": {"type": "long"}}}  # noqa: RUF012
 
@@ -181,29 +180,28 @@ class TestStraightThrough:
         return sink_task
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_bad_rows_are_left_out_and_the_good_are_sent_once(
+    def test_bad_rows_are_left_out_and_good_rows_are_sent_once(
         self, make_search: Any, search_client: Any, semantic: str
     ) -> None:
         sink = make_search(self.MAPPING, id=None, semantic=semantic, max_docs=3)
         sink_task = self.sink_task(sink, [1, "many", 3, 4, 5, "more", 7, 8])
         assert sink_task.bad == 2 and sink_task.fingerprint.rows == 6
-        assert self.sink_task(sink, ["many"]).bad == 1  # and no good one that would come again
+        # No good row is written, which the batch would repeat.
+        assert self.sink_task(sink, ["many"]).bad == 1
         assert sink_task.writer is not None
-        sink_task.take(  # what comes next is written
+        sink_task.take(  # later rows are written
             pa.StructArray.from_arrays([pa.array(['{"v":9}'])], ["document"]),
             pa.array([9], pa.int64()),
         )
         assert sorted(read_documents(search_client, sink).values()) == [1, 3, 4, 5, 7, 8, 9]
 
-    def test_where_none_may_be_bad_the_batch_fails(self, make_search: Any) -> None:
+    def test_a_bad_row_fails_a_batch_that_tolerates_none(self, make_search: Any) -> None:
         sink = make_search(self.MAPPING, id=None, semantic="at_least_once")
         with pytest.raises(BadRow) as raised:
             self.sink_task(sink, [1, "many"], tolerant=False)
         assert list(raised.value.rows) == [1]
 
-    def test_a_row_without_an_id_is_not_passed_over(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_a_row_without_an_id_is_reported(self, make_search: Any, search_client: Any) -> None:
         written = make_rows(["a", None, "c"])
         strict = make_search(semantic="at_least_once")
         with pytest.raises(BadRow) as raised:
@@ -238,8 +236,8 @@ class TestRefusals:
         writer = sink.begin(branch(tolerant=True))
         with pytest.raises(BadRow) as raised:
             writer.write(make_rows(["a", None, "", "x" * 513, "a"]))
-        told = raised.value.rows
-        assert {row: reason[:24] for row, reason in told.items()} == {
+        reasons = raised.value.rows
+        assert {row: reason[:24] for row, reason in reasons.items()} == {
             1: "the id is null",
             2: "the id is empty",
             3: "the id is longer than 51",
@@ -252,7 +250,7 @@ class TestRefusals:
         writer.write(make_rows(["c"]))
         assert [len(part) for part in sink.row_store.read(writer.prepare().id)] == [2, 1]
 
-    def test_one_id_in_two_tasks_is_a_no_before_the_decision(
+    def test_one_id_in_two_tasks_is_refused_before_the_decision(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search()
@@ -265,7 +263,7 @@ class TestRefusals:
         sink.abort(sink.find(SPACE))
         assert read_documents(search_client, sink) == {}
 
-    def test_equal_hashes_of_different_ids_are_no_matter(self, make_search: Any) -> None:
+    def test_equal_hashes_of_different_ids_are_accepted(self, make_search: Any) -> None:
         sink = make_search()
         receipts = []
         for task, name in enumerate(["a", "b"]):
@@ -273,33 +271,35 @@ class TestRefusals:
             receipts.append(store_rows(sink, written, task=task))
         assert sink.check(receipts) == [None, None]
 
-    def test_documents_that_the_mapping_refuses_stop_it_and_can_be_put_right(
+    def test_documents_refused_by_the_mapping_stop_the_pipeline_until_it_is_corrected(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
         receipt = store_rows(sink, make_rows([str(number) for number in range(8)]))
         with pytest.raises(PermanentlyRefused) as raised:
             sink.commit([receipt])
-        told = str(raised.value)
-        assert "refuses 8 of its documents" in told and "and 3 more" in told
-        assert "'0': 400 strict_dynamic_mapping_exception" in told and receipt.id in told
+        message = str(raised.value)
+        assert "refuses 8 of its documents" in message and "and 3 more" in message
+        assert "'0': 400 strict_dynamic_mapping_exception" in message and receipt.id in message
         search_client.indices.put_mapping(
             index=sink.index, body={"properties": {"v": {"type": "long"}}}
         )
         assert sink.commit([receipt]) == [DONE]
         assert len(read_documents(search_client, sink)) == 8
 
-    def test_the_others_of_a_request_are_there(self, make_search: Any, search_client: Any) -> None:
+    def test_the_other_documents_of_a_request_are_written(
+        self, make_search: Any, search_client: Any
+    ) -> None:
         sink = make_search({"properties": {"v": {"type": "long"}}})
         receipt = store_rows(sink, make_rows(["a", "b", "c"], [1, "many", 3]))
         with pytest.raises(
             PermanentlyRefused, match="refuses 1 of its documents: 'b': 400 mapper_p"
         ) as raised:
             sink.commit([receipt])
-        assert "many" not in str(raised.value)  # no error carries data
+        assert "many" not in str(raised.value)  # no error contains data
         assert read_documents(search_client, sink) == {"a": 1, "c": 3}
 
-    def test_a_person_may_go_on_without_what_is_refused(
+    def test_an_operator_can_go_on_without_the_refused_documents(
         self, make_search: Any, search_client: Any
     ) -> None:
         sink = make_search({"properties": {"v": {"type": "long"}}})
@@ -325,9 +325,7 @@ class TestRefusals:
         assert read_documents(search_client, sink) == {"a": 1, "c": 3, "d": 4}
         assert sink.find(log.load().generation.namespace) == []  # type: ignore[union-attr]
 
-    def test_an_index_that_takes_no_writes_now_is_waited_for(
-        self, make_search: Any, search_client: Any
-    ) -> None:
+    def test_a_read_only_index_is_waited_for(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(retries=1)
         receipt = store_rows(sink, make_rows(["a"]))
         block = "index.blocks.write"
@@ -337,7 +335,7 @@ class TestRefusals:
         search_client.indices.put_settings(index=sink.index, body={block: False})
         assert sink.commit([receipt]) == [DONE]
 
-    def test_a_request_too_large_for_the_server_is_cut(
+    def test_a_request_too_large_for_the_server_is_split(
         self, search_server: Any, tmp_path: Path
     ) -> None:
         client = _Small(limit=400)
@@ -346,19 +344,19 @@ class TestRefusals:
             make_rows([str(n) for n in range(20)]), 1, max_bytes=9999, max_docs=99
         )
         assert sender.send(request) == []
-        assert client.taken == 20
+        assert client.accepted == 20
         (one,) = requests(make_rows(["x" * 500]), 1, max_bytes=9999, max_docs=99)
         (refused,) = sender.send(one)
         assert "413" in refused.reason
 
-    def test_only_what_failed_is_sent_again(self) -> None:
+    def test_only_failed_documents_are_sent_again(self) -> None:
         client = _Busy()
         sender = Sender(client, "i", "out", retries=3, version=1, sleep=lambda _: None)  # type: ignore[arg-type]
         (request,) = requests(make_rows(["a", "b", "c"]), 1, max_bytes=9999, max_docs=99)
         assert sender.send(request) == []
-        assert client.asked == [["a", "b", "c"], ["b"], ["b"]]
+        assert client.received == [["a", "b", "c"], ["b"], ["b"]]
 
-    def test_a_conflict_in_unknown_words_is_looked_up(self) -> None:
+    def test_a_conflict_with_an_unknown_message_is_looked_up(self) -> None:
         sender = Sender(_Wordless(), "i", "out", retries=0, version=7)  # type: ignore[arg-type]
         spoof = "current version [7] is as high as [7]"  # an id, not the server's words
         (request,) = requests(
@@ -370,14 +368,14 @@ class TestRefusals:
             (3, True),
         ]
 
-    def test_what_an_ingest_pipeline_drops_is_not_there(self) -> None:
+    def test_a_document_dropped_by_an_ingest_pipeline_is_refused(self) -> None:
         sender = Sender(_Dropping(), "i", "out", retries=0)  # type: ignore[arg-type]
         (request,) = requests(make_rows(["a", "b"]), 1, max_bytes=9999, max_docs=99)
         assert [(it.id, it.reason) for it in sender.send(request)] == [
             ("b", "an ingest pipeline of the index drops it")
         ]
 
-    def test_a_refused_document_is_known_by_its_row(self) -> None:
+    def test_a_refused_document_is_reported_with_its_row(self) -> None:
         client = _Picky()
         sender = Sender(client, "i", "out", retries=9, sleep=lambda _: None)  # type: ignore[arg-type]
         ids = ["a", "bad", "late", "bad", "x" * 500, "late", "bad"]
@@ -388,7 +386,7 @@ class TestRefusals:
         ]
         assert sorted(found) == [(1, "400"), (3, "400"), (4, "one"), (6, "400")]
 
-    def test_an_error_names_no_more_than_a_few(self) -> None:
+    def test_an_error_names_only_a_few_documents(self) -> None:
         error = refusal([Refused(str(n), "no") for n in range(1000)], "branch", "i", "out")
         assert len(str(error)) < 1000
 
@@ -425,7 +423,7 @@ def _conflict(id: str, reason: str) -> Any:
 
 
 class _Wordless:
-    """A server that tells a conflict in other words than those we know, and can be asked."""
+    """A server that reports a conflict with an unknown message, and answers a lookup."""
 
     STORED = {"ours": 7, "newer": 8}  # noqa: RUF012
 
@@ -443,7 +441,7 @@ class _Wordless:
 
 
 class _Dropping:
-    """A server whose ingest pipeline drops `b`: ours comes without the processor."""
+    """A server whose ingest pipeline drops `b`. Our real server lacks the processor."""
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         result = {"b": {"status": 200, "result": "noop"}}
@@ -453,29 +451,29 @@ class _Dropping:
 
 
 class _Small:
-    """A server with a small http.max_content_length, which a real one has only at 100 MB."""
+    """A server with a small http.max_content_length. That of a real one is 100 MB."""
 
     def __init__(self, limit: int):
-        self.limit, self.taken = limit, 0
+        self.limit, self.accepted = limit, 0
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         if len(body) > self.limit:
             raise opensearchpy.exceptions.TransportError(413, "too large", {})
         ids = _ids(body)
-        self.taken += len(ids)
+        self.accepted += len(ids)
         return {"errors": False, "items": [{"index": {"_id": it, "status": 201}} for it in ids]}
 
 
 class _Busy:
-    """A server that has no room for `b` at first, which cannot be had from a real one at will."""
+    """A server that has no room for `b` at first. A real one cannot be made to do so."""
 
     def __init__(self) -> None:
-        self.asked: list[list[str]] = []
+        self.received: list[list[str]] = []
 
     def bulk(self, *, body: bytes, **_: Any) -> Any:
         ids = _ids(body)
-        self.asked.append(ids)
-        busy = len(self.asked) < 3
+        self.received.append(ids)
+        busy = len(self.received) < 3
         items = [
             {"index": {"_id": it, "status": 429, "error": {"type": "rejected", "reason": "full"}}}
             if it == "b" and busy
@@ -486,7 +484,7 @@ class _Busy:
 
 
 class _Picky:
-    """A server that takes little at once, some documents later, and some never."""
+    """A server that accepts small requests, some documents only later, and some never."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -503,7 +501,7 @@ class _Picky:
         return {"errors": True, "items": items}
 
 
-def test_a_silent_server_is_away_and_a_repeat_changes_nothing(
+def test_a_silent_server_is_unavailable_and_a_repeat_changes_nothing(
     make_search: Any, search_client: Any, search_server: opensearch.Node
 ) -> None:
     sink = make_search(timeout=1, retries=0)
@@ -520,7 +518,7 @@ def test_a_silent_server_is_away_and_a_repeat_changes_nothing(
     assert {hit["_version"] for hit in versions} == {SPACE.version(0)}
 
 
-def test_nothing_is_left_beside_the_log(make_search: Any, tmp_path: Path) -> None:
+def test_no_file_is_left_beside_the_log(make_search: Any, tmp_path: Path) -> None:
     sink = make_search()
     receipts = [store_rows(sink, make_rows(["a"])), store_rows(sink, make_rows(["b"]), task=1)]
     sink.commit(receipts[:1])
@@ -531,4 +529,4 @@ def test_nothing_is_left_beside_the_log(make_search: Any, tmp_path: Path) -> Non
     }
     sink.prune(SPACE, 1)
     left = [file.suffix for file in tmp_path.rglob("*") if file.is_file()]
-    assert left == [".aborted"], "one mark tells of the newest generation"
+    assert left == [".aborted"], "one mark names the newest generation"

@@ -24,7 +24,7 @@ from poundlock.sinks.opensearch.writer import bad_rows
 class TestPreflight:
     COLUMNS = {"id": Column("id", "string"), "v": Column("v", "bigint")}  # noqa: RUF012
 
-    def test_the_frame_gives_what_the_writer_takes(self) -> None:
+    def test_the_frame_gives_the_columns_that_the_writer_needs(self) -> None:
         plain = OpenSearch("i", url="http://localhost", id="id")
         assert list(plain.project(self.COLUMNS)) == ["id", "hash", "document"]
         versioned = OpenSearch("i", url="http://localhost", id="id", version="v")
@@ -37,30 +37,30 @@ class TestPreflight:
         wanted = OpenSearch("i", url="http://localhost", id="id").project(columns)
         assert wanted["document"] == to_json("named_struct('id', id, 'at', at)", nulls=False)
 
-    def test_a_strict_mapping_names_what_it_lacks(self, make_search: Any) -> None:
+    def test_columns_missing_from_a_strict_mapping_are_named(self, make_search: Any) -> None:
         sink = make_search({"dynamic": "strict", "properties": {"id": {"type": "keyword"}}})
         sink.project(self.COLUMNS)
         with pytest.raises(UsageError, match="column 'v' is not in the mapping, which is strict"):
             sink.preflight()
 
-    def test_a_missing_index_is_told(self, search_server: opensearch.Node) -> None:
+    def test_a_missing_index_is_warned_of(self, search_server: opensearch.Node) -> None:
         sink = OpenSearch("missing", url=search_server.url, id="id")
-        (told,) = sink.preflight()
-        assert "does not exist" in told
+        (warning,) = sink.preflight()
+        assert "does not exist" in warning
 
-    def test_an_index_that_soon_forgets_deletes_is_told(
+    def test_an_index_that_soon_forgets_deletes_is_warned_of(
         self, make_search: Any, search_client: Any
     ) -> None:
         assert make_search().preflight() == []  # nothing is deleted
         sink = make_search(delete="gone")
-        (told,) = sink.preflight()
-        assert "60s" in told and f"PUT {sink.index}/_settings" in told
+        (warning,) = sink.preflight()
+        assert "60s" in warning and f"PUT {sink.index}/_settings" in warning
         for life, enough in (("90m", False), ("-1", False), ("24h", True), ("2d", True)):
             body = {"index.gc_deletes": life}
             search_client.indices.put_settings(index=sink.index, body=body)
             assert (sink.preflight() == []) == enough, life
 
-    def test_types_are_compared_as_far_as_they_tell(self) -> None:
+    def test_types_are_compared_with_the_mapping(self) -> None:
         fields = {
             name: {"type": name}
             for name in ("long", "integer", "date", "boolean", "keyword", "object", "ip")
@@ -99,13 +99,13 @@ class TestPreflight:
             ("array<string>", {"type": "keyword"}, ["x" * 32_767]),
         ],
     )
-    def test_a_type_with_values_that_the_field_refuses_is_told(
+    def test_a_type_with_values_that_the_field_refuses_is_warned_of(
         self, make_search: Any, search_client: Any, kind: str, field: Any, value: Any
     ) -> None:
         sink = make_search({"properties": {"v": field}})
         sink.project(self.COLUMNS | {"v": Column("v", kind)})
-        (told,) = sink.preflight()
-        assert "column 'v'" in told and "stops the pipeline" in told
+        (warning,) = sink.preflight()
+        assert "column 'v'" in warning and "stops the pipeline" in warning
         with pytest.raises(opensearchpy.exceptions.RequestError):
             search_client.index(index=sink.index, body={"v": value})
 
@@ -122,7 +122,7 @@ class TestPreflight:
             ("double", {"type": "long", "ignore_malformed": True}),
         ],
     )
-    def test_a_type_that_fits_is_not_told(self, kind: str, field: Any) -> None:
+    def test_a_type_that_fits_causes_no_warning(self, kind: str, field: Any) -> None:
         assert compare({"properties": {"v": field}}, {"v": kind}) == ([], [])
 
     def test_an_id_is_never_too_long_for_its_field(self) -> None:
@@ -132,7 +132,7 @@ class TestPreflight:
     @pytest.mark.parametrize(
         "name", ["_id", "_source", "_routing", "_version", "_index", "_id.x", "", ".", ".a", "a..b"]
     )
-    def test_columns_that_no_document_can_have(
+    def test_impossible_column_names_are_refused(
         self, make_search: Any, search_client: Any, name: str
     ) -> None:
         sink = make_search()
@@ -141,7 +141,7 @@ class TestPreflight:
         with pytest.raises(opensearchpy.exceptions.RequestError):
             search_client.index(index=sink.index, body={name: "x"})
 
-    def test_columns_that_only_look_odd(self, make_search: Any, search_client: Any) -> None:
+    def test_unusual_column_names_are_accepted(self, make_search: Any, search_client: Any) -> None:
         sink = make_search(delete="_id")
         odd = {name: Column("x", "string") for name in ("_type", "a.b", "c.", " ", "x._id")}
         sink.project(self.COLUMNS | odd | {"_id": Column("y", "boolean")})
@@ -152,48 +152,50 @@ class TestPreflight:
             make_search({"_routing": {"required": True}}).preflight()
 
     @pytest.mark.parametrize("index", ["Upper", "index-*", "i1,i2", "_all", "-x", "a b", "x" * 256])
-    def test_names_that_no_index_can_have(self, search_server: opensearch.Node, index: str) -> None:
+    def test_impossible_index_names_are_refused(
+        self, search_server: opensearch.Node, index: str
+    ) -> None:
         for semantic in ("exactly_once", "at_least_once"):
             sink = OpenSearch(index, url=search_server.url, id="id", name="out", semantic=semantic)
             with pytest.raises(UsageError, match=r"cannot be|no index can have that name"):
                 sink.preflight()
 
-    def test_settings_that_lose_documents_are_told(
+    def test_settings_that_lose_documents_are_warned_of(
         self, make_search: Any, search_client: Any
     ) -> None:
         search_client.ingest.put_pipeline(id="nothing", body={"processors": []})
         settings = {"translog.durability": "async", "final_pipeline": "nothing"}
-        told = make_search(index_settings=settings).preflight()
-        assert ["translog.durability async" in it for it in told] == [True, False]
-        assert "index.final_pipeline nothing" in told[1]
+        warnings = make_search(index_settings=settings).preflight()
+        assert ["translog.durability async" in it for it in warnings] == [True, False]
+        assert "index.final_pipeline nothing" in warnings[1]
         quiet = {"translog.durability": "request", "default_pipeline": "_none"}
         assert make_search(index_settings=quiet).preflight() == []
 
-    def test_a_server_that_is_away(self) -> None:
+    def test_an_unreachable_server_is_reported(self) -> None:
         sink = OpenSearch("i", url="http://user:hidden@127.0.0.1:1", id="id")
         with pytest.raises(Unavailable) as raised:
             sink.preflight()
         assert "hidden" not in str(raised.value) + repr(sink) + repr(sink.client)
 
-    def test_a_refused_password_is_told_without_it(self) -> None:
+    def test_a_refused_password_is_reported_but_not_shown(self) -> None:
         error = opensearchpy.exceptions.AuthenticationException(401, "Unauthorized", {})
         from poundlock.sinks.opensearch.client import translate_error
 
         assert isinstance(translate_error(error, "looking", "out"), NotAuthorised)
 
-    def test_a_password_with_letters_that_addresses_lack(self) -> None:
+    def test_a_password_with_percent_encoded_characters_is_decoded(self) -> None:
         sink = OpenSearch("i", url="http://us%40er:p%2Fw%25@127.0.0.1:1", id="id")
         (connection,) = sink.client.transport.connection_pool.connections
         expected = base64.b64encode(b"us@er:p/w%").decode()
         assert connection.headers["authorization"] == f"Basic {expected}"
 
-    def test_an_address_that_is_none(self) -> None:
+    def test_an_unreadable_address_is_refused(self) -> None:
         with pytest.raises(UsageError, match="https://user:password@host"):
             OpenSearch("i", url="secret nonsense", id="id").preflight()
 
 
 class TestAliases:
-    """What is sent again must go to the same index."""
+    """A repeat must go to the same index."""
 
     @pytest.fixture
     def alias(self, search_client: Any) -> Any:
@@ -206,7 +208,7 @@ class TestAliases:
 
         return alias
 
-    def test_one_index_behind_an_alias_is_fine_until_the_alias_is_gone(
+    def test_an_alias_of_one_index_is_accepted_until_it_is_deleted(
         self, make_search: Any, search_client: Any, alias: Any
     ) -> None:
         sink = make_search(into=alias({}))
@@ -224,7 +226,7 @@ class TestAliases:
     @pytest.mark.parametrize(
         "entries", [({"is_write_index": True},), ({"is_write_index": True}, {})]
     )
-    def test_one_that_a_rollover_may_move_is_not_exactly_once(
+    def test_an_alias_with_a_write_index_is_not_exactly_once(
         self, make_search: Any, alias: Any, entries: Any
     ) -> None:
         index = alias(*entries)
@@ -235,7 +237,7 @@ class TestAliases:
         )
 
     @pytest.mark.parametrize("entries", [({"is_write_index": False},), ({}, {})])
-    def test_one_that_nothing_can_be_written_to(
+    def test_an_alias_without_a_write_index_is_refused(
         self, make_search: Any, alias: Any, entries: Any
     ) -> None:
         index = alias(*entries)
@@ -246,14 +248,12 @@ class TestAliases:
     def test_another_index_each_day_is_not_exactly_once(self, make_search: Any) -> None:
         with pytest.raises(UsageError, match="another index each day"):
             make_search(into="<day-{now/d}>").preflight()
-        (told,) = make_search(into="<day-{now/d}>", semantic="at_least_once").preflight()
-        assert "does not exist" in told
+        (warning,) = make_search(into="<day-{now/d}>", semantic="at_least_once").preflight()
+        assert "does not exist" in warning
 
 
-def test_numbers_that_json_has_no_word_for_are_bad_rows(
-    make_search: Any, spark: SparkSession
-) -> None:
-    """Spark spells them as text, and a field of numbers would refuse it after the decision."""
+def test_nan_and_infinity_are_bad_rows(make_search: Any, spark: SparkSession) -> None:
+    """Spark writes them as text, which a numeric field would refuse after the decision."""
     values = {
         "flat": ("double", "double('{}')"),
         "half": ("float", "float('{}')"),
@@ -290,6 +290,6 @@ def _struct(values: Any) -> str:
     return f"struct<{','.join(f'{name}:{kind}' for name, (kind, _) in values.items())}>"
 
 
-def test_a_document_has_room_for_its_id() -> None:
+def test_the_size_of_a_document_includes_its_id() -> None:
     written = make_rows(["a"]).set_column(2, "document", pa.array(["x" * ((100 << 20) - 100)]))
     assert "larger than 100 MiB" in bad_rows(written)[0]

@@ -1,4 +1,4 @@
-"""Write-ahead, console and simple sinks: what a user's own code sees, and what it may do wrong."""
+"""Write-ahead, console and simple sinks: how they call user code, and errors in that code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from poundlock.errors import InDoubt, Unavailable, UsageError
 from poundlock.sinks import Console, Simple, WriteAhead
 from poundlock.sinks.rowstore import RowStore
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not know this file
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
 
 
 def numbers(spark: SparkSession, tmp_path: Path, count: int = 20, batch_rows: int = 10) -> Any:
@@ -47,13 +47,13 @@ def numbers(spark: SparkSession, tmp_path: Path, count: int = 20, batch_rows: in
     )
 
 
-def into(spark: SparkSession, tmp_path: Path, sink: Participant) -> lock.Pipeline:
+def make_pipeline(spark: SparkSession, tmp_path: Path, sink: Participant) -> lock.Pipeline:
     frame = numbers(spark, tmp_path)
     return lock.pipeline(frame, name="t", checkpoint_location=str(tmp_path / "ck")).to(sink)
 
 
 class Receiver:
-    """A function that writes down its calls, and fails as it is told."""
+    """A function that records its calls and raises the given error."""
 
     def __init__(self, place: Path, error: Exception | None = None):
         self.place, self.error = str(place), error
@@ -71,22 +71,22 @@ class Receiver:
 
 
 class TestWriteAhead:
-    def test_rows_come_after_the_decision(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_rows_are_sent_after_the_decision(self, spark: SparkSession, tmp_path: Path) -> None:
         receiver = Receiver(tmp_path / "calls")
-        trial.die(into(spark, tmp_path, WriteAhead(receiver, name="out")), Step.PREPARED)
+        trial.die(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")), Step.PREPARED)
         assert not (tmp_path / "calls").exists()
-        trial.die(into(spark, tmp_path, WriteAhead(receiver, name="out")), Step.DECIDED)
+        trial.die(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")), Step.DECIDED)
         assert not (tmp_path / "calls").exists()
-        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        trial.finish(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")))
         got = Counter(number for call in receiver.calls() for number in call["numbers"])
         assert got == Counter(range(20))
 
     def test_a_repeat_has_the_same_id(self, spark: SparkSession, tmp_path: Path) -> None:
         receiver = Receiver(tmp_path / "calls")
         sink = WriteAhead(receiver, name="out")
-        trial.finish(into(spark, tmp_path, sink))
+        trial.finish(make_pipeline(spark, tmp_path, sink))
         before = receiver.calls()
-        # As if the driver had died after the calls, before it left the witnesses.
+        # As if the driver had died after the calls and before it wrote the witnesses.
         shelf = Path(sink.row_store.uri)
         for call in before:
             name = call["id"].rpartition("/")[0]
@@ -100,11 +100,11 @@ class TestWriteAhead:
             sink.send(parsed, sink.row_store.read(name))
         assert receiver.calls()[len(before) :] == before
 
-    def test_an_unavailable_system_is_asked_again(
+    def test_an_unavailable_system_is_called_again(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         receiver = Receiver(tmp_path / "calls", Unavailable("not now"))
-        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        trial.finish(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")))
         assert Counter(n for call in receiver.calls() for n in call["numbers"]) == Counter(
             range(20)
         )
@@ -113,17 +113,19 @@ class TestWriteAhead:
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         receiver = Receiver(tmp_path / "calls", KeyError("typo"))
-        query = into(spark, tmp_path, WriteAhead(receiver, name="out")).start(availableNow=True)
+        query = make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")).start(
+            availableNow=True
+        )
         with pytest.raises(Exception):  # noqa: B017 (Spark's own, around ours)
             query.awaitTermination()
         assert isinstance(query.error, InDoubt)
         assert "KeyError: 'typo'" in str(query.error)
-        trial.finish(into(spark, tmp_path, WriteAhead(receiver, name="out")))
+        trial.finish(make_pipeline(spark, tmp_path, WriteAhead(receiver, name="out")))
         assert Counter(n for call in receiver.calls() for n in call["numbers"]) == Counter(
             range(20)
         )
 
-    def test_a_function_that_a_call_does_not_run_is_refused(self) -> None:
+    def test_an_async_function_or_generator_is_refused(self) -> None:
         async def later(rows: pa.RecordBatch, facts: Any) -> None: ...
 
         def lazy(rows: pa.RecordBatch, facts: Any) -> Any:
@@ -151,7 +153,7 @@ class TestWriteAhead:
     def test_a_disk_that_is_full_after_the_decision_repeats_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
     ) -> None:
-        """Some file systems have no room for an empty file then, which the witness is."""
+        """Some file systems then have no room even for an empty file, such as the witness."""
 
         def put(self: RowStore, file: str) -> None:
             raise Unavailable("the disk is full")
@@ -190,7 +192,7 @@ class TestConsole:
     ) -> None:
         out = io.StringIO()
         sink = Console(rows=3, truncate=6, stream=out)
-        trial.finish(into(spark, tmp_path, sink))
+        trial.finish(make_pipeline(spark, tmp_path, sink))
         assert out.getvalue() == (
             "-- t, batch 0: 10 rows --\n"
             "+------+------+\n"
@@ -214,11 +216,11 @@ class TestConsole:
 
     def test_an_aborted_batch_is_not_printed(self, spark: SparkSession, tmp_path: Path) -> None:
         out = io.StringIO()
-        trial.die(into(spark, tmp_path, Console(stream=out)), Step.PREPARED)
+        trial.die(make_pipeline(spark, tmp_path, Console(stream=out)), Step.PREPARED)
         assert out.getvalue() == ""
 
     @staticmethod
-    def printed(sink: Console, column: pa.Array, tmp_path: Path) -> BranchState:
+    def print_column(sink: Console, column: pa.Array, tmp_path: Path) -> BranchState:
         sink.attach(LocalSite(str(tmp_path)))
         space = Namespace.new("t", 1_700_000_000, 1)
         writer = sink.begin(Branch(Transaction(space, 1, 0, 1), "console", 0, 0))
@@ -236,18 +238,20 @@ class TestConsole:
             (pa.array([0], pa.timestamp("us", tz="UTC")), "1970-01-01 00:00"),
         ],
     )
-    def test_times_that_python_has_not(self, tmp_path: Path, column: pa.Array, shown: str) -> None:
+    def test_times_beyond_pythons_calendar_are_printed(
+        self, tmp_path: Path, column: pa.Array, shown: str
+    ) -> None:
         out = io.StringIO()
-        assert self.printed(Console(stream=out), column, tmp_path) is BranchState.COMMITTED
+        assert self.print_column(Console(stream=out), column, tmp_path) is BranchState.COMMITTED
         assert shown in out.getvalue()
 
-    def test_a_stream_that_lacks_letters(self, tmp_path: Path) -> None:
+    def test_unencodable_characters_are_replaced(self, tmp_path: Path) -> None:
         out = io.BytesIO()
         stream = io.TextIOWrapper(out, encoding="ascii")
-        state = self.printed(Console(stream=stream), pa.array(["größe"]), tmp_path)
+        state = self.print_column(Console(stream=stream), pa.array(["größe"]), tmp_path)
         assert state is BranchState.COMMITTED and b"|gr??e|" in out.getvalue()
 
-    def test_what_cannot_be_printed_is_passed_over_and_told_without_data(
+    def test_unprintable_rows_are_skipped_and_reported_without_data(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         closed = io.StringIO()
@@ -257,12 +261,12 @@ class TestConsole:
         for number, (stream, column) in enumerate(
             [(io.StringIO(), nowhere), (io.StringIO(), deep), (closed, pa.array(["secret"]))]
         ):
-            state = self.printed(Console(stream=stream), column, tmp_path / str(number))
+            state = self.print_column(Console(stream=stream), column, tmp_path / str(number))
             assert state is BranchState.COMMITTED
         assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
         assert "secret" not in caplog.text
 
-    def test_no_rows_at_all_is_refused(self) -> None:
+    def test_zero_rows_are_refused(self) -> None:
         with pytest.raises(UsageError, match="rows=0"):
             Console(rows=0)
 
@@ -273,7 +277,7 @@ class Failing(Simple):
 
 
 class TestSimple:
-    def test_the_template(self, spark: SparkSession, tmp_path: Path) -> None:
+    def test_the_template_writes_every_row(self, spark: SparkSession, tmp_path: Path) -> None:
         got: Counter[int] = Counter()
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(60)
@@ -291,12 +295,12 @@ class TestSimple:
             thread.start()
             sink = example("simple_sink").Lines("127.0.0.1", server.getsockname()[1])
             spark.sparkContext.addPyFile(example("simple_sink").__file__)
-            trial.finish(into(spark, tmp_path, sink))
+            trial.finish(make_pipeline(spark, tmp_path, sink))
             server.shutdown(socket.SHUT_RDWR)
         thread.join(10)
         assert got == Counter(range(20))
 
-    def test_what_it_raises_is_a_no_vote_that_says_where(
+    def test_an_error_in_the_sinks_code_is_a_no_vote_and_names_the_sink(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
         settings = lock.Settings(tries=1)
@@ -319,13 +323,13 @@ def test_the_whole_template_runs_in_a_pipeline(spark: SparkSession, tmp_path: Pa
         db.execute("CREATE TABLE numbers (number INTEGER, text TEXT)")
     module = example("sqlite_sink")
     spark.sparkContext.addPyFile(module.__file__)
-    trial.die(into(spark, tmp_path, module.SqliteTable(path, "numbers")), Step.COMMITTED)
-    trial.finish(into(spark, tmp_path, module.SqliteTable(path, "numbers")))
+    trial.die(make_pipeline(spark, tmp_path, module.SqliteTable(path, "numbers")), Step.COMMITTED)
+    trial.finish(make_pipeline(spark, tmp_path, module.SqliteTable(path, "numbers")))
     with sqlite3.connect(path) as db:
         assert Counter(n for (n,) in db.execute("SELECT number FROM numbers")) == Counter(range(20))
 
 
-def test_the_template_passes_the_suite_in_a_project_of_its_own(tmp_path: Path) -> None:
+def test_the_template_passes_the_suite_in_a_separate_project(tmp_path: Path) -> None:
     for name in ("sqlite_sink.py", "test_sqlite_sink.py"):
         shutil.copy(EXAMPLES / name, tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), "-p", "no:timeout"]

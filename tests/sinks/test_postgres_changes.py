@@ -1,4 +1,4 @@
-"""PostgreSQL: tables and options that change while a batch is under way."""
+"""PostgreSQL: tables and options that change during a batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from poundlock.sinks.postgres.move import FLAG
 D = decimal.Decimal
 
 
-class TestTheTableIsAltered:
-    """While the stream runs."""
+class TestAlteredTables:
+    """A table is altered while the stream runs."""
 
     AT = pa.array([dt.datetime(2024, 1, 1)], pa.timestamp("us"))
 
@@ -44,7 +44,7 @@ class TestTheTableIsAltered:
             ),
         ],
     )
-    def test_no_value_is_taken_for_another(
+    def test_no_value_is_converted_after_a_change_of_type(
         self,
         db: Database,
         options: dict[str, Any],
@@ -67,7 +67,7 @@ class TestTheTableIsAltered:
                 sink.commit([before])
         assert db("SELECT * FROM t") == []
 
-    def test_not_while_a_prepared_branch_waits(self, db: Database) -> None:
+    def test_a_table_with_a_prepared_branch_cannot_be_altered(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         writer = sink.begin(db.branch())
@@ -85,7 +85,7 @@ class TestTheTableIsAltered:
             "ALTER TABLE t ADD x int NOT NULL",
         ],
     )
-    def test_what_it_no_longer_takes_is_refused_before_the_decision(
+    def test_rows_that_a_new_constraint_refuses_are_found_before_the_decision(
         self, db: Database, altered: str
     ) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -101,8 +101,8 @@ class TestTheTableIsAltered:
             db.prepare(sink, rows, 1)
 
 
-def test_a_table_that_is_widened_amid_a_batch(db: Database) -> None:
-    """Some of its branches have the old type and some the new: all are written once more."""
+def test_a_table_widened_during_a_batch_makes_it_run_again(db: Database) -> None:
+    """Some branches have the old type and some the new, so all are written again."""
     db("CREATE TABLE t (k int, v varchar(10))")
     sink = db.sink(mode="staged", frame={"k": "int", "v": "string"})
     old = db.prepare(sink, keyed((1, "a")), 0)
@@ -114,7 +114,7 @@ def test_a_table_that_is_widened_amid_a_batch(db: Database) -> None:
     assert sink.check(again) == [None, None] and sink.commit(again) == [DONE, DONE]
 
 
-def test_a_key_whose_index_is_dropped_amid_a_batch(db: Database) -> None:
+def test_a_batch_is_refused_after_its_key_index_is_dropped(db: Database) -> None:
     db("CREATE TABLE t (k int CONSTRAINT one UNIQUE, v text)")
     sink = db.sink(key="k")
     receipt = db.prepare(sink, keyed((1, "a")))
@@ -123,12 +123,12 @@ def test_a_key_whose_index_is_dropped_amid_a_batch(db: Database) -> None:
         sink.check([receipt])
 
 
-class TestTheOptionsAreChanged:
-    """Between the decision and the commit."""
+class TestChangedOptions:
+    """Options are changed between the decision and the commit."""
 
     FRAME: ClassVar[dict[str, str]] = {"k": "int", "v": "string"}
 
-    def test_a_deletion_stays_one(self, db: Database) -> None:
+    def test_a_staged_deletion_is_still_a_deletion(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")
         db("INSERT INTO t VALUES (3, 'goes')")
         sink = db.sink(key="k", delete="gone", frame={**self.FRAME, "gone": "boolean"})
@@ -137,7 +137,7 @@ class TestTheOptionsAreChanged:
         assert db.sink(mode="staged", frame=self.FRAME).commit([receipt]) == [DONE]
         assert db("SELECT * FROM t") == [(1, "new")]
 
-    def test_rows_go_where_they_were_meant_to(self, db: Database) -> None:
+    def test_staged_rows_are_moved_to_their_original_table(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int, v text)")
         receipt = db.prepare(db.sink(mode="staged"), keyed((1, "a")))
         other = db.sink("u", name="t", mode="staged")
@@ -148,7 +148,7 @@ class TestTheOptionsAreChanged:
         assert db("SELECT k FROM t") == [(1,)] and db("SELECT * FROM u") == []
 
 
-def test_a_staged_batch_goes_whole_though_the_mode_was_changed(db: Database) -> None:
+def test_a_staged_batch_is_committed_whole_after_a_change_of_mode(db: Database) -> None:
     db("CREATE TABLE t (k int PRIMARY KEY, v text, at int)")
     sink = db.sink(key="k", order_by="at")
     receipts = [
@@ -167,8 +167,8 @@ def test_a_staged_batch_goes_whole_though_the_mode_was_changed(db: Database) -> 
 
 
 @pytest.mark.parametrize("mode", ["prepared", "staged"])
-def test_a_branch_is_finished_as_it_was_written(db: Database, mode: str) -> None:
-    """Though the pipeline was started again with the other mode."""
+def test_a_branch_is_finished_in_the_mode_it_was_written_in(db: Database, mode: str) -> None:
+    """The pipeline was started again in the other mode."""
     db("CREATE TABLE t (k int, v text)")
     decided = db.prepare(db.sink(mode=mode), keyed((1, "a")))
     stray = db.prepare(db.sink(mode=mode), keyed((2, "b")), 1)

@@ -22,7 +22,7 @@ from poundlock.sinks import Postgres
 from poundlock.spark.pipeline.site import SparkSite
 
 
-class TestTroubles:
+class TestFaults:
     def test_a_lost_connection_leaves_nothing(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         for mode in ("prepared", "staged"):
@@ -42,15 +42,15 @@ class TestTroubles:
                 go_on()
             writer.abort()
             assert db.open() == [] and db("SELECT * FROM t") == []
-            receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself goes on
+            receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself still works
             db(
                 f"SELECT pg_terminate_backend({sink.connections._connection.info.backend_pid}, 5000)"
             )
-            assert sink.check([receipt]) == [None]  # one that was cut while it was idle is replaced
+            assert sink.check([receipt]) == [None]  # an idle connection that was cut is replaced
             assert sink.commit([receipt]) == [DONE]
             db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
 
-    def test_a_trigger_that_leaves_rows_out_is_seen(self, db: Database) -> None:
+    def test_a_trigger_that_omits_rows_is_noticed(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
         db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
@@ -64,7 +64,9 @@ class TestTroubles:
     @pytest.mark.parametrize(
         "columns", ["k int PRIMARY KEY, v text", "k int, v text, PRIMARY KEY (k, v)"]
     )
-    def test_a_trigger_that_leaves_rows_out_of_an_upsert(self, db: Database, columns: str) -> None:
+    def test_a_trigger_that_omits_rows_of_an_upsert_is_noticed(
+        self, db: Database, columns: str
+    ) -> None:
         db(f"CREATE TABLE t ({columns})")
         db("CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
         db("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
@@ -78,7 +80,7 @@ class TestTroubles:
         with pytest.raises(Rejected, match="leaves rows out"):
             db.prepare(db.sink(key=key, mode="prepared", key_partitioned=True), keyed((1, "a")), 1)
         db("DROP TRIGGER g ON t; INSERT INTO t VALUES (1, 'a')")
-        assert staged.commit([receipt]) == [DONE]  # what is there already is not left out
+        assert staged.commit([receipt]) == [DONE]  # an existing row is not omitted
 
     def test_a_read_only_server_is_waited_for(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -92,7 +94,7 @@ class TestTroubles:
             assert sink.commit([receipt]) == [DONE]
             blocked.close()
 
-    def test_a_role_that_may_only_read_is_refused_at_the_start(
+    def test_a_read_only_role_is_refused_at_the_start(
         self, db: Database, caplog: pytest.LogCaptureFixture
     ) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -108,7 +110,9 @@ class TestTroubles:
         blocked.close()
         assert sink.abort(found) == [LOST]
 
-    def test_what_cannot_be_prepared_is_told_with_the_cure(self, db: Database) -> None:
+    def test_a_transaction_that_cannot_be_prepared_is_reported_with_a_remedy(
+        self, db: Database
+    ) -> None:
         db("CREATE TABLE t (k int, v text)")
         db(
             "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NOTIFY x; RETURN NEW; END'"
@@ -117,7 +121,7 @@ class TestTroubles:
         with pytest.raises(UsageError, match=r"NOTIFY.*use mode='staged'"):
             db.prepare(db.sink(), keyed((1, "a")))
 
-    def test_rules_which_copy_does_not_see_are_refused(self, db: Database) -> None:
+    def test_rules_that_copy_ignores_are_refused(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int, v text)")
         db("CREATE RULE r AS ON INSERT TO t DO INSTEAD INSERT INTO u VALUES (NEW.k, NEW.v)")
         with pytest.raises(UsageError, match=r"has rule r.*use mode='staged'"):
@@ -125,16 +129,17 @@ class TestTroubles:
         staged = db.sink(mode="staged")
         receipt = db.prepare(staged, keyed((1, "a")))
         assert staged.check([receipt]) == [None] and staged.commit([receipt]) == [DONE]
-        assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]  # as the rule has it
+        # The rule redirects it.
+        assert db("SELECT k FROM t") == [] and db("SELECT k FROM u") == [(1,)]
 
-    def test_a_machine_that_is_gone_is_noticed(self, db: Database) -> None:
+    def test_a_connection_to_a_dead_machine_times_out(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         with db.sink().connections.lend() as connection:
             found = connection.info.get_parameters()
         assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("120000", "10")
 
-    def test_nothing_is_prepared_for_a_session(self, db: Database) -> None:
-        """A pooler may give each transaction another one."""
+    def test_no_statement_is_prepared_in_a_session(self, db: Database) -> None:
+        """A pooler may give each transaction another session."""
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         for batch in range(7):
@@ -143,7 +148,7 @@ class TestTroubles:
         with sink.connections.lend() as connection:
             assert connection.execute("SELECT * FROM pg_prepared_statements").fetchall() == []
 
-    def test_less_than_exactly_once_writes_through(self, db: Database) -> None:
+    def test_weaker_semantics_write_without_a_branch(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")
         for semantic in ("at_least_once", "none"):
             sink = db.sink(key="k", semantic=semantic)
@@ -159,10 +164,14 @@ class TestTroubles:
             db.sink(connections=10_000)
         context = SimpleNamespace(defaultParallelism=5, getConf=dict)
         site = SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), "")
-        for connections, said in ((5, ["connections=5, but 6 may be opened"]), (6, []), (None, [])):
+        for connections, warnings in (
+            (5, ["connections=5, but 6 may be opened"]),
+            (6, []),
+            (None, []),
+        ):
             sink = Postgres("t", dsn=db.dsn, connections=connections)
             sink.attach(site)
-            assert [it.split(" (")[0] for it in sink.preflight() if "opened" in it] == said
+            assert [it.split(" (")[0] for it in sink.preflight() if "opened" in it] == warnings
             sink.close()
         context.defaultParallelism = 10_000
         sink = Postgres("t", dsn=db.dsn)
@@ -171,7 +180,7 @@ class TestTroubles:
             sink.preflight()
         sink.close()
 
-    def test_a_server_that_prepares_nothing(self) -> None:
+    def test_a_server_without_prepared_transactions_is_refused(self) -> None:
         with postgres.running(max_prepared_transactions=0) as plain:
             db = Database(plain)
             db("CREATE TABLE t (k int, v text)")
@@ -182,7 +191,7 @@ class TestTroubles:
             db.connection.close()
 
     @pytest.mark.parametrize("isolation", ["read\\\\ committed", "serializable"])
-    def test_racing_to_create_the_witness(self, db: Database, isolation: str) -> None:
+    def test_concurrent_tasks_can_create_the_witness(self, db: Database, isolation: str) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         db("CREATE TABLE t (k int, v text)")
@@ -199,8 +208,10 @@ class TestTroubles:
 @pytest.mark.parametrize(
     "options", [{"mode": "prepared"}, {"mode": "staged"}, {"key": "k"}], ids=str
 )
-def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> None:
-    """Nothing is lost or repeated, wherever in a branch's life its connection ends."""
+def test_randomly_cut_connections_lose_and_repeat_nothing(
+    db: Database, options: dict[str, Any]
+) -> None:
+    """No row is lost or repeated, at whichever step of a branch its connection ends."""
     unique = " PRIMARY KEY" if "key" in options else ""
     db(f"CREATE TABLE t (k int{unique}, v text)")
     sink = db.sink(**options)
@@ -214,7 +225,7 @@ def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> Non
                     "AND application_name = 'poundlock' AND datname = current_database()"
                 )
 
-    def patient(step: Callable[[], Any]) -> Any:
+    def retry(step: Callable[[], Any]) -> Any:
         for _ in range(200):
             with contextlib.suppress(Unavailable, Rejected):
                 return step()
@@ -240,21 +251,21 @@ def test_connections_cut_at_random(db: Database, options: dict[str, Any]) -> Non
                     assert sink.check(receipts) == [None, None]
                     break
                 except (Unavailable, Rejected):
-                    patient(lambda: sink.abort(sink.find(db.namespace)))
+                    retry(lambda: sink.abort(sink.find(db.namespace)))
             states: list[BranchState] = []
             while states != [DONE, DONE]:
-                states = patient(lambda found=receipts: sink.commit(found))
+                states = retry(lambda found=receipts: sink.commit(found))
                 assert LOST not in states
     finally:
         ended.set()
         cutter.join()
-    patient(lambda: sink.abort(sink.find(db.namespace)))
+    retry(lambda: sink.abort(sink.find(db.namespace)))
     assert sorted(row[0] for row in db("SELECT k FROM t")) == list(range(12))
     assert db.open() == []
 
 
 class TestTheServer:
-    def test_data_and_address_outlive_kill_and_stop(self, tmp_path: Path) -> None:
+    def test_data_and_address_survive_a_kill_and_a_stop(self, tmp_path: Path) -> None:
         with postgres.running(tmp_path) as server:
             address = server.url
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -276,11 +287,13 @@ class TestTheServer:
             with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
                 psycopg.connect(wrong)
 
-    def test_tables_are_made_where_they_are_seen(self, db: Database) -> None:
-        db("CREATE SCHEMA poundlock; CREATE TABLE t (n int)")  # the role's name, and the witness's
+    def test_tables_are_created_in_the_public_schema(self, db: Database) -> None:
+        db("CREATE SCHEMA poundlock; CREATE TABLE t (n int)")  # both are named poundlock
         assert db("SELECT schemaname FROM pg_tables WHERE tablename = 't'") == [("public",)]
 
-    def test_binaries_of_the_machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_directory_without_binaries_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("POUNDLOCK_POSTGRES_BIN", str(tmp_path))
         with pytest.raises(UsageError, match="no initdb"):
             postgres.binaries()

@@ -12,9 +12,9 @@ from poundlock.errors import NotAuthorised, UsageError
 from poundlock.sinks import Postgres
 
 
-class TestTheRoleHasTimeouts:
+class TestRoleTimeouts:
     @pytest.mark.parametrize("options", [{"mode": "staged"}, {"key": "k"}], ids=str)
-    def test_a_move_is_not_cut(self, db: Database, options: dict[str, Any]) -> None:
+    def test_a_slow_move_is_not_cancelled(self, db: Database, options: dict[str, Any]) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text)")
         db(
             "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
@@ -28,7 +28,7 @@ class TestTheRoleHasTimeouts:
         sink.close()
 
     @pytest.mark.parametrize("tolerant", [False, True])
-    def test_a_task_may_take_its_time(self, db: Database, tolerant: bool) -> None:
+    def test_a_slow_task_keeps_its_connection(self, db: Database, tolerant: bool) -> None:
         db("CREATE TABLE t (k int, v text)")
         limits = "-c statement_timeout=100ms -c idle_in_transaction_session_timeout=100ms"
         sink = db.sink(dsn=f"options='{limits}' {keywords(db.dsn)}")
@@ -68,7 +68,7 @@ class TestRoles:
         assert sink.commit([receipt]) == [DONE]
         sink.close()
 
-    def test_a_sequence_that_may_not_be_drawn_from(
+    def test_a_missing_right_to_a_sequence_is_named(
         self, db: Database, role: Callable[[], str]
     ) -> None:
         name = f"role_{db.name}"
@@ -82,7 +82,9 @@ class TestRoles:
         assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
         sink.close()
 
-    def test_another_role_may_not_finish(self, db: Database, role: Callable[[], str]) -> None:
+    def test_another_role_cannot_finish_a_branch(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
         name = f"role_{db.name}"
         receipt = db.prepare(db.sink(), keyed((1, "a")))
         db(
@@ -109,7 +111,7 @@ class TestRoles:
             with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
                 db.sink(dsn=role(), mode=mode)
 
-    def test_a_witness_that_is_there_needs_no_right_to_create(
+    def test_an_existing_witness_needs_no_right_to_create(
         self, db: Database, role: Callable[[], str]
     ) -> None:
         name = f"role_{db.name}"
@@ -124,7 +126,7 @@ class TestRoles:
         with pytest.raises(NotAuthorised, match="GRANT CREATE, USAGE ON SCHEMA"):
             db.sink(dsn=role(), mode="staged")
 
-    def test_a_witness_that_somebody_made_for_us_is_begun(
+    def test_a_witness_table_that_an_administrator_made_is_used(
         self, db: Database, role: Callable[[], str]
     ) -> None:
         name = f"role_{db.name}"
@@ -139,7 +141,7 @@ class TestRoles:
         assert [sink.commit([receipt]) for _ in range(2)] == [[DONE], [DONE]]
         sink.close()
 
-    def test_rights_to_the_columns_will_do(self, db: Database, role: Callable[[], str]) -> None:
+    def test_rights_to_the_columns_are_enough(self, db: Database, role: Callable[[], str]) -> None:
         name, frame = f"role_{db.name}", {"k": "int", "v": "string"}
         db(
             f"ALTER TABLE t ADD x int, ADD PRIMARY KEY (k); GRANT INSERT (k, v) ON t TO {name}; "
@@ -159,14 +161,16 @@ class TestRoles:
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
         sink.close()
 
-    def test_a_limit_of_the_role_is_one_too(self, db: Database, role: Callable[[], str]) -> None:
+    def test_the_connection_limit_of_the_role_is_respected(
+        self, db: Database, role: Callable[[], str]
+    ) -> None:
         name = f"role_{db.name}"
         db(f"GRANT INSERT ON t TO {name}; GRANT CREATE ON DATABASE {db.name} TO {name}")
         db(f"ALTER ROLE {name} CONNECTION LIMIT 3")
         with pytest.raises(UsageError, match="the role's CONNECTION LIMIT allows 3"):
             db.sink(dsn=role(), connections=4)
 
-    def test_row_level_security_leaves_nothing_out(
+    def test_row_level_security_cannot_hide_rows(
         self, db: Database, role: Callable[[], str]
     ) -> None:
         name = f"role_{db.name}"
@@ -194,12 +198,12 @@ class TestRoles:
             "host=127.0.0.1 port=s3cretTail",
         ],
     )
-    def test_a_password_that_was_not_encoded_is_not_told(self, dsn: str) -> None:
+    def test_an_unencoded_password_is_not_shown(self, dsn: str) -> None:
         with pytest.raises(UsageError, match="percent-encode") as caught:
             Postgres("t", dsn=dsn).preflight()
         assert "cretTail" not in str(caught.value)
 
-    def test_a_wrong_password_is_told_without_it(
+    def test_a_wrong_password_is_reported_but_not_shown(
         self, db: Database, role: Callable[[], str]
     ) -> None:
         wrong = role().replace("hidden", "nonsense")

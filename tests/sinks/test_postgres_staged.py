@@ -19,7 +19,7 @@ from poundlock.sinks.postgres.target import staging_name
 
 
 class TestStaging:
-    def test_a_foreign_key_is_rehearsed(self, db: Database) -> None:
+    def test_a_foreign_key_is_checked_before_the_decision(self, db: Database) -> None:
         db("CREATE TABLE parent (id int PRIMARY KEY)")
         db("CREATE TABLE t (k int REFERENCES parent DEFERRABLE INITIALLY DEFERRED, v text)")
         sink = db.sink(mode="staged")
@@ -42,7 +42,7 @@ class TestStaging:
             ("k jsonb); CREATE INDEX ON t (k", keyed((f'"{NOISE}"',), names="k")),
         ],
     )
-    def test_whatever_may_refuse_a_row_does_so_before_the_decision(
+    def test_every_refusal_is_found_before_the_decision(
         self, db: Database, table: str, rows: pa.RecordBatch
     ) -> None:
         db(f"CREATE TABLE t ({table})")
@@ -50,18 +50,17 @@ class TestStaging:
         receipt = db.prepare(sink, rows)
         with pytest.raises(BadRow):
             sink.check([receipt])
-        with pytest.raises(InDoubt, match="cannot be moved"):  # and it is not tried for ever
+        with pytest.raises(InDoubt, match="cannot be moved"):  # it is not retried for ever
             sink.commit([receipt])
 
-    def test_a_key_too_long_for_its_index(self, db: Database) -> None:
+    def test_a_key_too_long_for_its_index_is_a_bad_row(self, db: Database) -> None:
         db("CREATE TABLE t (k text PRIMARY KEY, v text)")
         sink = db.sink(key="k")
         receipt = db.prepare(sink, keyed((NOISE, "a")))
         with pytest.raises(BadRow, match="exceeds"):
             sink.check([receipt])
-        longer = db.prepare(
-            sink, keyed(("x" * 100_000, "a")), 1
-        )  # which the index takes, compressed
+        # The index accepts it, because it compresses well.
+        longer = db.prepare(sink, keyed(("x" * 100_000, "a")), 1)
         assert sink.check([longer]) == [None]
         assert sink.commit([longer]) == [DONE]
 
@@ -76,7 +75,7 @@ class TestStaging:
         assert sink.preflight() == []
         sink.close()
 
-    def test_a_move_that_still_fails_stops_and_loses_nothing(self, db: Database) -> None:
+    def test_a_move_that_still_fails_loses_nothing(self, db: Database) -> None:
         db("CREATE TABLE t (k int UNIQUE, v text)")
         sink = db.sink(mode="staged")
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -87,7 +86,7 @@ class TestStaging:
         db("DELETE FROM t")
         assert sink.commit([receipt]) == [DONE]
 
-    def test_rows_changed_behind_our_back(self, db: Database) -> None:
+    def test_rows_that_others_deleted_are_noticed(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode="staged")
         receipt = db.prepare(sink, keyed((1, "a"), (2, "b")))
@@ -108,7 +107,7 @@ class TestStaging:
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [(1,)]
 
-    def test_a_batch_that_lost_a_branch_is_given_up_whole(self, db: Database) -> None:
+    def test_a_batch_with_a_lost_branch_is_aborted_whole(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, v text, at int)")
         db("INSERT INTO t VALUES (2, 'of a batch before', 9)")
         frame = {"k": "int", "v": "string", "at": "int", "gone": "boolean"}
@@ -128,7 +127,7 @@ class TestStaging:
         assert sink.commit(replay) == [DONE, DONE]
         assert db("SELECT k, v FROM t") == [(2, "later batch")]
 
-    def test_a_tombstone_takes_the_batch_with_it(self, db: Database) -> None:
+    def test_a_tombstone_aborts_the_whole_batch(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode="staged")
         receipts = [db.prepare(sink, keyed((task, "a")), task) for task in (0, 1)]
@@ -136,7 +135,7 @@ class TestStaging:
         assert sink.commit(receipts) == [LOST, LOST]
         assert db.open() == [] and db("SELECT * FROM t") == []
 
-    def test_what_was_moved_stays_and_the_rest_follows(self, db: Database) -> None:
+    def test_moved_rows_stay_and_the_remaining_branches_are_moved(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode="staged")
         receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(3)]
@@ -145,7 +144,7 @@ class TestStaging:
         assert sink.commit(receipts) == [DONE, LOST, DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(0,), (2,)]
 
-    def test_columns_that_the_table_fills(self, db: Database) -> None:
+    def test_generated_columns_are_filled_by_the_table(self, db: Database) -> None:
         db(
             "CREATE TABLE t (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, k int, v text, "
             "twice int GENERATED ALWAYS AS (k * 2) STORED, made date NOT NULL DEFAULT now())"
@@ -157,7 +156,7 @@ class TestStaging:
             assert sink.commit([receipt]) == [DONE]
         assert [row[0] for row in db("SELECT twice FROM t ORDER BY id")] == [2, 4, 2, 4]
 
-    def test_a_reader_of_a_staging_table_holds_up_nothing(
+    def test_a_reader_of_a_staging_table_blocks_nothing(
         self, db: Database, caplog: pytest.LogCaptureFixture
     ) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -172,14 +171,14 @@ class TestStaging:
             [found] = sink.find(db.namespace)
             assert sink.abort([found]) == [LOST]
             assert sink.find(db.namespace) == [] and len(db.open()) == 3
-            sink.prune(db.namespace, 99)  # what is still there keeps its witness
+            sink.prune(db.namespace, 99)  # remaining tables keep their witness
             assert sink.commit([*decided, stray]) == [DONE, DONE, LOST]
         assert db("SELECT k FROM t ORDER BY k") == [(0,), (1,)]
         assert sink.find(db.namespace) == [] and db.open() == []
         assert sink.commit(decided) == [DONE, DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(0,), (1,)]
 
-    def test_a_move_that_waits_says_why(
+    def test_a_waiting_move_logs_the_reason(
         self, db: Database, caplog: pytest.LogCaptureFixture
     ) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -190,10 +189,10 @@ class TestStaging:
             assert sink.commit([receipt]) == [OPEN]
         assert f"branch {receipt.id} is not moved yet: somebody holds a lock" in caplog.text
 
-    def test_a_drop_takes_few_locks(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_drop_needs_few_locks(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         held: list[int] = []
 
-        def counted(connection: psycopg.Connection[Any], *rest: Any) -> None:
+        def count_locks(connection: psycopg.Connection[Any], *rest: Any) -> None:
             drop(connection, *rest)
             mine = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid()"
             held.extend(connection.execute(mine).fetchone() or ())
@@ -201,10 +200,10 @@ class TestStaging:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode="staged")
         receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(20)]
-        monkeypatch.setattr("poundlock.sinks.postgres.move.drop", counted)
+        monkeypatch.setattr("poundlock.sinks.postgres.move.drop", count_locks)
         assert set(sink.commit(receipts)) == {DONE}
         assert max(held) < 64 and db.open() == []  # 64: PostgreSQL's max_locks_per_transaction
 
-    def test_a_full_lock_table_is_told_with_its_cure(self) -> None:
+    def test_a_full_lock_table_is_reported_with_a_remedy(self) -> None:
         problem = translate_error(psycopg.errors.OutOfMemory("out of shared memory"))
         assert isinstance(problem, Rejected) and "max_locks_per_transaction" in str(problem)

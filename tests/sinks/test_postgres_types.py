@@ -26,7 +26,7 @@ D = decimal.Decimal
 
 
 class TestTypes:
-    # PostgreSQL's type, Arrow's as Spark sends it, and values.
+    # PostgreSQL's type, the Arrow type that Spark sends, and values.
     COLUMNS: ClassVar[dict[str, tuple[str, pa.DataType, list[Any]]]] = {
         "truth": ("bool", pa.bool_(), [True, False]),
         "tiny": ("int2", pa.int8(), [-128, 127]),
@@ -65,7 +65,7 @@ class TestTypes:
     }
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
-    def test_every_type_whole(self, db: Database, mode: str) -> None:
+    def test_every_type_arrives_unchanged(self, db: Database, mode: str) -> None:
         db("CREATE TYPE mood AS ENUM ('sad', 'well')")
         db("CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
         db(
@@ -86,7 +86,7 @@ class TestTypes:
             assert (name, first[place], second[place]) == (name, *values)
         assert set(nulls) == {None}
 
-    def test_json_and_uuid_and_nan(self, db: Database) -> None:
+    def test_json_and_uuid_and_nan_arrive(self, db: Database) -> None:
         db("CREATE TABLE t (doc jsonb, text json, id uuid, f float8)")
         ids = [str(uuid.uuid4()), str(uuid.uuid4()).upper(), None]
         docs = ['{"a": [1, null, "ä"]}', "[]", None]
@@ -102,7 +102,7 @@ class TestTypes:
         assert math.isnan(found[0][3]) and found[1][3] is None
 
     @pytest.mark.parametrize(("precision", "scale"), [(1, 0), (9, 9), (18, 1), (19, 0), (38, 37)])
-    def test_decimals_of_any_size(self, db: Database, precision: int, scale: int) -> None:
+    def test_decimals_of_any_size_arrive(self, db: Database, precision: int, scale: int) -> None:
         db("CREATE TABLE t (n int, d numeric)")
         chance = random.Random(precision)
         with decimal.localcontext() as context:
@@ -122,7 +122,7 @@ class TestTypes:
         assert sink.commit([db.prepare(sink, rows)]) == [DONE]
         assert [row[0] for row in db("SELECT d FROM t ORDER BY n")] == values[3:]
 
-    def test_a_slice_with_nulls_is_spelled_as_a_whole(self, db: Database) -> None:
+    def test_a_slice_with_nulls_arrives(self, db: Database) -> None:
         db("CREATE TABLE t (a int, s text, b bool, x bytea)")
         given = [
             (
@@ -158,7 +158,7 @@ class TestTypes:
         assert set(caught.value.rows) == {1, 2, 3}
         writer.abort()
 
-    def test_what_a_type_would_round_is_a_bad_row(self, db: Database) -> None:
+    def test_a_value_that_the_type_would_round_is_a_bad_row(self, db: Database) -> None:
         db("CREATE TABLE t (a timestamptz(0), b timestamp(3), c time(1), d timestamptz(6))")
         frame = {"a": "timestamp", "b": "timestamp_ntz", "c": "time(6)", "d": "timestamp"}
         sink = db.sink(frame=frame)
@@ -190,7 +190,7 @@ class TestTypes:
             with pytest.raises(UsageError, match="would round it"):
                 db.sink(table, frame={"v": "interval day to second"})
 
-    def test_domains_over_domains(self, db: Database) -> None:
+    def test_domains_over_domains_are_checked(self, db: Database) -> None:
         db("CREATE DOMAIN d1 AS varchar(5) NOT NULL; CREATE DOMAIN d2 AS d1 CHECK (VALUE <> 'no')")
         db("CREATE TABLE t (k int PRIMARY KEY, v d2)")
         frame = {"k": "int", "v": "string", "gone": "boolean"}
@@ -218,11 +218,11 @@ class TestTypes:
         )
         assert wanted["a"].startswith("to_json(`a`,") and wanted["m"].startswith("to_json(`m`,")
         assert wanted["n"] == "`n`"
-        for option in ("'timestampFormat', '", "'timestampNTZFormat', '"):  # not milliseconds
+        for option in ("'timestampFormat', '", "'timestampNTZFormat', '"):  # not only milliseconds
             assert "ss.SSSSSS" in wanted["a"].partition(option)[2].partition(", ")[0]
 
 
-class TestTheFrameMustFit:
+class TestFrames:
     def test_every_difference_is_named(self, db: Database) -> None:
         db(
             "CREATE TABLE t (id int NOT NULL, small int2, price numeric(6,2), at timestamp, "
@@ -251,7 +251,7 @@ class TestTheFrameMustFit:
         for name in ("'b'", "'gone'", "'ts'", "void"):
             assert name in str(caught.value)
 
-    def test_no_table(self, db: Database) -> None:
+    def test_a_missing_table_is_reported(self, db: Database) -> None:
         with pytest.raises(UsageError, match="no table"):
             db.sink("nowhere")
         db('CREATE SCHEMA other; CREATE TABLE other."Readings" (k int)')
@@ -268,25 +268,25 @@ class TestTheFrameMustFit:
         with pytest.raises(UsageError, match="CREATE UNIQUE INDEX"):
             db.sink(key=["k"])
 
-    def test_an_index_that_was_never_finished_is_none(self, db: Database) -> None:
+    def test_an_unfinished_index_does_not_count(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text); INSERT INTO t VALUES (1, 'a'), (1, 'b')")
         with pytest.raises(psycopg.errors.UniqueViolation):
             db("CREATE UNIQUE INDEX CONCURRENTLY ON t (k)")
         with pytest.raises(UsageError, match="CREATE UNIQUE INDEX"):
             db.sink(key=["k"])
 
-    def test_a_number_that_only_the_table_gives_cannot_be_replaced(self, db: Database) -> None:
+    def test_a_column_generated_always_cannot_be_replaced(self, db: Database) -> None:
         db("CREATE TABLE t (k int PRIMARY KEY, n bigint GENERATED ALWAYS AS IDENTITY)")
         with pytest.raises(UsageError, match="n: it is GENERATED ALWAYS"):
             db.sink(key="k", frame={"k": "int", "n": "bigint"})
         db.sink(key="k", frame={"k": "int"})
 
     @pytest.mark.parametrize("options", [{"lock_timeout": 0.0004}, {"witness_schema": "w%s"}])
-    def test_options_that_mean_something_else(self, options: dict[str, Any]) -> None:
+    def test_invalid_options_are_refused(self, options: dict[str, Any]) -> None:
         with pytest.raises(UsageError, match=next(iter(options))):
             Postgres("t", dsn="x", **options)
 
-    def test_a_check_of_the_whole_row_is_rehearsed(self, db: Database) -> None:
+    def test_a_check_of_the_whole_row_is_evaluated_before_the_decision(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         db("CREATE FUNCTION ok(t) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1.k < 5'")
         db("ALTER TABLE t ADD CHECK (ok(t.*))")
@@ -296,7 +296,7 @@ class TestTheFrameMustFit:
         with pytest.raises(BadRow, match="check constraint"):
             sink.check([bad])
 
-    def test_names_that_need_quotes(self, db: Database) -> None:
+    def test_names_are_quoted(self, db: Database) -> None:
         db('CREATE SCHEMA "Odd One"')
         db('CREATE TABLE "Odd One"."T ""x" ("a b" int PRIMARY KEY, "SELECT" text)')
         sink = db.sink('T "x', schema="Odd One", name="t", key=["a b"], witness_schema='W "w')
@@ -318,7 +318,7 @@ class TestBadRows:
             ([(1, "a"), (2, "b\0")], {1}, "code zero"),
         ],
     )
-    def test_seen_before_they_are_sent(
+    def test_bad_rows_are_found_before_they_are_sent(
         self, db: Database, rows: Sequence[tuple[Any, ...]], bad: set[int], reason: str
     ) -> None:
         db(self.TABLE)
@@ -341,7 +341,7 @@ class TestBadRows:
         assert db.open() == []
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
-    def test_a_tolerant_branch_goes_on_without_them(self, db: Database, mode: str) -> None:
+    def test_a_tolerant_branch_goes_on_without_the_bad_rows(self, db: Database, mode: str) -> None:
         db(self.TABLE)
         sink = db.sink(mode=mode)
         writer = sink.begin(db.branch(tolerant=True))
@@ -355,7 +355,7 @@ class TestBadRows:
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
 
-    def test_a_trigger_that_raises_is_told_without_its_words(self, db: Database) -> None:
+    def test_an_error_from_a_trigger_is_reported_without_its_message(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         for how in ("", " USING ERRCODE = 'check_violation'", " USING ERRCODE = 'ZZ001'"):
             db(
@@ -377,7 +377,7 @@ class TestBadRows:
             db.renew()
 
     @pytest.mark.parametrize("refuses", ["trigger", "index"])
-    def test_a_tolerant_branch_goes_on_whatever_refuses(self, db: Database, refuses: str) -> None:
+    def test_a_tolerant_branch_goes_on_after_any_refusal(self, db: Database, refuses: str) -> None:
         db("CREATE TABLE t (k int, v text)")
         if refuses == "index":
             db("CREATE INDEX ON t (v)")
@@ -397,7 +397,7 @@ class TestBadRows:
         assert done is not None
         assert sink.commit([Receipt("t", done.id, 0, Fingerprint(2, 0), done.handle)]) == [DONE]
 
-    def test_text_that_is_none(self, db: Database) -> None:
+    def test_invalid_text_is_a_bad_row(self, db: Database) -> None:
         db("CREATE TABLE t (a varchar(9), b text)")
         words = pa.array([b"ok", b"\xff\xfe no"], pa.binary())
         broken = pa.Array.from_buffers(pa.string(), 2, words.buffers())
@@ -406,7 +406,7 @@ class TestBadRows:
             db.prepare(db.sink(), rows)
         assert "0xff" not in str(caught.value)
 
-    def test_an_enum_value_is_not_told(self, db: Database) -> None:
+    def test_an_invalid_value_is_not_shown(self, db: Database) -> None:
         db("CREATE TYPE mood AS ENUM ('sad')")
         db("CREATE TABLE t (m mood, j jsonb)")
         for row in (("secret", "{}"), ("sad", "{secret")):

@@ -25,7 +25,7 @@ class TestKeys:
         assert Postgres("t", dsn="x", key=["k"]).commitment is Commitment.STAGED
         assert Postgres("t", dsn="x").commitment is Commitment.TRANSACTIONAL
 
-    def test_upsert_appears_at_one_instant(self, db: Database) -> None:
+    def test_an_upsert_appears_at_one_instant(self, db: Database) -> None:
         db(self.TABLE)
         db("INSERT INTO t VALUES (1, 'old', 1), (9, 'stays', 1)")
         sink = db.sink(key="k")
@@ -87,7 +87,7 @@ class TestKeys:
             db.prepare(sink, empty, 2, batch=1)
 
     @pytest.mark.parametrize("unique", ["UNIQUE (v)", "EXCLUDE USING btree (v WITH =)"])
-    def test_what_a_deletion_sets_free_can_be_taken(self, db: Database, unique: str) -> None:
+    def test_a_value_freed_by_a_deletion_can_be_inserted(self, db: Database, unique: str) -> None:
         db(f"CREATE TABLE t (k int PRIMARY KEY, v text, {unique})")
         db("INSERT INTO t VALUES (1, 'a')")
         frame = {"k": "int", "v": "string", "gone": "boolean"}
@@ -97,7 +97,7 @@ class TestKeys:
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT * FROM t") == [(2, "a")]
 
-    def test_prepared_with_a_key_is_refused_with_the_cure(self, db: Database) -> None:
+    def test_the_prepared_mode_with_a_key_is_refused_with_a_remedy(self, db: Database) -> None:
         db(self.TABLE)
         for options in ({"key": "k", "mode": "prepared"}, {}):
             with pytest.raises(UsageError, match=r"mode='staged'.*key_partitioned=True"):
@@ -105,7 +105,7 @@ class TestKeys:
         db("CREATE TABLE log (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text)")
         assert db.sink("log", frame={"v": "string"}).mode == "prepared"
 
-    def test_prepared_upsert_where_the_frame_is_partitioned(self, db: Database) -> None:
+    def test_an_upsert_can_be_prepared_with_a_partitioned_frame(self, db: Database) -> None:
         db(self.TABLE)
         db("INSERT INTO t VALUES (1, 'old', 1)")
         sink = db.sink(key="k", mode="prepared", key_partitioned=True)
@@ -120,7 +120,7 @@ class TestKeys:
         assert sink.commit(receipts) == [DONE, DONE]
         assert db("SELECT k, v FROM t ORDER BY k") == [(1, "new"), (2, "b")]
 
-    def test_a_retry_rolls_back_what_its_own_task_left_and_no_other(self, db: Database) -> None:
+    def test_a_retry_rolls_back_only_branches_of_its_own_task(self, db: Database) -> None:
         db(self.TABLE)
         sink = db.sink(key="k", mode="prepared", key_partitioned=True)
         mine, other = keyed((1, "a", 1), names=self.NAMES), keyed((2, "b", 1), names=self.NAMES)
@@ -131,7 +131,9 @@ class TestKeys:
         assert sink.commit([first, sibling, again]) == [LOST, DONE, DONE]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,)]
 
-    def test_speculation_is_refused_where_attempts_would_meet(self, db: Database) -> None:
+    def test_speculation_is_refused_where_attempts_would_wait_for_each_other(
+        self, db: Database
+    ) -> None:
         conf = {"spark.speculation": "True"}
         context = SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
         site = SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), "")
@@ -147,7 +149,7 @@ class TestKeys:
             sink.preflight()
             sink.close()
 
-    def test_nothing_is_rolled_back_that_holds_nobody_up(self, db: Database) -> None:
+    def test_a_branch_that_blocks_nobody_is_not_rolled_back(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(key_partitioned=True)
         first = db.prepare(sink, keyed((1, "a")), 0, task_attempt=0)

@@ -1,4 +1,4 @@
-"""PostgreSQL: the witness, and answers that prove nothing."""
+"""PostgreSQL: the witness, and inconclusive answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = BranchState.NO_WITNESS
 
 
 class TestTheWitness:
-    def test_a_zombie_cannot_prepare_what_was_given_up(self, db: Database) -> None:
+    def test_a_zombie_cannot_prepare_an_aborted_branch(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         zombie = sink.begin(db.branch())
@@ -32,35 +32,34 @@ class TestTheWitness:
             zombie.prepare()
         assert db.open() == [] and db("SELECT * FROM t") == []
 
-    def test_an_undecided_witness_is_no_answer(self, db: Database) -> None:
+    def test_an_uncommitted_witness_proves_nothing(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         receipt = db.prepare(sink, keyed((1, "a")))
         foreign = sink.begin(db.branch(1))
         foreign.write(keyed((2, "b")))
         foreign._finish_copy()
-        foreign._target.witness.insert_own(
-            foreign._connection, foreign._id
-        )  # as far as a task may come before its machine stops
+        # A task can get this far before its machine stops.
+        foreign._target.witness.insert_own(foreign._connection, foreign._id)
         unknown = Receipt("t", foreign._id, 1, Fingerprint(1, 0))
         assert sink.commit([receipt, unknown]) == [DONE, OPEN]
         foreign.abort()
         assert sink.commit([unknown]) == [LOST]
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
-    def test_a_table_in_its_place_proves_nothing(self, db: Database, mode: str) -> None:
+    def test_another_witness_table_proves_nothing(self, db: Database, mode: str) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink(mode=mode)
         receipt = db.prepare(sink, keyed((1, "a")))
         assert sink.commit([receipt]) == [DONE]
         elsewhere = db.sink(mode=mode, witness_schema="elsewhere")
-        db.prepare(elsewhere, keyed((2, "b")), 1)  # makes a witness there
+        db.prepare(elsewhere, keyed((2, "b")), 1)  # this creates a witness there
         assert elsewhere.commit([receipt]) == [UNKNOWN]
         db("DROP SCHEMA poundlock CASCADE")
         again = db.sink(mode=mode)
         assert again.commit([receipt]) == [UNKNOWN]
         assert not db("SELECT to_regclass('poundlock.witness')")[0][0]
-        assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # none of a decision
+        assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # no decision names it
         assert again.commit([receipt]) == [UNKNOWN]
         assert again.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
         db("UPDATE poundlock.witness SET state = 'committed'")
@@ -76,14 +75,14 @@ class TestTheWitness:
         assert sink.commit([receipt]) == [DONE]
         db(how)
         assert sink.commit([receipt]) == [UNKNOWN]
-        assert db("SELECT * FROM poundlock.witness") == []  # no tombstone that would say otherwise
-        later = db.prepare(sink, keyed((2, "b")), 1)  # it goes on with new ones
+        assert db("SELECT * FROM poundlock.witness") == []  # it has no tombstone
+        later = db.prepare(sink, keyed((2, "b")), 1)  # new branches still work
         assert sink.check([later]) == [None]
         assert sink.commit([later]) == [DONE]
         assert sink.commit([receipt]) == [UNKNOWN]
         assert db("SELECT k FROM t ORDER BY k") == [(1,), (2,)]
 
-    def test_a_table_that_is_being_read_is_not_emptied(self, db: Database) -> None:
+    def test_the_witness_cannot_be_emptied_while_it_is_read(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         db.prepare(sink, keyed((1, "a")))
@@ -94,7 +93,7 @@ class TestTheWitness:
                 with pytest.raises(psycopg.errors.LockNotAvailable):
                     db(f"{how} poundlock.witness")
 
-    def test_another_cluster_is_not_believed(self, db: Database) -> None:
+    def test_another_cluster_is_reported(self, db: Database) -> None:
         db("CREATE TABLE t (k int, v text)")
         sink = db.sink()
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -104,7 +103,7 @@ class TestTheWitness:
             sink.commit([moved])
 
     @pytest.mark.parametrize("mode", ["prepared", "staged"])
-    def test_another_database_is_told(
+    def test_another_database_is_reported(
         self, db: Database, postgres_node: postgres.Node, mode: str
     ) -> None:
         db("CREATE TABLE t (k int, v text)")
@@ -120,9 +119,9 @@ class TestTheWitness:
         other.connection.close()
 
 
-class TestAnswersThatProveNothing:
-    def test_a_branch_that_somebody_is_just_finishing(self, db: Database) -> None:
-        """The other one waits for a standby that is not there: nothing is visible yet."""
+class TestInconclusiveAnswers:
+    def test_a_branch_that_another_driver_is_finishing_is_open(self, db: Database) -> None:
+        """The other driver waits for a missing standby, so no row is visible yet."""
         db("CREATE TABLE t (k int, v text); CREATE TABLE u (k int)")
         sink = db.sink(mode="prepared")
         receipt = db.prepare(sink, keyed((1, "a")))
@@ -132,13 +131,13 @@ class TestAnswersThatProveNothing:
             db("SELECT pg_reload_conf()")
 
         def waits(session: psycopg.Connection[Any]) -> bool:
-            asked = (
+            query = (
                 f"SELECT wait_event FROM pg_stat_activity WHERE pid = {session.info.backend_pid}"
             )
-            return db(asked) == [("SyncRep",)]
+            return db(query) == [("SyncRep",)]
 
         def waits_for_it() -> bool:
-            """Whether commits do: the process that tells them reads its settings in its own time."""
+            """Return whether commits wait. The server applies the setting with a delay."""
             with psycopg.connect(db.dsn, autocommit=True) as probe:
                 thread = threading.Thread(target=probe.execute, args=["INSERT INTO u VALUES (1)"])
                 thread.start()
@@ -169,8 +168,8 @@ class TestAnswersThatProveNothing:
         assert sink.commit([receipt]) == [DONE]
         assert db("SELECT * FROM t") == [(1, "a")]
 
-    def test_a_transaction_that_had_failed_is_no_prepared_branch(self, db: Database) -> None:
-        """The server answers PREPARE by ROLLBACK, and by no error."""
+    def test_a_failed_transaction_is_not_mistaken_for_a_prepared_branch(self, db: Database) -> None:
+        """The server answers PREPARE with ROLLBACK and without an error."""
         db("CREATE TABLE t (k int, v text)")
         writer: Any = db.sink(mode="prepared").begin(db.branch())
         with pytest.raises(psycopg.errors.DivisionByZero):
@@ -180,7 +179,7 @@ class TestAnswersThatProveNothing:
         writer.abort()
         assert db.open() == []
 
-    def test_what_is_acknowledged_is_durable_whatever_the_role_is_set_to(
+    def test_an_acknowledged_commit_is_durable_under_any_setting_of_the_role(
         self, db: Database
     ) -> None:
         db(f"ALTER DATABASE {db.name} SET synchronous_commit = off")

@@ -19,18 +19,18 @@ from poundlock.sinks.redis.writer import as_bytes, chunks
 
 
 class TestShapes:
-    def test_a_field_per_row(self, make_redis: Any, redis_client: Any) -> None:
+    def test_each_row_becomes_a_field(self, make_redis: Any, redis_client: Any) -> None:
         sink = make_redis(hash="h", field="id", value="v")
         assert sink.commit([stage_rows(sink, {"key": ["a", "b"], "value": ["1", "2"]})]) == [DONE]
         assert redis_client.hgetall("h") == {"a": "1", "b": "2"}
 
-    def test_null_deletes_the_field(self, make_redis: Any, redis_client: Any) -> None:
+    def test_a_null_deletes_the_field(self, make_redis: Any, redis_client: Any) -> None:
         redis_client.hset("h", mapping={"a": "1", "b": "2"})
         sink = make_redis(hash="h", field="id", value="v")
         sink.commit([stage_rows(sink, {"key": ["a", "c"], "value": [None, "3"]})])
         assert redis_client.hgetall("h") == {"b": "2", "c": "3"}
 
-    def test_a_hash_per_key(self, make_redis: Any, redis_client: Any) -> None:
+    def test_each_key_becomes_a_hash(self, make_redis: Any, redis_client: Any) -> None:
         redis_client.hset("p:a", mapping={"x": "old", "z": "kept"})
         sink = make_redis(key="id", prefix="p:", expire=100)
         rows = {"key": ["a", "b"], ".x": ["1", "2"], ".y": [None, "3"]}
@@ -39,7 +39,7 @@ class TestShapes:
         assert redis_client.hgetall("p:b") == {"x": "2", "y": "3"}
         assert 90 < redis_client.ttl("p:b") <= 100
 
-    def test_a_value_per_key(self, make_redis: Any, redis_client: Any) -> None:
+    def test_each_key_gets_a_value(self, make_redis: Any, redis_client: Any) -> None:
         redis_client.set("p:gone", "1")
         sink = make_redis(key="id", prefix="p:", value="v", expire=100)
         sink.commit([stage_rows(sink, {"key": ["a", "gone"], "value": ["x", None]})])
@@ -50,14 +50,16 @@ class TestShapes:
         sink = make_redis(list="l", value="v")
         texts = [str(number) for number in range(30_000)]
         writer = sink.begin(branch())
-        for start in range(0, 30_000, 1_000):  # more chunks than have one digit
+        for start in range(0, 30_000, 1_000):  # more than nine chunks
             writer.write(pa.RecordBatch.from_pydict({"value": texts[start : start + 1_000]}))
         prepared = writer.prepare()
         receipt = Receipt("out", prepared.id, 0, Fingerprint(30_000), prepared.handle)
         assert sink.commit([receipt]) == [DONE]
         assert redis_client.lrange("l", 0, -1) == texts
 
-    def test_a_stream(self, make_redis: Any, redis_client: Any) -> None:
+    def test_each_row_becomes_an_entry_of_a_stream(
+        self, make_redis: Any, redis_client: Any
+    ) -> None:
         sink = make_redis(stream="s")
         sink.commit([stage_rows(sink, {".a": ["1", "2"], ".b": ["x", None]})])
         assert [fields for _, fields in redis_client.xrange("s")] == [
@@ -65,7 +67,7 @@ class TestShapes:
             {"a": "2"},
         ]
 
-    def test_counters(self, make_redis: Any, redis_client: Any) -> None:
+    def test_counters_are_incremented(self, make_redis: Any, redis_client: Any) -> None:
         one = make_redis(counter="c", value="n")
         one.commit(
             [stage_rows(one, {"value": [1, 2, -5]}), stage_rows(one, {"value": [10]}, task=1)]
@@ -77,9 +79,9 @@ class TestShapes:
         most = make_redis(hash="totals", field="id", value="n", operation="increment")
         rows = {"key": ["a", "a"], "value": [2**62, 2**62 - 1]}
         most.commit([stage_rows(most, rows, batch=2)])
-        assert redis_client.hget("totals", "a") == str(2**63 - 1)  # beyond what a Lua number holds
+        assert redis_client.hget("totals", "a") == str(2**63 - 1)  # too large for a Lua number
 
-    def test_of_several_rows_the_greatest_wins_in_whatever_task(
+    def test_the_row_with_the_highest_order_wins_over_all_tasks(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(hash="h", field="id", value="v", order_by="ts")
@@ -89,16 +91,21 @@ class TestShapes:
         assert sink.commit([second, first]) == [DONE, DONE]
         assert redis_client.hgetall("h") == {"a": "9"}
 
-    def test_bytes_stay_as_they_are(self, make_redis: Any, redis_server: valkey.Valkey) -> None:
-        wild = bytes(range(256)) * 3
+    def test_bytes_arrive_unchanged(self, make_redis: Any, redis_server: valkey.Valkey) -> None:
+        binary = bytes(range(256)) * 3
         sink = make_redis(hash="h", field="id", value="v")
         rows = pa.RecordBatch.from_pydict(
-            {"key": pa.array([wild, b""], pa.binary()), "value": pa.array([wild, b""], pa.binary())}
+            {
+                "key": pa.array([binary, b""], pa.binary()),
+                "value": pa.array([binary, b""], pa.binary()),
+            }
         )
         sink.commit([stage_rows(sink, rows)])
-        assert redis.Redis.from_url(redis_server.address).hgetall("h") == {wild: wild, b"": b""}
+        assert redis.Redis.from_url(redis_server.address).hgetall("h") == {binary: binary, b"": b""}
 
-    def test_more_rows_than_one_command_takes(self, make_redis: Any, redis_client: Any) -> None:
+    def test_more_rows_than_one_command_can_hold_arrive(
+        self, make_redis: Any, redis_client: Any
+    ) -> None:
         sink = make_redis(hash="h", field="id", value="v")
         texts = [str(number) for number in range(50_000)]
         assert sink.commit([stage_rows(sink, {"key": texts, "value": texts})]) == [DONE]
@@ -129,15 +136,15 @@ class TestProject:
             ({"counter": "c", "value": "n"}, ["value"]),
         ],
     )
-    def test_each_shape_asks_for_its_columns(self, options: Any, wanted: list[str]) -> None:
+    def test_each_shape_needs_its_columns(self, options: Any, wanted: list[str]) -> None:
         assert list(Redis(url="redis://nowhere", **options).project(self.COLUMNS)) == wanted
 
     def test_times_inside_json_keep_their_microseconds(self) -> None:
         columns = {"id": Column("id", "string"), "at": Column("at", "array<timestamp_ntz>")}
         for value, inside in (("at", "at"), ("json", "named_struct('id', id, 'at', at)")):
             sink = Redis(url="redis://nowhere", hash="h", field="id", value=value)
-            spelled = sink.project(columns)["value"]
-            assert spelled == f"CAST({to_json(inside, nulls=False)} AS BINARY)"
+            expression = sink.project(columns)["value"]
+            assert expression == f"CAST({to_json(inside, nulls=False)} AS BINARY)"
 
     @pytest.mark.parametrize("digits", [15, 16])
     def test_decimals_that_the_server_would_round_are_not_added(self, digits: int) -> None:
@@ -150,7 +157,7 @@ class TestProject:
             sink.project(columns)
 
     @pytest.mark.parametrize("options", [{"stream": "s"}, {"key": "id"}])
-    def test_as_many_columns_as_one_command_takes(
+    def test_more_columns_than_one_command_can_hold_are_refused(
         self, make_redis: Any, redis_client: Any, options: dict[str, str]
     ) -> None:
         names = [f"c{number}" for number in range(3900 - len(options.get("key", "")) // 2)]
@@ -161,7 +168,7 @@ class TestProject:
         with pytest.raises(UsageError, match="3901 columns are more than the 3900"):
             sink.project(columns | {"more": Column("more", "string")})
 
-    def test_only_what_can_be_ordered_orders(self) -> None:
+    def test_an_order_column_without_an_order_is_refused(self) -> None:
         sink = Redis(url="redis://nowhere", hash="h", field="id", value="n", order_by="tags")
         with pytest.raises(UsageError, match="order needs an integer, a date or a timestamp"):
             sink.project(self.COLUMNS)
@@ -184,7 +191,7 @@ class TestRefusals:
             ({"hash": "h", "field": "f", "value": "v", "operation": "add"}, "'increment'"),
         ],
     )
-    def test_arguments_that_mean_no_shape(self, options: Any, says: str) -> None:
+    def test_contradictory_arguments_are_refused(self, options: Any, says: str) -> None:
         with pytest.raises(UsageError, match=says):
             Redis(url="redis://nowhere", **options)
 
@@ -194,7 +201,9 @@ class TestRefusals:
             sink.project({"v": Column("v", "string")})
         assert "The DataFrame has v string" in str(raised.value)
 
-    def test_bad_rows_are_named_and_leave_nothing(self, make_redis: Any, redis_client: Any) -> None:
+    def test_bad_rows_are_named_and_nothing_is_staged(
+        self, make_redis: Any, redis_client: Any
+    ) -> None:
         sink = make_redis(hash="h", field="id", value="n", operation="increment")
         writer = sink.begin(branch(tolerant=True))
         rows = {"key": ["a", None, "c", "d"], "value": [1.0, 2.0, None, float("nan")]}
@@ -207,7 +216,9 @@ class TestRefusals:
         }
         assert not list_leftovers(redis_client)
 
-    def test_rows_that_do_not_fit_into_one_value(self, make_redis: Any, redis_client: Any) -> None:
+    def test_a_row_too_large_for_one_value_is_a_bad_row(
+        self, make_redis: Any, redis_client: Any
+    ) -> None:
         sink = make_redis(key="id", prefix="p:")
         assert sink.preflight() == [] and sink.longest == 512 << 20
         sink.longest = 100
@@ -226,19 +237,19 @@ class TestRefusals:
             sink.begin(branch()).write(rows)
         assert list(raised.value.rows) == [1]
 
-    def test_a_wrong_password_is_told_without_it(self, redis_server: valkey.Valkey) -> None:
+    def test_a_wrong_password_is_reported_but_not_shown(self, redis_server: valkey.Valkey) -> None:
         url = redis_server.address.replace("//", "//:wrong-secret@")
         sink = Redis(url=url, list="l", value="v")
         with pytest.raises(NotAuthorised) as raised:
             sink.preflight()
         assert "wrong-secret" not in str(raised.value) + repr(sink)
 
-    def test_an_address_that_is_none(self) -> None:
+    def test_an_unreadable_address_is_refused(self) -> None:
         with pytest.raises(UsageError, match="redis://"):
             Redis(url="secret-nonsense", list="l", value="v").preflight()
 
 
-def test_chunks_hold_whole_rows_and_all_of_them() -> None:
+def test_chunks_hold_all_rows_undivided() -> None:
     columns = [as_bytes(pa.array(["a", None, "ccc"])), as_bytes(pa.array([1, 2, None]))]
     assert list(chunks(columns, 1 << 20)) == [
         (3, b"\xdd\0\0\0\x06\xdb\0\0\0\x01a\xdb\0\0\0\x011\xc0\xdb\0\0\0\x012\xdb\0\0\0\x03ccc\xc0")

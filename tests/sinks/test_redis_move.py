@@ -20,7 +20,7 @@ from poundlock.sinks import Redis
 
 
 class TestTheTarget:
-    def test_of_another_type_is_refused_before_the_decision(
+    def test_a_target_of_another_type_is_refused_before_the_decision(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(hash="h", field="id", value="v")
@@ -31,7 +31,7 @@ class TestTheTarget:
         with pytest.raises(UsageError, match="is of type string"):
             sink.preflight()
 
-    def test_that_turned_after_the_decision_stops_and_can_be_put_right(
+    def test_a_target_that_changes_its_type_after_the_decision_can_be_corrected(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(hash="h", field="id", value="v")
@@ -50,13 +50,13 @@ class TestTheTarget:
         receipt = stage_rows(sink, {"key": ["a", "b"], ".x": ["1", "2"]})
         assert sink.check([receipt]) == ["key p:b is of type string, but the sink needs hash"]
 
-    def test_keys_that_are_not_text_are_told_too(
+    def test_binary_keys_of_another_type_are_named(
         self, make_redis: Any, redis_server: valkey.Valkey
     ) -> None:
-        wild = b"\xff\n" * 100
-        redis.Redis.from_url(redis_server.address).set(b"p:" + wild, "text")
+        binary = b"\xff\n" * 100
+        redis.Redis.from_url(redis_server.address).set(b"p:" + binary, "text")
         sink = make_redis(key="id", prefix="p:")
-        rows = {"key": pa.array([wild], pa.binary()), ".x": pa.array(["1"])}
+        rows = {"key": pa.array([binary], pa.binary()), ".x": pa.array(["1"])}
         receipt = stage_rows(sink, rows)
         (reason,) = sink.check([receipt])
         assert reason and reason.endswith("... is of type string, but the sink needs hash")
@@ -78,11 +78,11 @@ class TestTheTarget:
             (" 1", False, False),
             ("inf", False, False),
             ("nan", False, False),
-            ("1e999", False, False),  # as much as no number: nothing can be added
+            ("1e999", False, False),  # not finite, so nothing can be added
         ],
     )
     @pytest.mark.parametrize("amount", [1, 0.5])
-    def test_a_counter_that_is_no_number(
+    def test_a_counter_that_is_not_a_number_is_refused(
         self,
         make_redis: Any,
         redis_client: Any,
@@ -102,7 +102,7 @@ class TestTheTarget:
             with pytest.raises(InDoubt, match=f"{reason}. Nothing was changed"):
                 sink.commit([receipt])
 
-    def test_an_overflow_is_known_before_anything_is_added(
+    def test_an_overflow_is_found_before_anything_is_added(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         redis_client.hset("h", mapping={"a": 7, "z": 2**63 - 1})
@@ -125,7 +125,7 @@ class TestTheTarget:
         ],
     )
     @pytest.mark.parametrize("most", [2**62, 1e308])
-    def test_an_overflow_that_only_the_batch_makes(
+    def test_an_overflow_of_the_sum_of_the_batch_is_found(
         self, make_redis: Any, options: dict[str, str], where: str, most: float
     ) -> None:
         sink = make_redis(value="n", **options)
@@ -166,7 +166,9 @@ class TestTheTarget:
         assert {field: int(value) for field, value in redis_client.hgetall("h").items()} == after
 
     @pytest.mark.parametrize("edge", [2**63 - 1, -(2**63)])
-    def test_the_last_number_that_fits(self, make_redis: Any, redis_client: Any, edge: int) -> None:
+    def test_the_last_number_that_fits_is_accepted(
+        self, make_redis: Any, redis_client: Any, edge: int
+    ) -> None:
         sink = make_redis(counter="c", value="n")
         one = 1 if edge > 0 else -1
         assert sink.commit([stage_rows(sink, {"value": [edge - one, one]})]) == [DONE]
@@ -188,7 +190,7 @@ class TestTheTarget:
     )
 
     @pytest.mark.parametrize(("options", "rows", "right"), RIGHTS)
-    def test_a_right_that_is_missing_is_named_before_the_decision(
+    def test_a_missing_right_is_named_before_the_decision(
         self, redis_server: valkey.Valkey, redis_client: Any, options: Any, rows: Any, right: str
     ) -> None:
         sink = Redis(url=create_user(redis_server, redis_client, "+@all"), name="out", **options)
@@ -204,7 +206,7 @@ class TestTheTarget:
         create_user(redis_server, redis_client, "+@all")
         assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
 
-    def test_a_right_to_some_of_the_keys_moves_none(
+    def test_a_right_to_only_some_keys_moves_none(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
         url = create_user(redis_server, redis_client, "+@all", keys=["{poundlock}:*", "p:a*"])
@@ -218,7 +220,7 @@ class TestTheTarget:
         assert sink.commit([receipt]) == [DONE]
         assert redis_client.mget("p:a", "p:b") == ["1", "2"]
 
-    def test_a_right_to_read_that_is_missing(
+    def test_a_missing_right_to_read_is_reported(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
         url = create_user(redis_server, redis_client, "+@all", "-type")
@@ -226,22 +228,24 @@ class TestTheTarget:
         with pytest.raises(NotAuthorised, match=r"check of .* run th(e|is) "):
             sink.check([stage_rows(sink, {"value": ["1"]})])
 
-    @pytest.mark.parametrize("told", [True, False])
-    def test_a_stream_that_has_no_ids_left(
-        self, redis_server: valkey.Valkey, redis_client: Any, told: bool
+    @pytest.mark.parametrize("readable", [True, False])
+    def test_a_stream_without_free_ids_is_reported(
+        self, redis_server: valkey.Valkey, redis_client: Any, readable: bool
     ) -> None:
-        url = create_user(redis_server, redis_client, "+@all", "+xinfo" if told else "-xinfo")
+        url = create_user(redis_server, redis_client, "+@all", "+xinfo" if readable else "-xinfo")
         redis_client.xadd("s", {"a": "1"}, id=f"{2**64 - 1}-{2**64 - 1}")
         sink = Redis(url=url, name="out", stream="s")
         receipt = stage_rows(sink, {".a": ["1", "2"]})
         problem = "stream s has no id left that is above its last one"
-        assert sink.check([receipt]) == [problem if told else None]
+        assert sink.check([receipt]) == [problem if readable else None]
         with pytest.raises(InDoubt, match="Nothing was changed"):
             sink.commit([receipt])
         redis_client.delete("s")
         assert sink.commit([receipt]) == [DONE] and redis_client.xlen("s") == 2
 
-    def test_a_stream_that_has_few_ids_left(self, make_redis: Any, redis_client: Any) -> None:
+    def test_a_stream_with_too_few_free_ids_is_reported(
+        self, make_redis: Any, redis_client: Any
+    ) -> None:
         sink = make_redis(stream="s")
         redis_client.xadd("s", {"a": "1"}, id=f"{2**64 - 1}-{2**64 - 2}")
         (reason,) = sink.check([stage_rows(sink, {".a": ["1", "2"]})])
@@ -252,9 +256,7 @@ class TestTheTarget:
 
 
 class TestTheWitness:
-    def test_staged_rows_that_lost_a_part_are_not_moved(
-        self, make_redis: Any, redis_client: Any
-    ) -> None:
+    def test_an_incomplete_branch_is_not_moved(self, make_redis: Any, redis_client: Any) -> None:
         sink = make_redis(list="l", value="v")
         texts = ["x" * 1000] * 2000
         receipt = stage_rows(sink, {"value": texts})
@@ -266,7 +268,7 @@ class TestTheWitness:
         assert sink.commit([receipt]) == [LOST]
         assert redis_client.llen("l") == 0 and not list_leftovers(redis_client)
 
-    def test_a_batch_that_lost_a_part_is_lost_whole(
+    def test_a_batch_with_a_lost_branch_is_lost_whole(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(hash="h", field="id", value="v", order_by="ts")
@@ -278,19 +280,19 @@ class TestTheWitness:
         redis_client.delete(f"{{h}}:{low.id}")
         assert sink.commit([low, high]) == [LOST, LOST]
         assert not redis_client.exists("h") and not list_leftovers(redis_client)
-        assert sink.commit([high, low]) == [LOST, LOST]  # it is final
+        assert sink.commit([high, low]) == [LOST, LOST]  # the outcome is final
         replay = [stage_rows(sink, rows(1), task=7), stage_rows(sink, rows(2), task=8)]
         assert sink.commit(replay) == [DONE, DONE]
         assert redis_client.hgetall("h") == {"a": "2"}
 
-    def test_a_part_that_is_lost_takes_no_other_batch_with_it(
+    def test_a_lost_branch_does_not_affect_other_batches(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")
-        gone = stage_rows(sink, {"value": ["1"]})
+        lost = stage_rows(sink, {"value": ["1"]})
         other = stage_rows(sink, {"value": ["2"]}, batch=1)
-        redis_client.delete(f"{{l}}:{gone.id}")
-        assert sink.commit([gone, other]) == [LOST, DONE]
+        redis_client.delete(f"{{l}}:{lost.id}")
+        assert sink.commit([lost, other]) == [LOST, DONE]
         assert redis_client.lrange("l", 0, -1) == ["2"]
 
     def test_a_lost_branch_stays_lost_when_a_zombie_stages_it_again(
@@ -323,7 +325,7 @@ class TestTheWitness:
         stage_rows(sink, {"value": ["2"]}, task=1)  # a new witness is not the old one
         assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
 
-    def test_a_forgotten_batch_is_not_called_lost(self, make_redis: Any) -> None:
+    def test_a_pruned_batch_is_not_reported_as_lost(self, make_redis: Any) -> None:
         sink = make_redis(list="l", value="v")
         receipt = stage_rows(sink, {"value": ["1"]}, batch=3)
         assert sink.commit([receipt]) == [DONE]
@@ -342,12 +344,11 @@ class TestTheWitness:
             sink.commit([receipt])
         assert redis_client.llen("l") == 0
 
-    def test_a_move_that_really_stops_half_way_says_so(
+    def test_a_move_that_stops_half_way_is_reported(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
-        redis_client.xadd(
-            "s", {"a": "0"}, id=f"{2**64 - 1}-{2**64 - 2}"
-        )  # one more, which nobody can see
+        # One id is left, and the sink cannot see this.
+        redis_client.xadd("s", {"a": "0"}, id=f"{2**64 - 1}-{2**64 - 2}")
         sink = Redis(
             url=create_user(redis_server, redis_client, "+@all", "-xinfo"), name="out", stream="s"
         )
@@ -361,7 +362,7 @@ class TestTheWitness:
                 sink.commit([receipt])
         assert [fields["a"] for _, fields in redis_client.xrange("s")] == ["0", "1"]
 
-    def test_a_move_that_stopped_half_way_is_over_when_a_person_says_so(
+    def test_a_move_that_stopped_half_way_ends_when_an_operator_confirms_it(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")
@@ -381,7 +382,7 @@ class TestTheWitness:
             and redis_client.llen("l") == 0
         )
 
-    def test_what_a_zombie_writes_after_its_abort_is_not_staged(
+    def test_rows_that_a_zombie_writes_after_its_abort_are_not_staged(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")

@@ -18,7 +18,7 @@ from poundlock.sinks import Redis
 
 
 class Slot:
-    """A slot of a cluster of two nodes, on its way from one to the other."""
+    """A slot that moves between the two nodes of a cluster."""
 
     def __init__(self, redis_client: Any, tag: str, address: str):
         number, source = redis_client.keyslot(tag), redis_client.get_node_from_key(tag)
@@ -46,7 +46,7 @@ class Slot:
 
 
 class TestTheServer:
-    def test_one_that_is_killed_in_the_middle_of_a_move(self) -> None:
+    def test_a_server_killed_during_a_move_loses_and_repeats_nothing(self) -> None:
         texts = [str(number) for number in range(30_000)]
         ones = pa.RecordBatch.from_pydict({"key": texts, "value": [1] * len(texts)})
         cut = 0
@@ -73,38 +73,39 @@ class TestTheServer:
                 assert sink.commit(receipts) == [DONE, DONE]
                 found = redis.Redis.from_url(node.address).hvals("h")
                 assert len(found) == len(texts) and set(found) == {str(2 * batch + 2).encode()}
-        assert cut  # or nothing was tried
+        assert cut  # at least one move was interrupted
 
     def test_settings_that_lose_data_are_warned_of(self) -> None:
         settings = {"appendonly": "no", "maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
         with valkey.running(settings=settings) as node:
             sink = Redis(url=node.address, list="l", value="v")
-            told = "\n".join(sink.preflight())
-            assert "appendonly is off" in told and "allkeys-lru" in told
+            warnings = "\n".join(sink.preflight())
+            assert "appendonly is off" in warnings and "allkeys-lru" in warnings
             client = redis.Redis.from_url(node.address)
             client.config_set("appendonly", "yes")
             client.config_set("appendfsync", "everysec")
-            client.config_set("maxmemory-policy", "volatile-lru")  # ours never expire
-            (told,) = sink.preflight()
-            assert "appendfsync is everysec" in told
+            # The sink's own keys never expire.
+            client.config_set("maxmemory-policy", "volatile-lru")
+            (warning,) = sink.preflight()
+            assert "appendfsync is everysec" in warning
             client.replicaof("127.0.0.1", 1)
             with pytest.raises(UsageError, match="is a replica"):
                 sink.preflight()
-            node.kill()  # a replica that still looks for its primary is slow to end
+            node.kill()  # a replica without its primary stops slowly
 
     @pytest.mark.parametrize(
         ("version", "fits"), [("5.0.14", False), ("6.0.16", False), ("6.2.0", True), ("10.0", True)]
     )
-    def test_one_that_is_too_old_is_refused(
+    def test_a_server_that_is_too_old_is_refused(
         self, make_redis: Any, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
     ) -> None:
         sink = make_redis(list="l", value="v")
         ask = sink.client.execute
 
-        def told(*command: Any, key: str) -> Any:
+        def answer(*command: Any, key: str) -> Any:
             return {"redis_version": version} if command[0] == "INFO" else ask(*command, key=key)
 
-        monkeypatch.setattr(sink.client, "execute", told)
+        monkeypatch.setattr(sink.client, "execute", answer)
         with (
             nullcontext()
             if fits
@@ -112,7 +113,7 @@ class TestTheServer:
         ):
             assert sink.preflight() == []
 
-    def test_one_without_memory_moves_nothing_until_it_has_some(
+    def test_a_server_without_memory_moves_nothing_until_it_has_some(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         adding = make_redis(hash="sums", field="id", value="n", operation="increment")
@@ -136,7 +137,7 @@ class TestTheServer:
         ) == {"a": "x"}
         assert not list_leftovers(redis_client)
 
-    def test_one_without_memory_lets_go_of_what_is_aborted(
+    def test_a_server_without_memory_deletes_aborted_rows(
         self, make_redis: Any, redis_client: Any
     ) -> None:
         sink = make_redis(list="l", value="v")
@@ -152,18 +153,18 @@ class TestTheServer:
         finally:
             redis_client.config_set("maxmemory", 0)
 
-    def test_one_before_7_that_has_no_memory(self, make_redis: Any) -> None:
-        """Its scripts tell it in other words."""
-        said = (
+    def test_a_lack_of_memory_before_version_7_is_recognised(self, make_redis: Any) -> None:
+        """Its scripts report it with another message."""
+        message = (
             "Error running script: @user_script:1: -OOM command not allowed when used memory > 'm'."
         )
         with (
             pytest.raises(Unavailable, match="no memory left"),
             make_redis(list="l", value="v").client.errors("staging"),
         ):
-            raise redis.ResponseError(said)
+            raise redis.ResponseError(message)
 
-    def test_one_that_is_silent_is_away(
+    def test_a_silent_server_is_unavailable(
         self, redis_server: valkey.Valkey, redis_client: Any
     ) -> None:
         sink = Redis(url=redis_server.address, name="out", list="l", value="v", timeout=0.3)
@@ -179,14 +180,14 @@ class TestTheServer:
             writer.abort()  # never raises
         finally:
             redis_server.resume()
-        # What was sent while it was silent may have been done since: once in any case.
+        # The server may have run the silent commit since. It runs only once in any case.
         assert sink.commit([receipt]) == [DONE]
         sink.abort(sink.find(SPACE))
         assert redis_client.lrange("l", 0, -1) == ["1"]
         assert not list_leftovers(redis_client)
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_less_is_written_straight_through(
+    def test_weaker_semantics_write_without_a_branch(
         self, make_redis: Any, redis_client: Any, semantic: str
     ) -> None:
         sink = make_redis(list="l", value="v", semantic=semantic)
@@ -198,7 +199,7 @@ class TestTheServer:
         assert redis_client.keys("*") == ["l"]
 
     @pytest.mark.parametrize("semantic", ["at_least_once", "none"])
-    def test_what_a_dead_task_wrote_straight_through_ends_by_itself(
+    def test_rows_of_a_dead_task_without_a_branch_expire(
         self, make_redis: Any, redis_client: Any, semantic: str
     ) -> None:
         sink = make_redis(list="l", value="v", semantic=semantic)
@@ -209,13 +210,13 @@ class TestTheServer:
         writer.abort()
         assert redis_client.keys("*") == []
         with pytest.raises(Rejected) if semantic == "at_least_once" else nullcontext():
-            writer.prepare()  # a move that comes late finds nothing, and is no success
+            writer.prepare()  # a late move finds nothing and fails
         assert redis_client.keys("*") == []
 
-    def test_a_replica_is_not_believed(self, make_redis: Any, redis_client: Any) -> None:
+    def test_a_replica_proves_nothing(self, make_redis: Any, redis_client: Any) -> None:
         sink = make_redis(list="l", value="v")
         receipt = stage_rows(sink, {"value": ["1"]})
-        redis_client.flushall()  # as it is before it has heard anything
+        redis_client.flushall()  # as before its first synchronisation
         redis_client.replicaof("127.0.0.1", 1)
         try:
             with pytest.raises(Unavailable, match="read only replica"):
@@ -248,7 +249,8 @@ class TestTheServer:
                     for doing in (sink.check, sink.commit):
                         with pytest.raises(Unavailable, match="non local key"):
                             doing([receipt])
-                    if who == "at the source":  # our own keys go first, and the script after them
+                    # The sink's own keys move first, and the script follows them.
+                    if who == "at the source":
                         ours = [key for key in slot.left() if "poundlock" in key]
                         assert len(ours) == 3
                         slot.send(*ours)
@@ -262,7 +264,7 @@ class TestTheServer:
                 assert redis_client.exists(new)
             redis_client.close()
 
-    def test_a_cluster(self) -> None:
+    def test_a_cluster_is_supported(self) -> None:
         with valkey.running(nodes=3, cluster=True) as node:
             loose = Redis(url=node.address, name="out", key="id", prefix="p:")
             with pytest.raises(UsageError, match=r"prefix='\{p\}:'"):

@@ -1,4 +1,4 @@
-"""What is particular to drivers of PEP 249, with two real ones upon a real PostgreSQL."""
+"""Two-phase drivers of PEP 249: two real ones with a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def execute(node: postgres.Node) -> Iterator[Callable[[str], list[Any]]]:
             return done.fetchall() if done.description else []
 
         yield run
-        # What a test that failed has left open would hold up the rest.
+        # A branch that a failed test left open would block the other tests.
         run(HANG_UP)
         for (gid,) in run("SELECT gid FROM pg_prepared_xacts"):
             run(f"ROLLBACK PREPARED '{gid}'")
@@ -82,7 +82,7 @@ def branch(sink: TwoPhase, task: int = 0, **options: Any) -> Branch:
     return Branch(transaction, sink.name, task, attempt, **options)
 
 
-def made(connect: Callable[..., Any], dsn: str, table: str = "t", **options: Any) -> TwoPhase:
+def make_sink(connect: Callable[..., Any], dsn: str, table: str = "t", **options: Any) -> TwoPhase:
     sink = TwoPhase(connect, table, dsn=dsn, setup=["SET lock_timeout = '500ms'"], **options)
     sink.preflight()
     return sink
@@ -106,7 +106,7 @@ def rows(*numbers: int | None, word: str | None = "a") -> pa.RecordBatch:
     )
 
 
-def test_types_arrive_whole(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_every_type_arrives_unchanged(node: postgres.Node, connect: Any, execute: Any) -> None:
     execute("CREATE TABLE t (b bool, n int8, f float8, d numeric, s text, y bytea, day date, "
             "at timestamptz, wall timestamp, doc jsonb)")  # fmt: skip
     values = [True, 2**63 - 1, 0.1, decimal.Decimal("-1.10"), "ä?%s", b"\0\xff", dt.date(1, 1, 1),
@@ -118,7 +118,7 @@ def test_types_arrive_whole(node: postgres.Node, connect: Any, execute: Any) -> 
         [pa.array([value, None], kind) for value, kind in zip(values, types, strict=True)],
         ["b", "n", "f", "d", "s", "y", "day", "at", "wall", "doc"],
     )
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt = prepare(sink, batch)
     assert execute("SELECT * FROM t") == []
     assert sink.check([receipt]) == [None]
@@ -126,11 +126,11 @@ def test_types_arrive_whole(node: postgres.Node, connect: Any, execute: Any) -> 
     assert execute("SELECT * FROM t") == [(*values[:-1], {"a": 1}), (None,) * 10]
 
 
-def test_bad_rows_leave_nothing_and_show_no_data(
+def test_bad_rows_leave_no_branch_and_show_no_data(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int NOT NULL UNIQUE, v varchar(9) CHECK (v <> 'hidden'))")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     for bad in (rows(None), rows(1, 1), rows(1, word="much too long"), rows(1, word="hidden")):
         with pytest.raises(BadRow) as caught:
             prepare(sink, bad)
@@ -148,11 +148,11 @@ def test_bad_rows_leave_nothing_and_show_no_data(
     assert execute("SELECT k FROM t ORDER BY k") == [(1,), (2,), (4,)]
 
 
-def test_values_that_the_driver_cannot_spell(
+def test_a_value_that_the_driver_cannot_convert_is_a_bad_row(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     writer = sink.begin(branch(sink, tolerant=True))
     writer.write(rows(1))
     good, bad = rows(2).to_pylist(), rows(3, word="hidden\0").to_pylist()
@@ -175,18 +175,18 @@ def test_the_frame_must_fit(node: postgres.Node, connect: Any, execute: Any) -> 
         {"a": Column("a", "int"), "b": Column("b", "array<int>"), "c": Column("c", "int")}
     )
     assert list(wanted) == ["k", "v", "w"] and wanted["v"].startswith("to_json(b")
-    assert wanted["v"].count("ss.SSSSSS") == 2  # timestamps inside of it, not in milliseconds
+    assert wanted["v"].count("ss.SSSSSS") == 2  # timestamps inside it keep their microseconds
     with pytest.raises(UsageError, match="has no column w"):
         sink.preflight()
     with pytest.raises(UsageError, match="cannot be read"):
-        made(connect, node.dsn(), "nowhere")
+        make_sink(connect, node.dsn(), "nowhere")
 
 
-def test_a_retry_is_not_held_up_by_its_own_task(
+def test_a_retry_does_not_wait_for_its_own_task(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     first, other = prepare(sink, rows(1)), prepare(sink, rows(2), 1)
     with pytest.raises(Rejected, match=r"55P03"):
         prepare(sink, rows(1), 2)
@@ -198,7 +198,7 @@ def test_a_speculative_attempt_rolls_nothing_back(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int PRIMARY KEY, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     conf = {"spark.speculation": "True"}
     context = SimpleNamespace(defaultParallelism=2, getConf=lambda: conf)
     sink.attach(SparkSite(cast(Any, SimpleNamespace(sparkContext=context)), ""))
@@ -209,11 +209,11 @@ def test_a_speculative_attempt_rolls_nothing_back(
     assert sink.commit([decided]) == [DONE]
 
 
-def test_a_zombie_cannot_prepare_what_was_given_up(
+def test_a_zombie_cannot_prepare_an_aborted_branch(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     zombie = sink.begin(branch(sink))
     zombie.write(rows(1))
     receipt = Receipt("t", str(id_of(branch(sink))), 0, Fingerprint(1, 0))
@@ -223,23 +223,23 @@ def test_a_zombie_cannot_prepare_what_was_given_up(
     assert execute("SELECT * FROM pg_prepared_xacts") == []
 
 
-def test_a_table_in_its_place_proves_nothing(
+def test_another_witness_table_proves_nothing(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt, other = prepare(sink, rows(1)), prepare(sink, rows(2), 1)
     assert sink.commit([receipt]) == [DONE]
-    elsewhere = made(connect, node.dsn(), witness_table="elsewhere")
+    elsewhere = make_sink(connect, node.dsn(), witness_table="elsewhere")
     execute("CREATE TABLE elsewhere (LIKE poundlock_witness INCLUDING ALL)")
     assert elsewhere.commit([receipt, other]) == [UNKNOWN, UNKNOWN]
-    assert sink.commit([receipt, other]) == [DONE, DONE]  # which nobody touched
+    assert sink.commit([receipt, other]) == [DONE, DONE]  # the original witness is unchanged
     execute("DROP TABLE poundlock_witness")
     assert sink.commit([receipt]) == [UNKNOWN]
     assert sink.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
     assert execute("SELECT to_regclass('poundlock_witness')") == [(None,)]
     stray = Stray("t", receipt.id, 1, "prepared")
-    assert sink.abort([stray]) == [LOST]  # no decision names it, so that a new table will do
+    assert sink.abort([stray]) == [LOST]  # no decision names it, so a new witness is enough
     assert sink.commit([receipt]) == [UNKNOWN]
     assert execute("SELECT k FROM t") == [(1,), (2,)]
 
@@ -248,38 +248,45 @@ def test_an_emptied_witness_proves_nothing(
     node: postgres.Node, connect: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt = prepare(sink, rows(1))
     assert sink.commit([receipt]) == [DONE]
     execute("TRUNCATE poundlock_witness")
     assert sink.commit([receipt]) == [UNKNOWN]
-    # And if it happens after we looked.
+    # The same if it is emptied after the sink looked at it.
     monkeypatch.setattr(Witness, "recognises", lambda *_: True)
     assert sink.commit([receipt]) == [UNKNOWN]
     assert execute("SELECT * FROM poundlock_witness") == []
 
 
-def test_rows_that_a_trigger_leaves_out(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_rows_that_a_trigger_omits_are_noticed(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
     execute("CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS "
             "'BEGIN IF NEW.k % 2 = 0 THEN RETURN NULL; END IF; RETURN NEW; END'")  # fmt: skip
     execute("CREATE TRIGGER odd BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION odd()")
-    sink = made(connect, node.dsn(), rows_at_once=2)
+    sink = make_sink(connect, node.dsn(), rows_at_once=2)
     assert sink.commit([prepare(sink, rows(1, 3, 5, 7, 9))]) == [DONE]
     with pytest.raises(Rejected, match="2 rows were sent, and the database took 1"):
         prepare(sink, rows(1, 3, 4, 5), 1)
     assert execute("SELECT count(*) FROM t") == [(5,)]
 
 
-def test_a_time_limit_of_the_account(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_a_time_limit_of_the_account_is_reported(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
     sink = TwoPhase(connect, "t", dsn=node.dsn(), setup=["SET statement_timeout = '500ms'"])
     receipt = prepare(sink, rows(1))
     assert sink.commit([receipt]) == [DONE]
-    with locked(node, "poundlock_witness"):
+    with lock_table(node, "poundlock_witness"):
         assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
     assert sink.commit([receipt]) == [DONE]
-    with locked(node, "t"), pytest.raises(Rejected, match="statement_timeout, which setup= can"):
+    with (
+        lock_table(node, "t"),
+        pytest.raises(Rejected, match="statement_timeout, which setup= can"),
+    ):
         prepare(sink, rows(2), 1)
 
 
@@ -287,7 +294,7 @@ def test_the_newest_generation_is_never_pruned(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink, other = made(connect, node.dsn()), made(connect, node.dsn(), name="other")
+    sink, other = make_sink(connect, node.dsn()), make_sink(connect, node.dsn(), name="other")
     sink.prune(OURS, 5)  # there is no witness yet
     receipts = [prepare(sink, rows(task), task) for task in range(3)]
     receipts.append(prepare(sink, rows(9), batch=7))
@@ -304,20 +311,20 @@ def test_the_newest_generation_is_never_pruned(
 
 
 @contextmanager
-def locked(node: postgres.Node, table: str) -> Iterator[None]:
+def lock_table(node: postgres.Node, table: str) -> Iterator[None]:
     with psycopg.connect(node.dsn()) as connection:
         connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
         yield
 
 
-def test_a_locked_witness_is_not_a_missing_one(
+def test_a_locked_witness_is_not_reported_as_missing(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     receipt = prepare(sink, rows(1))
     assert sink.commit([receipt]) == [DONE]
-    with locked(node, "poundlock_witness"):
+    with lock_table(node, "poundlock_witness"):
         assert sink.commit([receipt]) == [BranchState.UNREACHABLE]
         assert sink.abort([Stray("t", receipt.id, 1, "prepared")]) == [BranchState.UNREACHABLE]
         for ask in (
@@ -331,7 +338,9 @@ def test_a_locked_witness_is_not_a_missing_one(
     assert sink.commit([receipt]) == [DONE] and sink.newest_generation(OURS) == 1
 
 
-def test_a_witness_that_may_not_be_read(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_a_missing_right_to_the_witness_is_named(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute(
         "CREATE TABLE t (k int, v text); CREATE TABLE poundlock_witness (branch text, identity text)"
     )
@@ -347,9 +356,9 @@ def test_a_witness_that_may_not_be_read(node: postgres.Node, connect: Any, execu
         execute("DROP OWNED BY other; DROP ROLE other")
 
 
-def test_a_lost_connection(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_a_lost_connection_leaves_nothing(node: postgres.Node, connect: Any, execute: Any) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     writer = sink.begin(branch(sink))
     writer.write(rows(1))
     execute(HANG_UP)
@@ -365,8 +374,8 @@ def test_secrets_are_not_shown(connect: Any) -> None:
     for dsn in (
         "postgresql://u:hidden@127.0.0.1:1/x",
         "hidden nonsense",
-        "postgresql://u:p@hidden@127.0.0.1:1/x",  # taken for the host
-        "postgresql://localhost:hidden/p@127.0.0.1:1/x",  # taken for the port
+        "postgresql://u:p@hidden@127.0.0.1:1/x",  # parsed as the host
+        "postgresql://localhost:hidden/p@127.0.0.1:1/x",  # parsed as the port
     ):
         with pytest.raises(PoundlockError) as caught:
             TwoPhase(connect, "t", dsn=dsn).preflight()
@@ -380,20 +389,20 @@ def test_a_driver_without_two_phases_is_refused() -> None:
         TwoPhase(partial(sqlite3.connect, ":memory:"), "t").preflight()
 
 
-def test_a_server_without_prepared_transactions(connect: Any) -> None:
+def test_a_server_without_prepared_transactions_is_refused(connect: Any) -> None:
     with postgres.running(max_prepared_transactions=0) as plain:
         with psycopg.connect(plain.dsn()) as connection:
             connection.execute("CREATE TABLE t (k int)")
         with pytest.raises(UsageError, match="switch two-phase commit on"):
-            made(connect, plain.dsn())
+            make_sink(connect, plain.dsn())
 
 
-def test_a_start_where_open_branches_fill_the_server(
+def test_a_pipeline_can_start_while_open_branches_fill_the_server(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
-    """One of them is ours, left by a crash: only a start can end it."""
+    """One of them is ours, left by a crash. Only a start can end it."""
     execute("CREATE TABLE t (k int, v text)")
-    receipt = prepare(made(connect, node.dsn()), rows(1))
+    receipt = prepare(make_sink(connect, node.dsn()), rows(1))
     for other in range(postgres.PostgresServer().max_prepared_transactions - 1):
         execute(f"BEGIN; SELECT txid_current(); PREPARE TRANSACTION 'other {other}'")
     again = TwoPhase(connect, "t", dsn=node.dsn())
@@ -402,11 +411,11 @@ def test_a_start_where_open_branches_fill_the_server(
     assert not any("max_prepared_transactions" in warning for warning in again.preflight())
 
 
-def test_no_room_for_the_witness_is_no_lack_of_rights(
+def test_no_room_for_the_witness_is_not_reported_as_a_missing_right(
     node: postgres.Node, connect: Any, execute: Any
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     with small_disk(2) as disk:
         demote.hand_over(disk / "space")
         execute(f"CREATE TABLESPACE small LOCATION '{disk / 'space'}'")
@@ -423,9 +432,11 @@ def test_no_room_for_the_witness_is_no_lack_of_rights(
             execute("DROP TABLESPACE small")
 
 
-def test_less_than_exactly_once(node: postgres.Node, connect: Any, execute: Any) -> None:
+def test_weaker_semantics_write_without_a_branch(
+    node: postgres.Node, connect: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn(), semantic="at_least_once")
+    sink = make_sink(connect, node.dsn(), semantic="at_least_once")
     writer = sink.begin(branch(sink))
     writer.write(rows(1))
     assert writer.prepare() is None
@@ -442,18 +453,19 @@ def test_less_than_exactly_once(node: postgres.Node, connect: Any, execute: Any)
         ("pyformat", "a %(v0)s %%", {"v0": 1}),
     ],
 )
-def test_every_paramstyle(style: str, expected: str, given: Any) -> None:
+def test_every_paramstyle_is_supported(style: str, expected: str, given: Any) -> None:
     link = Link.__new__(Link)
     link._style = style
     assert link._spelled("a ? %") == expected
     assert link._given([1]) == given
 
 
-def test_what_drivers_recover() -> None:
+def test_recovered_branch_names_of_every_driver_are_read() -> None:
     assert _parts((1, 3, 2, b"abcde")) == (1, "abc", "de")
-    assert _parts((1, 2, 2, b"\xffabc")) == (1, "\ufffda", "bc")  # another's, cut by its bytes
+    # A foreign name, split in the middle of a character.
+    assert _parts((1, 2, 2, b"\xffabc")) == (1, "\ufffda", "bc")
     assert _parts((1, "abc", "de")) == (1, "abc", "de")
-    # As in the source of python-oracledb: RAW columns, so bytes, in a named tuple.
+    # As in the source of python-oracledb: bytes from RAW columns, in a named tuple.
     oracle = namedtuple("Xid", ["format_id", "global_transaction_id", "branch_qualifier"])
     assert _parts(oracle(1, b"abc", b"de")) == (1, "abc", "de")
     assert _parts(psycopg.Xid.from_string("another's")) is None
@@ -465,9 +477,11 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return like_oracle.connect
 
 
-def test_a_branch_by_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+def test_a_branch_can_be_written_with_a_driver_like_oracles(
+    node: postgres.Node, oracle: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int UNIQUE, v varchar(9))")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     assert execute("SELECT * FROM pg_prepared_xacts") == []
     writer = sink.begin(branch(sink, tolerant=True))
     writer.write(rows(1, 2))
@@ -491,29 +505,31 @@ def test_a_branch_by_a_driver_like_oracles(node: postgres.Node, oracle: Any, exe
     sink.prune(OURS, 5)
 
 
-def test_a_witness_in_use_by_a_driver_like_oracles(
+def test_a_locked_witness_is_recognised_with_a_driver_like_oracles(
     node: postgres.Node, oracle: Any, execute: Any
 ) -> None:
-    """Its error for a lock that is held has no class of its own, only a number."""
+    """Its error for a held lock has no class of its own, only a number."""
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     receipt = prepare(sink, rows(1))
     assert sink.witness.settle(sink.link(), str(id_of(branch(sink)))) is OPEN
     assert sink.commit([receipt]) == [DONE]
 
 
-def test_troubles_of_a_driver_like_oracles(node: postgres.Node, oracle: Any, execute: Any) -> None:
+def test_errors_of_a_driver_like_oracles_are_translated(
+    node: postgres.Node, oracle: Any, execute: Any
+) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     with pytest.raises(UsageError, match=r"cannot be read .DatabaseError .ORA-00942."):
-        made(oracle, node.dsn(), "nowhere")
+        make_sink(oracle, node.dsn(), "nowhere")
     writer = sink.begin(branch(sink))
     execute(HANG_UP)
     with pytest.raises(Unavailable, match=r"connection was lost: DatabaseError \[DPY-4011\]"):
         writer.write(rows(1))
     writer.abort()
     with pytest.raises(Unavailable, match="cannot be reached"):
-        made(oracle, "postgresql://u:hidden@127.0.0.1:1/x")
+        make_sink(oracle, "postgresql://u:hidden@127.0.0.1:1/x")
 
 
 @pytest.mark.parametrize(
@@ -521,7 +537,9 @@ def test_troubles_of_a_driver_like_oracles(node: postgres.Node, oracle: Any, exe
     [("ORA-01017", NotAuthorised), ("ORA-00020", Unavailable), ("DPY-4011", Unavailable),
      ("DPY-4018", UsageError)],
 )  # fmt: skip
-def test_a_connection_that_oracle_refuses(code: str, expected: type[PoundlockError]) -> None:
+def test_a_connection_that_oracle_refuses_is_reported(
+    code: str, expected: type[PoundlockError]
+) -> None:
     def refuse() -> None:
         raise like_oracle.DatabaseError(like_oracle._Error(code, "no"))
 
@@ -530,7 +548,7 @@ def test_a_connection_that_oracle_refuses(code: str, expected: type[PoundlockErr
     assert type(caught.value) is expected
 
 
-def test_branches_that_may_not_be_listed(
+def test_a_missing_right_to_list_branches_is_named(
     node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Any) -> None:
@@ -539,23 +557,23 @@ def test_branches_that_may_not_be_listed(
     execute("CREATE TABLE t (k int, v text)")
     monkeypatch.setattr(like_oracle.Connection, "tpc_recover", refuse)
     with pytest.raises(UsageError, match=r"ORA-00942.*DBA_PENDING_TRANSACTIONS"):
-        made(oracle, node.dsn())
+        make_sink(oracle, node.dsn())
 
 
-def test_a_branch_that_is_not_held_is_no_yes(
+def test_a_branch_that_the_database_does_not_hold_is_rejected(
     node: postgres.Node, oracle: Any, execute: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(oracle, node.dsn())
+    sink = make_sink(oracle, node.dsn())
     monkeypatch.setattr(like_oracle.Connection, "tpc_prepare", lambda _: False)
     with pytest.raises(Rejected, match="holds no branch"):
         prepare(sink, rows(1))
 
 
-def test_savepoints_are_let_go(node: postgres.Node, connect: Any, execute: Any) -> None:
-    """PostgreSQL nests those of one name, and past 64 levels slows down for everybody."""
+def test_savepoints_are_released(node: postgres.Node, connect: Any, execute: Any) -> None:
+    """PostgreSQL nests savepoints of one name. Beyond 64 levels every session slows down."""
     execute("CREATE TABLE t (k int, v text)")
-    sink = made(connect, node.dsn())
+    sink = make_sink(connect, node.dsn())
     writer: Any = sink.begin(branch(sink, tolerant=True))
     for key in range(3):
         writer.write(rows(key))
@@ -576,5 +594,5 @@ def test_savepoints_are_let_go(node: postgres.Node, connect: Any, execute: Any) 
         (Exception(), None),
     ],
 )
-def test_where_drivers_put_their_numbers(error: Exception, expected: Any) -> None:
+def test_the_error_number_of_every_driver_is_read(error: Exception, expected: Any) -> None:
     assert number(error) == expected
