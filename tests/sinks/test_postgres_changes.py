@@ -163,7 +163,7 @@ def test_a_staged_batch_is_committed_whole_after_a_change_of_mode(db: Database) 
         and not sink.commit_together([own])
     )
     coordinator = Coordinator(MemoryLog(), {"t": later}, settings=Settings(commits_at_once=1))
-    assert list(coordinator._portions(receipts)) == [receipts]
+    assert list(coordinator._commit_groups(receipts)) == [receipts]
 
 
 @pytest.mark.parametrize("mode", ["prepared", "staged"])
