@@ -71,7 +71,7 @@ class TestTroubles:
         key = ["k", "v"] if "(k, v)" in columns else "k"
         staged = db.sink(key=key)
         receipt = db.prepare(staged, keyed((1, "a")))
-        with pytest.raises(Rejected, match=r"does not take 1 rows.*leaves rows out"):
+        with pytest.raises(Rejected, match=r"did not accept 1 rows.*leaves rows out"):
             staged.check([receipt])
         with pytest.raises(GuaranteeBroken, match="leaves rows out"):
             staged.commit([receipt])

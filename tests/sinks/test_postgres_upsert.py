@@ -114,7 +114,7 @@ class TestKeys:
             db.prepare(sink, keyed((2, "b", 2), names=self.NAMES), 1),
         ]
         assert db("SELECT v FROM t") == [("old",)]
-        with pytest.raises(Rejected, match="two tasks touch one key"):
+        with pytest.raises(Rejected, match="two tasks write the same key"):
             db.prepare(sink, keyed((1, "third", 3), names=self.NAMES), 2)
         assert len(db.open()) == 2
         assert sink.commit(receipts) == [DONE, DONE]

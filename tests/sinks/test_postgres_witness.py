@@ -173,7 +173,7 @@ class TestAnswersThatProveNothing:
         writer: Any = db.sink(mode="prepared").begin(db.branch())
         with pytest.raises(psycopg.errors.DivisionByZero):
             writer._connection.execute("SELECT 1 / 0")
-        with pytest.raises(Rejected, match="PREPARE TRANSACTION was answered by ROLLBACK"):
+        with pytest.raises(Rejected, match="the server answered PREPARE TRANSACTION with ROLLBACK"):
             writer._end("PREPARE TRANSACTION 'poundlock'", "PREPARE TRANSACTION")
         writer.abort()
         assert db.open() == []
