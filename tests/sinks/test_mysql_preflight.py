@@ -189,7 +189,7 @@ class TestTheTableIsLookedOver:
         logged = {"innodb_flush_log_at_trx_commit": "1", "log_bin": "ON", "sync_binlog": "1"}
         for version, words in (
             ("11.4.5-MariaDB", "in MariaDB"),
-            ("9.7.0", "another format than 1"),
+            ("9.7.0", "an XID format other than 1"),
         ):
             assert words in " ".join(sink._cautions(version, logged))
 
@@ -215,7 +215,7 @@ class TestOptionsAndTablesThatChange:
         receipt = prepare(place.sink(mode="staged"), {"id": [1]})
         place.ask("RENAME TABLE t TO old")
         now = place.sink("u", mode="staged")
-        with pytest.raises(LogMismatch, match=r"table \S+\.t, which is gone"):
+        with pytest.raises(LogMismatch, match=r"table \S+\.t, which no longer exists"):
             now.commit([receipt])
         place.ask("RENAME TABLE old TO t")
         assert now.commit([receipt]) == [DONE] and place.rows() == [(1,)]
