@@ -93,7 +93,7 @@ class MySQLSubject(Subject):
 
     @contextmanager
     def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
-        says = "'number' is bigint.* does not hold string"
+        says = "'number' is bigint.* cannot store string"
         frame = FRAME | {"number": "string"}
         yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame=frame))
 

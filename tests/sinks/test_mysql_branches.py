@@ -256,7 +256,7 @@ class TestEndings:
         plain.ask("DROP TABLE poundlock_witness")
         other = prepare(sink, {"x": [2]}, task=1)
         assert sink.commit([receipt]) == [BranchState.NO_WITNESS]
-        assert "is another one" in caplog.text and receipt.id in caplog.text
+        assert "was replaced" in caplog.text and receipt.id in caplog.text
         assert sink.commit([other]) == [DONE] and plain.rows() == [(1,), (2,)]
 
     def test_a_branch_is_ended_where_it_was_staged(self, plain: Place) -> None:

@@ -64,7 +64,7 @@ class TestTheTableIsLookedOver:
         for words in (
             "'a' is float(7,2), which would round",
             "'b' is double(10,2), which would",
-            "'c' is time(3), which does not hold string",
+            "'c' is time(3), which cannot store string",
         ):
             assert words in str(caught.value)
         assert ("round the decimals" in str(caught.value)) == (not IS_MARIADB)

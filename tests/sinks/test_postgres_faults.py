@@ -167,7 +167,7 @@ class TestTroubles:
         context.defaultParallelism = 10_000
         sink = Postgres("t", dsn=db.dsn)
         sink.attach(site)
-        with pytest.raises(UsageError, match="10001 connections are wanted"):
+        with pytest.raises(UsageError, match="10001 connections are needed"):
             sink.preflight()
         sink.close()
 

@@ -53,7 +53,7 @@ class TestKeys:
             ]
 
         plain = db.sink(key="k")
-        with pytest.raises(BadRow, match=r"one key \(k\).*order_by") as caught:
+        with pytest.raises(BadRow, match=r"the same key \(k\).*order_by") as caught:
             plain.check(prepared(plain, 0, first, second))
         assert "secret" not in str(caught.value)
         ordered = db.sink(key="k", order_by="at")
@@ -61,7 +61,7 @@ class TestKeys:
         assert not any(ordered.check(receipts))
         assert set(ordered.commit(receipts)) == {DONE}
         assert db("SELECT k, v FROM t") == [(1, "later")]
-        with pytest.raises(BadRow, match="and one at"):
+        with pytest.raises(BadRow, match="and the same at"):
             ordered.check(prepared(ordered, 2, first, (1, "other", 5)))
 
     def test_a_flag_deletes_by_key_alone(self, db: Database) -> None:

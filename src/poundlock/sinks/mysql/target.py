@@ -335,7 +335,7 @@ def _compare(
     if column.type not in _HOLDS.get(kind, ()):
         wanted = ", ".join(_HOLDS.get(kind, ("none",)))
         problems.append(
-            f"column {column.name!r} is {column.full_type}, which does not keep {type_name} "
+            f"column {column.name!r} is {column.full_type}, which cannot store {type_name} "
             f"unchanged: use {wanted}"
         )
         return
