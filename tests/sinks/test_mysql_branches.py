@@ -219,7 +219,7 @@ class TestEndings:
         sink = plain.sink(mode=mode)
         receipt = prepare(sink, {"x": [1]})
         plain.ask("DELETE FROM poundlock_witness WHERE branch = 'witness'")
-        assert sink.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
+        assert sink.check([receipt]) == ["its witness table has since been dropped or emptied"]
         assert sink.abort(sink.find(OURS)) == [LOST]
 
     @BOTH

@@ -60,7 +60,7 @@ class TestTheWitness:
         assert not db("SELECT to_regclass('poundlock.witness')")[0][0]
         assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # none of a decision
         assert again.commit([receipt]) == [UNKNOWN]
-        assert again.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
+        assert again.check([receipt]) == ["its witness table has since been dropped or emptied"]
         db("UPDATE poundlock.witness SET state = 'committed'")
         assert again.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [(1,)]

@@ -236,7 +236,7 @@ def test_a_table_in_its_place_proves_nothing(
     assert sink.commit([receipt, other]) == [DONE, DONE]  # which nobody touched
     execute("DROP TABLE poundlock_witness")
     assert sink.commit([receipt]) == [UNKNOWN]
-    assert sink.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
+    assert sink.check([receipt]) == ["its witness table has since been dropped or emptied"]
     assert execute("SELECT to_regclass('poundlock_witness')") == [(None,)]
     stray = Stray("t", receipt.id, 1, "prepared")
     assert sink.abort([stray]) == [LOST]  # no decision names it, so that a new table will do
@@ -266,7 +266,7 @@ def test_rows_that_a_trigger_leaves_out(node: postgres.Node, connect: Any, execu
     execute("CREATE TRIGGER odd BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION odd()")
     sink = made(connect, node.dsn(), rows_at_once=2)
     assert sink.commit([prepare(sink, rows(1, 3, 5, 7, 9))]) == [DONE]
-    with pytest.raises(Rejected, match="2 rows were sent, and the database took 1"):
+    with pytest.raises(Rejected, match="2 rows were sent, but the database accepted 1"):
         prepare(sink, rows(1, 3, 4, 5), 1)
     assert execute("SELECT count(*) FROM t") == [(5,)]
 

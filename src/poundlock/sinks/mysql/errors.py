@@ -141,7 +141,7 @@ def _missing_column(message: str) -> str:
 
 
 def _text(error: Exception) -> str:
-    """Return the error's own text, if it concerns a connection or a right: it quotes no rows."""
+    """Return the error's own text. Only for connections and rights: their texts quote no rows."""
     return f"error {code_of(error)}: {error.args[-1]}" if error.args else type(error).__name__
 
 

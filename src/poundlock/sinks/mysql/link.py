@@ -238,7 +238,7 @@ def connect_arguments(url: str) -> dict[str, Any]:
 
 
 def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
-    """Open a connection whose session does not round, truncate, or wait for ever.
+    """Open a connection whose session does not round, truncate, or wait forever.
 
     READ COMMITTED locks less, and no transaction here reads twice. UTC keeps timestamps unchanged.
     `answer_timeout` ends the wait for a server that does not answer.

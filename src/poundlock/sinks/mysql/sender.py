@@ -214,7 +214,7 @@ class Sender:
                 self._complain(wrong, pieces[0].start, rows - taken)
 
     def _execute(self, pieces: Sequence[_Piece]) -> int:
-        """Return how many rows the server took."""
+        """Return how many rows the server accepted."""
         link, first = self._link, pieces[0]
         if first.types:
             self._statement = self._statement or self._prepared()
@@ -252,8 +252,8 @@ class Sender:
         if wrong or missing:
             reason = wrong.get(-1, f"the server left out {missing} rows without a warning")
             raise BadRow(
-                f"rows do not fit table {self._sink.table}: {reason}. Correct them in the query, or "
-                "send them elsewhere with on_bad_row=",
+                f"rows do not fit table {self._sink.table}: {reason}. Correct the rows in the query, "
+                "or send them elsewhere with on_bad_row=",
                 sink=self._sink.name,
             )
 

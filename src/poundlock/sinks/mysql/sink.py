@@ -439,7 +439,7 @@ class MySQL(SqlSink):
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         with self.connections.lend() as link:
             if not Witnesses(receipts).recognises(link):
-                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
+                return ["its witness table has since been dropped or emptied"] * len(receipts)
         return self.branches.check(receipts)
 
     def commit_together(self, receipts: Sequence[Receipt]) -> bool:

@@ -130,7 +130,7 @@ class StagedBranches:
         )
         ready, given_up = split_batch(waiting, lost, aborted=aborted, begun=begun)
         if given_up and not begun:
-            # None counts as aborted until all are given up: the others would be moved alone.
+            # None may count as aborted until all are given up, or the others would be moved alone.
             return dict.fromkeys([it.id for it in receipts], self._give_up(link, given_up))
         for receipt in given_up:
             identity = witness_of(receipt)[1]

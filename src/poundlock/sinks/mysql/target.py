@@ -83,7 +83,7 @@ class TargetColumn:
     members: tuple[str, ...] = ()  # of ENUM and SET
 
     def definition(self) -> str:
-        """Return the column's type for a table that is to hold the same values."""
+        """Return the column's type for a table that must hold the same values."""
         text = f" CHARACTER SET {self.charset} COLLATE {self.collation}" if self.charset else ""
         null = "NULL" if self.nullable else "NOT NULL"
         if self.type == "timestamp" and not self.nullable:

@@ -52,7 +52,7 @@ class Rows:
     def insert(self, table: str) -> tuple[str, memoryview, Any]:
         """Return the head of an INSERT, its values, and where in them each row begins.
 
-        For servers that take no LOAD DATA LOCAL. Each row ends with a comma.
+        For servers that do not allow LOAD DATA LOCAL. Each row ends with a comma.
         """
         values = [
             pc.binary_join_element_wise(

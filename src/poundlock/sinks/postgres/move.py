@@ -93,7 +93,7 @@ def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
 def too_long(
     link: Link, target: Target, table: Table, branches: Sequence[str], columns: Sequence[str]
 ) -> bool:
-    """Whether a row could be too long for an index of the target, which takes some 2700 bytes."""
+    """Whether a row could be too long for an index of the target: the limit is some 2700 bytes."""
     sizes = [
         sql.SQL(" + ").join(
             sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))

@@ -96,7 +96,7 @@ class Postgres(SqlSink):
         for option, value in (("delete", delete), ("order_by", order_by)):
             if value is not None and not keys:
                 raise UsageError(f"{option}={value!r} needs key=", sink=self.name)
-        if lock_timeout < 0.001:  # PostgreSQL counts milliseconds; 0 means for ever
+        if lock_timeout < 0.001:  # PostgreSQL counts milliseconds; 0 means forever
             raise UsageError("lock_timeout must be 0.001 seconds or more", sink=self.name)
         if "%" in witness_schema:
             raise UsageError("witness_schema must be a name without %", sink=self.name)
@@ -382,7 +382,7 @@ class Postgres(SqlSink):
         with self.connections.lend() as link:
             self._check_system(link, receipts)
             if not self.target.witness.recognises(link, identities_of(receipts)):
-                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
+                return ["its witness table has since been dropped or emptied"] * len(receipts)
             return self.branches.check(receipts)
 
     def commit_together(self, receipts: Sequence[Receipt]) -> bool:

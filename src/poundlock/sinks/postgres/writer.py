@@ -198,8 +198,8 @@ class PostgresWriter(Writer):
     def _compare_counts(self, taken: int, given: int) -> None:
         if taken != given:
             raise Rejected(
-                f"branch {self._id}: {given} rows were sent, and PostgreSQL took {taken}: a trigger "
-                "or a rule leaves rows out, so it is unknown which were written",
+                f"branch {self._id}: {given} rows were sent, but PostgreSQL accepted {taken}: a "
+                "trigger or a rule leaves rows out, so it is unknown which were written",
                 sink=self._target.sink,
             )
 

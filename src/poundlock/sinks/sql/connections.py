@@ -12,9 +12,9 @@ def check(
 ) -> list[str]:
     """Compare the needed connections with those that the server allows; return warnings.
 
-    `told` is the user's number. Without it, one is counted for each task: it opens one when it starts,
-    and cannot wait. Spark only guesses how many tasks run at once, so the user's number comes first.
-    `limits` has the names of the server's settings.
+    `told` is the user's number. Without it, one connection is counted for each task, which opens it at
+    its start and cannot wait for it. Spark only guesses how many tasks run at once, so the user's
+    number comes first. `limits` is keyed by the names of the server's settings.
     """
     needed = tasks + driver if tasks else 1
     why = f"one for each task that runs at once, and {driver} for the driver"

@@ -26,7 +26,7 @@ class Failure(Enum):
 class Dialect:
     """One system's SQL and errors."""
 
-    mark: str  # stands for a value in a statement
+    mark: str  # the placeholder of a value in a statement
     errors: tuple[type[Exception], ...]  # what the driver raises
     # Returns DUPLICATE, LOCKED or NO_TABLE for such an error, else None.
     failure_of: Callable[[Exception], Failure | None]

@@ -38,7 +38,7 @@ class StagedRows:
         if any(other != found[0] for other in found):
             raise LogMismatch(
                 f"branch {receipts[0].id} and others of its batch were staged for different tables, "
-                "keys or columns: the sink's options were changed meanwhile. Drop the staging tables "
+                "keys or columns: the sink's options were changed since. Drop the staging tables "
                 "of these branches, and the batch is computed again",
                 sink=receipts[0].sink,
             )

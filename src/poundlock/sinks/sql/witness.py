@@ -75,7 +75,7 @@ class Witness:
             known = self.identity(link)
         if known is None:
             raise Unavailable(
-                f"the witness table {self.table} was dropped or emptied meanwhile", sink=self.sink
+                f"the witness table {self.table} has just been dropped or emptied", sink=self.sink
             )
         return known
 
@@ -159,7 +159,7 @@ class Witness:
             raise WitnessMismatch
 
     def unproven(self, link: Link, ids: Sequence[str]) -> list[BranchState]:
-        """Return what another table proves about branches: only that those it has are committed."""
+        """Return what another table proves: only that a branch whose row says "committed" is so."""
         others = f" and {len(ids) - 1} others" if len(ids) > 1 else ""
         logger.warning(
             "sink %s: the witness table %s is missing, was emptied or was replaced, so it proves "

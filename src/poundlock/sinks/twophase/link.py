@@ -132,7 +132,7 @@ class Link:
             cursor.close()
 
     def execute_many(self, statement: str, rows: Sequence[Row]) -> int:
-        """Run a statement for each row. Return how many were taken; -1 if that is unknown."""
+        """Run a statement for each row. Return how many were accepted; -1 if unknown."""
         cursor = self.connection.cursor()
         try:
             cursor.executemany(self._spelled(statement), [self._given(row) for row in rows])

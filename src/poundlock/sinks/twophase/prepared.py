@@ -78,7 +78,7 @@ class PreparedBranches:
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         with self.lend() as link:
             if not self._witness.recognises(link, identities_of(receipts)):
-                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
+                return ["its witness table has since been dropped or emptied"] * len(receipts)
             opened = self._opened(link, [read_id(receipt.id) for receipt in receipts])
         return [
             None if receipt.id in opened else "it is no longer prepared" for receipt in receipts

@@ -81,8 +81,8 @@ class TwoPhaseWriter(Writer):
     def _count(self, taken: int, given: int) -> None:
         if 0 <= taken != given:
             raise Rejected(
-                f"branch {self._id}: {given} rows were sent, and the database took {taken}: a trigger "
-                "or a rule leaves rows out, so it is unknown which were written",
+                f"branch {self._id}: {given} rows were sent, but the database accepted {taken}: a "
+                "trigger or a rule leaves rows out, so it is unknown which were written",
                 sink=self._sink.name,
             )
 
