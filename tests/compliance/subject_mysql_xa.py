@@ -93,7 +93,7 @@ class MySQLSubject(Subject):
 
     @contextmanager
     def wrong_type(self, sink: Participant) -> Iterator[FaultCase]:
-        says = "'number' is bigint.* does not hold string"
+        says = "'number' is bigint.* cannot store string"
         frame = FRAME | {"number": "string"}
         yield FaultCase(says, UsageError, make=lambda: self._refused(sink, frame=frame))
 
@@ -126,13 +126,13 @@ class MySQLSubject(Subject):
     @contextmanager
     def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2]), self.rows([2, 3])]]
-        says = "a value that is already there, under a unique key"
+        says = "a value that already exists under a unique key"
         yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     @contextmanager
     def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2])], [self.rows([2, 3])]]
-        says = "locked by another transaction.*Where two tasks write one key"
+        says = "locked by another transaction.*If two tasks write the same key"
         yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     def _unique(self, sink: Participant) -> Participant:

@@ -147,13 +147,13 @@ class PostgresSubject(Subject):
     @contextmanager
     def duplicate_key(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2]), self.rows([2, 3])]]
-        says = "two rows of a batch have one key" if self.key else "duplicate key"
+        says = "two rows of a batch have the same key" if self.key else "duplicate key"
         yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     @contextmanager
     def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         tasks = [[self.rows([1, 2])], [self.rows([2, 3])]]
-        says = "two rows of a batch have one key|two tasks touch one key|duplicate key"
+        says = "two rows of a batch have the same key|two tasks write the same key|duplicate key"
         yield FaultCase(says, sink=self._unique(sink), tasks=tasks)
 
     @contextmanager

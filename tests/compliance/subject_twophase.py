@@ -65,7 +65,7 @@ class TwoPhaseSubject(PostgresSubject):
         """PEP 249 gives no column types, so the database refuses the rows."""
         words = pa.array(["geheim", "geheim"])
         bad = self.rows([5, 6]).set_column(0, "number", words)
-        says = r"branch .* does not take a row: InvalidTextRepresentation \[22P02\].*on_bad_row="
+        says = r"branch .* refuses a row: InvalidTextRepresentation \[22P02\].*on_bad_row="
         yield FaultCase(says, BadRow, tasks=[[self.rows(range(5)), bad]], hides="geheim")
 
     @contextmanager
@@ -91,7 +91,7 @@ class TwoPhaseSubject(PostgresSubject):
     @contextmanager
     def key_in_two_tasks(self, sink: Participant) -> Iterator[FaultCase]:
         with super().key_in_two_tasks(sink) as tried:
-            yield replace(tried, says="two tasks write one key.*Partition the frame")
+            yield replace(tried, says="two tasks write the same key.*Partition the frame")
 
     @contextmanager
     def no_room(self, sink: Participant) -> Iterator[FaultCase]:

@@ -64,7 +64,7 @@ class TestTargetTable:
         for words in (
             "'a' is float(7,2), which would round",
             "'b' is double(10,2), which would",
-            "'c' is time(3), which does not hold string",
+            "'c' is time(3), which cannot store string",
         ):
             assert words in str(caught.value)
         assert ("round the decimals" in str(caught.value)) == (not IS_MARIADB)
@@ -189,7 +189,7 @@ class TestTargetTable:
         logged = {"innodb_flush_log_at_trx_commit": "1", "log_bin": "ON", "sync_binlog": "1"}
         for version, words in (
             ("11.4.5-MariaDB", "in MariaDB"),
-            ("9.7.0", "another format than 1"),
+            ("9.7.0", "an XID format other than 1"),
         ):
             assert words in " ".join(sink._cautions(version, logged))
 
@@ -215,7 +215,7 @@ class TestChangedOptionsAndTables:
         receipt = prepare(place.sink(mode="staged"), {"id": [1]})
         place.ask("RENAME TABLE t TO old")
         now = place.sink("u", mode="staged")
-        with pytest.raises(LogMismatch, match=r"table \S+\.t, which is gone"):
+        with pytest.raises(LogMismatch, match=r"table \S+\.t, which no longer exists"):
             now.commit([receipt])
         place.ask("RENAME TABLE old TO t")
         assert now.commit([receipt]) == [DONE] and place.rows() == [(1,)]

@@ -260,7 +260,7 @@ class TestRefusals:
         receipt = prepare(sink, {"id": [1, 1]})
         assert sink.check([receipt]) == [None]
         place.ask("ALTER TABLE t ADD UNIQUE (id)")
-        with pytest.raises(InDoubt, match=r"unique key.*make the table take them"):
+        with pytest.raises(InDoubt, match=r"unique key.*change the table so that it accepts them"):
             sink.commit([receipt])
         place.ask("ALTER TABLE t DROP KEY id")
         assert sink.commit([receipt]) == [DONE] and place.rows() == [(1,), (1,)]

@@ -298,7 +298,7 @@ class TestBadRows:
         ("null", "x INT NOT NULL", pa.array([1, None, 3]), {1}, "NOT NULL"),
         ("too long", "x VARCHAR(3)", pa.array(["abc", "äöü", "abcd"]), {2}, "longer than 3"),
         ("bytes", "x VARBINARY(2)", pa.array([b"ab", b"abc"]), {1}, "longer than 2"),
-        ("filled up", "x BINARY(2)", pa.array([b"ab", b"a", None, b"abc"]), {1, 3}, "fill up"),
+        ("filled up", "x BINARY(2)", pa.array([b"ab", b"a", None, b"abc"]), {1, 3}, "would pad it"),
         ("blank", "x CHAR(3)", pa.array(["a", "a ", "", None, " a"]), {1}, "blank"),
         ("out of range", "x TINYINT", pa.array([1, 300, 2, -129]), {1, 3}, "range"),
         ("unsigned", "x INT UNSIGNED", pa.array([0, -1]), {1}, "range"),

@@ -145,7 +145,7 @@ class TestUpsert:
         ordered = keyed.sink(key="id", order_by="n")
         rows = {"id": [1, 1], "word": ["a", "b"], "n": [7, 7], ORDER: [7, 7]}
         receipt = prepare(ordered, rows, batch=1)
-        assert "neither is the last" in str(ordered.check([receipt])[0])
+        assert "neither wins" in str(ordered.check([receipt])[0])
         assert ordered.abort(ordered.find(OURS)) == [LOST]
         # Two equal rows do not contradict each other.
         rows |= {"word": ["a", "a"]}
@@ -173,7 +173,7 @@ class TestUpsert:
                 )
                 for task, word in enumerate((left, right))
             ]
-            assert all("neither is the last" in str(reason) for reason in sink.check(receipts))
+            assert all("neither wins" in str(reason) for reason in sink.check(receipts))
             assert sink.abort(sink.find(OURS)) == [LOST, LOST]
         same = {"id": [1], "ts": [5], ORDER: [5], "v": ["é"], "j": ['{"a": 1}']}
         receipts = [prepare(sink, same, task=task, batch=9) for task in range(2)]

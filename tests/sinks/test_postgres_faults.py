@@ -73,7 +73,7 @@ class TestFaults:
         key = ["k", "v"] if "(k, v)" in columns else "k"
         staged = db.sink(key=key)
         receipt = db.prepare(staged, keyed((1, "a")))
-        with pytest.raises(Rejected, match=r"does not take 1 rows.*leaves rows out"):
+        with pytest.raises(Rejected, match=r"did not accept 1 rows.*leaves rows out"):
             staged.check([receipt])
         with pytest.raises(GuaranteeBroken, match="leaves rows out"):
             staged.commit([receipt])
@@ -176,7 +176,7 @@ class TestFaults:
         context.defaultParallelism = 10_000
         sink = Postgres("t", dsn=db.dsn)
         sink.attach(site)
-        with pytest.raises(UsageError, match="10001 connections are wanted"):
+        with pytest.raises(UsageError, match="10001 connections are needed"):
             sink.preflight()
         sink.close()
 

@@ -179,7 +179,7 @@ class TestRoles:
             f"CREATE POLICY p ON t USING (k < 10); GRANT ALL ON t TO {name}; "
             f"GRANT CREATE ON DATABASE {db.name} TO {name}"
         )
-        with pytest.raises(UsageError, match="what is hidden is not deleted"):
+        with pytest.raises(UsageError, match="hidden rows are not deleted"):
             db.sink(dsn=role(), key="k", delete="gone")
         with pytest.raises(UsageError, match=r"row level security.*use mode='staged'"):
             db.sink(dsn=role(), key_partitioned=True, mode="prepared")

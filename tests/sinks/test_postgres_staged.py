@@ -91,7 +91,9 @@ class TestStaging:
         sink = db.sink(mode="staged")
         receipt = db.prepare(sink, keyed((1, "a"), (2, "b")))
         db(f"DELETE FROM poundlock.{staging_name(receipt.id)} WHERE k = 1")
-        with pytest.raises(GuaranteeBroken, match=r"has 2 rows, and 1 were moved: somebody"):
+        with pytest.raises(
+            GuaranteeBroken, match=r"has 2 rows, and 1 were moved: a staging table was changed"
+        ):
             sink.commit([receipt])
         assert db("SELECT * FROM t") == []
         db(f"DROP TABLE poundlock.{staging_name(receipt.id)}")
@@ -167,7 +169,7 @@ class TestStaging:
         with psycopg.connect(db.dsn) as reader:  # as pg_dump does
             reader.execute(f"LOCK TABLE {', '.join(tables)} IN ACCESS SHARE MODE")  # type: ignore[arg-type]
             assert sink.commit(decided) == [DONE, DONE]
-            assert "stay for now" in caplog.text
+            assert "cannot be dropped yet" in caplog.text
             [found] = sink.find(db.namespace)
             assert sink.abort([found]) == [LOST]
             assert sink.find(db.namespace) == [] and len(db.open()) == 3
@@ -187,7 +189,10 @@ class TestStaging:
         with psycopg.connect(db.dsn) as other:
             other.execute("LOCK TABLE t")
             assert sink.commit([receipt]) == [OPEN]
-        assert f"branch {receipt.id} is not moved yet: somebody holds a lock" in caplog.text
+        assert (
+            f"branch {receipt.id} is not moved yet: another session holds a needed lock"
+            in caplog.text
+        )
 
     def test_a_drop_needs_few_locks(self, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         held: list[int] = []

@@ -53,7 +53,7 @@ class TestKeys:
             ]
 
         plain = db.sink(key="k")
-        with pytest.raises(BadRow, match=r"one key \(k\).*order_by") as caught:
+        with pytest.raises(BadRow, match=r"the same key \(k\).*order_by") as caught:
             plain.check(prepared(plain, 0, first, second))
         assert "secret" not in str(caught.value)
         ordered = db.sink(key="k", order_by="at")
@@ -61,7 +61,7 @@ class TestKeys:
         assert not any(ordered.check(receipts))
         assert set(ordered.commit(receipts)) == {DONE}
         assert db("SELECT k, v FROM t") == [(1, "later")]
-        with pytest.raises(BadRow, match="and one at"):
+        with pytest.raises(BadRow, match="and the same at"):
             ordered.check(prepared(ordered, 2, first, (1, "other", 5)))
 
     def test_a_flag_deletes_by_key_alone(self, db: Database) -> None:
@@ -114,7 +114,7 @@ class TestKeys:
             db.prepare(sink, keyed((2, "b", 2), names=self.NAMES), 1),
         ]
         assert db("SELECT v FROM t") == [("old",)]
-        with pytest.raises(Rejected, match="two tasks touch one key"):
+        with pytest.raises(Rejected, match="two tasks write the same key"):
             db.prepare(sink, keyed((1, "third", 3), names=self.NAMES), 2)
         assert len(db.open()) == 2
         assert sink.commit(receipts) == [DONE, DONE]

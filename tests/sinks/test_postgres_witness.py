@@ -61,7 +61,7 @@ class TestTheWitness:
         assert not db("SELECT to_regclass('poundlock.witness')")[0][0]
         assert again.abort([Stray("t", receipt.id, 1, mode)]) == [LOST]  # no decision names it
         assert again.commit([receipt]) == [UNKNOWN]
-        assert again.check([receipt]) == ["its witness table was dropped or emptied meanwhile"]
+        assert again.check([receipt]) == ["its witness table has since been dropped or emptied"]
         db("UPDATE poundlock.witness SET state = 'committed'")
         assert again.commit([receipt]) == [DONE]
         assert db("SELECT k FROM t") == [(1,)]
@@ -174,7 +174,7 @@ class TestInconclusiveAnswers:
         writer: Any = db.sink(mode="prepared").begin(db.branch())
         with pytest.raises(psycopg.errors.DivisionByZero):
             writer._connection.execute("SELECT 1 / 0")
-        with pytest.raises(Rejected, match="PREPARE TRANSACTION was answered by ROLLBACK"):
+        with pytest.raises(Rejected, match="the server answered PREPARE TRANSACTION with ROLLBACK"):
             writer._end("PREPARE TRANSACTION 'poundlock'", "PREPARE TRANSACTION")
         writer.abort()
         assert db.open() == []

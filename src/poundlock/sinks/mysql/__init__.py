@@ -6,10 +6,9 @@ prepared  the driver's half of branches that the server holds (XA); their names
 staged    the driver's half of branches in tables beside the target
 move      staging tables, and the statements that move their rows into the target
 witness   the witness tables that receipts name
-target    the table as the server describes it, compared with the frame
+target    the table as the server describes it, compared with the frame; quoting of names
 text      Arrow columns as the text that LOAD DATA reads; `bulk` as MariaDB's binary protocol
 link      connections; LOAD DATA from memory
 errors    the server's errors, translated
-names     quoting
 inspector the server as an operator inspects it
 """

@@ -1,9 +1,9 @@
-"""Arrow columns as MariaDB's bulk protocol takes them: binary values, row by row, for one INSERT.
+"""Arrow columns in the form of MariaDB's bulk protocol: binary values, row by row, for one INSERT.
 
-The server has no text to read, which is a fifth of what it does for a row, and no settings to allow it.
+The server does not parse text, which saves a fifth of its work, and no setting has to allow it.
 
-A row is, for each column, a byte that says whether it is null, and if not its value: integers and
-doubles in eight bytes, times field by field, all else as bytes or text behind their length.
+For each column a row has a byte that says whether the value is null, then the value: integers and
+doubles in eight bytes, times field by field, all else as bytes or text after their length.
 
 Rules of this file: whole columns at a time, no Python call per row.
 """
@@ -28,7 +28,7 @@ _SIGNED = 0
 
 _DAY = [("null", "u1"), ("size", "u1"), ("year", "<u2"), ("month", "u1"), ("day", "u1")]
 _CLOCK = [("hour", "u1"), ("minute", "u1"), ("second", "u1"), ("micro", "<u4")]
-# Lengths of bytes: the least of them that holds the longest value serves the whole column.
+# Encodings of a length. A column uses the smallest one that fits its longest value.
 _SIZES = (
     (250, np.dtype([("null", "u1"), ("size", "u1")])),
     (0xFFFF, np.dtype([("null", "u1"), ("mark", "u1"), ("size", "<u2")])),
@@ -39,25 +39,25 @@ _MARKS = {2: 0, 4: 0xFC, 10: 0xFE}
 
 @dataclass(frozen=True)
 class Bulk:
-    """Some rows, and the types by which the server is to read them."""
+    """Some encoded rows, and the types of their columns."""
 
-    types: bytes  # as the command has them
+    types: bytes  # in the command's form
     values: memoryview
-    ends: Any  # where in `values` each row begins, and the last ends
+    ends: Any  # where each row begins in `values`, and where the last one ends
 
     @property
     def largest(self) -> int:
-        """The bytes of the largest row."""
+        """The size of the largest row in bytes."""
         return int(np.diff(self.ends).max(initial=0))
 
     def pieces(self, most: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Cut them into pieces of at most so many bytes, or one row: the first, how many, the bytes."""
+        """Yield pieces of at most `most` bytes, or of one row: the first row, the count, the bytes."""
         for start, end in text.cut(self.ends, most):
             yield start, end - start, self.values[self.ends[start] : self.ends[end]]
 
 
 def encode(rows: pa.RecordBatch) -> Bulk:
-    """Encode rows. They must have been looked over with `text.faults`."""
+    """Encode rows. They must have been checked with `text.faults`."""
     types, parts = bytearray(), list[Any]()
     for values in rows.columns:
         kind, encoded = _encoded(values)
@@ -70,7 +70,7 @@ def encode(rows: pa.RecordBatch) -> Bulk:
 
 
 def _encoded(values: Any) -> tuple[int, list[Any]]:
-    """Return the server's number of the type, and what is to be put behind each other."""
+    """Return the server's number of the type, and the parts of the encoding in order."""
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return _LONGLONG, [_numbers(values, values.cast(pa.int64()), "<i8")]
@@ -79,7 +79,7 @@ def _encoded(values: Any) -> tuple[int, list[Any]]:
     if pa.types.is_date(kind):
         return _DATE, [_times(values, values.cast(pa.int32()), "D", _DAY)]
     if pa.types.is_timestamp(kind):
-        # The clock of UTC: the number as it is, without the zone that only says how to show it.
+        # In UTC: the number is unchanged, and the zone, which matters only for display, is dropped.
         instants = values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
         return _DATETIME, [_times(values, instants, "us", _DAY + _CLOCK)]
     if text.is_binary(kind):
@@ -123,7 +123,7 @@ def _bytes(values: Any) -> list[Any]:
 
 
 def _fixed(values: Any, encoded: Any) -> Any:
-    """Return values of one size as an Arrow column, with the mark of null where there is none."""
+    """Return values of one size as an Arrow column, with the marker byte for each null."""
     ends = np.arange(len(encoded) + 1, dtype=np.int32) * encoded.dtype.itemsize
     column = pa.BinaryArray.from_buffers(
         pa.binary(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(encoded.view(np.uint8))]

@@ -1,4 +1,4 @@
-"""The errors of MySQL and MariaDB, translated. The server quotes rows in them; these texts do not."""
+"""The errors of MySQL and MariaDB, translated. The server's texts quote rows; these do not."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _REFUSED = {1044, 1045, 1095, 1142, 1143, NO_RIGHT, 1370, 1401, 1410, 1698}
 _AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 1969}
 _AWAY |= {3024, 3169}
 _AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
-_LOGIN = {1045, 1698}  # of those refused: user or password
-_CROWDED = {1040, 1203, 1226}  # as many connections as the server allows, or allows the account
+_LOGIN = {1045, 1698}  # those of _REFUSED that concern user or password
+_CROWDED = {1040, 1203, 1226}  # a limit on connections, of the server or the account, is reached
 GONE = {1049, NO_SUCH_TABLE}  # the table, or its database
 _UNKNOWN_NAME = {1046, *GONE}
 _CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
@@ -34,9 +34,9 @@ _CONTENDED = {LOCK_TIMEOUT, DEADLOCK, 1020}
 # What the server finds wrong with a row, in words that do not quote the row.
 _WRONG = {
     1048: "is null, but the column is NOT NULL",
-    1062: "has a value that is already there, under a unique key",
+    1062: "has a value that already exists under a unique key",
     1153: "is larger than the server's max_allowed_packet",
-    1216: "refers to a row that is not there (foreign key)",
+    1216: "refers to a row that does not exist (foreign key)",
     1263: "is null, but the column is NOT NULL",
     1264: "is out of the column's range",
     1265: "does not fit the column's type",
@@ -45,7 +45,7 @@ _WRONG = {
     1366: "has characters that the column cannot hold",
     1406: "is too long",
     1451: "is still referred to by rows of another table (foreign key)",
-    1452: "refers to a row that is not there (foreign key)",
+    1452: "refers to a row that does not exist (foreign key)",
     1526: "belongs to no partition of the table",
     1644: "was refused by a trigger",
     1690: "is out of the column's range",
@@ -54,10 +54,10 @@ _WRONG = {
     4025: "violates a CHECK constraint",
     4161: "is not a value of the column's type",
 }
-# At the end of a message only: what stands before it may be data.
+# Only at the end of a message: the text before it may be data.
 _COLUMN = re.compile(r"column (?:`[^`]*`\.)*[`']?(?:\w+\.)*([^`'\s]+)[`']?(?: at row \d+)?\.?\s*$")
 ROW_NUMBER = re.compile(r"at row (\d+)\s*$")
-# Several numbers have the system's own beside them, for any of its calls may fail by a full disk.
+# Some messages also have the system's own number, because any system call may find a full disk.
 _DISK_FULL = {1021, 1114, 3675}
 _NO_SPACE = re.compile(r"(?:errno|errcode|error):? 28\b", re.IGNORECASE)
 
@@ -65,7 +65,7 @@ _NO_SPACE = re.compile(r"(?:errno|errcode|error):? 28\b", re.IGNORECASE)
 def translate_error(
     error: Exception, sink: str | None = None, branch: str | None = None
 ) -> PoundlockError:
-    """Return the error to raise for one of the driver's: what happened, and what to do."""
+    """Translate a driver's error into one that says what happened, and what to do."""
     made, text = _translate(error, code_of(error))
     return made(f"branch {branch}: {text}" if branch else text, sink=sink)
 
@@ -78,15 +78,15 @@ def _translate(error: Exception, code: int) -> tuple[type[PoundlockError], str]:
             f"the server refuses the connection ({text}). Check user and password in url="
         )
     if code in _REFUSED:
-        return NotAuthorised, f"the server refuses ({text}). Grant it, or use another account"
+        return NotAuthorised, f"a right is missing ({text}). Grant it, or use another account"
     if code in _UNKNOWN_NAME:
         return UsageError, f"the server answers: {text}"
     if code in _CONTENDED:
         return Rejected, (
             f"rows or tables are locked by another transaction (error {code}): another writer of the "
-            "same keys holds them, or a branch of an earlier attempt. The batch is tried again. Where "
-            "two tasks write one key, that does not help: use mode='staged', or partition the frame by "
-            "the key"
+            "same keys holds them, or a branch of an earlier attempt. The batch is tried again. If two "
+            "tasks write the same key, it will fail again: use mode='staged', or partition the frame "
+            "by the key"
         )
     if code == NO_DEFAULT:
         return Rejected, _missing_column(message)
@@ -94,13 +94,13 @@ def _translate(error: Exception, code: int) -> tuple[type[PoundlockError], str]:
         return BadRow, reason
     if code in _DISK_FULL or _NO_SPACE.search(message):
         return Unavailable, (
-            f"the server's disk is full, or the table's space is at its limit (error {code}). Nothing "
+            f"the server's disk is full, or the tablespace is at its limit (error {code}). Nothing "
             "is lost: make room there, and the batch can be run again"
         )
     if code in _CROWDED:
         return Unavailable, (
-            f"the server has no connection left, or the account is at a limit ({text}). Raise "
-            "max_connections, or that limit, or let fewer tasks run at once"
+            f"the server has no connection left, or the account has reached a limit ({text}). Raise "
+            "max_connections, or that limit, or run fewer tasks at once"
         )
     if code in _AWAY or not code:
         return Unavailable, f"the server cannot be reached ({text})"
@@ -114,13 +114,13 @@ def code_of(error: Exception) -> int:
 
 
 def ends_all(error: Exception) -> bool:
-    """Whether an error is the end of the connection, or of the transaction."""
+    """Whether an error ends the connection or the transaction."""
     code = code_of(error)
     return not code or code in _AWAY or code in _CONTENDED
 
 
 def fault(error: Exception) -> str | None:
-    """Say what an error finds wrong with a row; None if it is about something else."""
+    """Return what an error says is wrong with a row; None if it is about something else."""
     code = code_of(error)
     return reason_of(code, str(error.args[-1])) if code in _WRONG else None
 
@@ -141,12 +141,12 @@ def _missing_column(message: str) -> str:
 
 
 def _text(error: Exception) -> str:
-    """Errors of connections and rights quote no rows."""
+    """Return the error's own text. Only for connections and rights: their texts quote no rows."""
     return f"error {code_of(error)}: {error.args[-1]}" if error.args else type(error).__name__
 
 
 def _without_quotes(message: str) -> str:
-    """Leave the quoted parts out: they may be data."""
+    """Hide the quoted parts: they may be data."""
     return re.sub(r"'[^']*'", "'...'", message)
 
 

@@ -65,7 +65,7 @@ class MySQLInspector(Inspector):
 
 
 def _staged_strays(link: Link) -> list[Stray]:
-    """List the staged branches that have not ended, each with its database: sinks name any."""
+    """List the staged branches that have not ended, each with its database, which a sink can choose."""
     by_database: dict[str, list[str]] = {}
     for database, table, comment in link.run(
         "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_COMMENT FROM information_schema.TABLES "

@@ -1,7 +1,7 @@
 """Connections to MySQL and MariaDB.
 
-Rules of this file: the address is resolved at use and never shown; no file is opened because a server
-asks for it.
+Rules of this file: the address is resolved when it is used, and never shown; no file is opened because
+a server requests it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from poundlock.sinks.sql.dialect import Dialect
 _MODE = (
     "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 )
-# The server may have other settings. Without the checks MariaDB takes rows by a faster way, on which it
-# loses a whole batch that breaks a unique key, without an error. max_sort_length is the number of bytes
-# by which strings are sorted; see `writer.LONGEST_ORDER`.
+# The server may have other defaults. Without the checks MariaDB inserts rows in a faster way, which
+# silently loses a whole batch that violates a unique key. max_sort_length is the number of bytes by
+# which strings are sorted; see `writer.LONGEST_ORDER`.
 _SESSION = (
     f"sql_mode='{_MODE}', time_zone='+00:00', net_read_timeout=600, wait_timeout=28800, "
     "unique_checks=1, foreign_key_checks=1, sql_safe_updates=0, sql_auto_is_null=0, "
@@ -39,11 +39,11 @@ _OF_MARIADB = (
     "idle_write_transaction_timeout=0, idle_readonly_transaction_timeout=0, max_error_count=1024, "
     "sort_buffer_size=2097152"
 )
-# MySQL lists 1024 errors by default, and few accounts may set another number.
+# MySQL lists 1024 errors by default, and few accounts may change that.
 _OF_MYSQL = "max_execution_time=0"
-_CHUNK = 1 << 19  # of a load; less than any server's max_allowed_packet should be
+_CHUNK = 1 << 19  # bytes of a load in one packet: below any sensible max_allowed_packet
 
-# MariaDB's protocol: two commands, the bit of those that are MySQL, and those for bulks.
+# MariaDB's protocol: two commands, the bit that says MySQL, and the bits for bulks.
 _PREPARE, _BULK_EXECUTE = 0x16, 0xFA
 _MYSQL, _BULKS, _WITH_TYPES = 1, 1 << 2, 128
 
@@ -53,7 +53,7 @@ class Link(Connection):
 
     dialect: Dialect = MYSQL
     payload: memoryview | None = None
-    bulks = False  # the server takes rows in bulk, and knows that this client sends them so
+    bulks = False  # server and client have agreed to send rows in bulk
     _greeting: bytes | None = None
     _introduces = False
 
@@ -96,7 +96,7 @@ class Link(Connection):
                 self.run("SET SESSION innodb_lock_wait_timeout = @before")
 
     def prepare(self, statement: str) -> int:
-        """Have a statement prepared by the server; return its number, good for this connection."""
+        """Prepare a statement on the server. Return its number, valid on this connection only."""
         driver: Any = self  # not all of its parts are typed
         driver._execute_command(_PREPARE, statement)
         answer: Any = self._read_packet()
@@ -104,7 +104,7 @@ class Link(Connection):
         number = answer.read_uint32()
         columns, parameters = answer.read_uint16(), answer.read_uint16()
         for count in (parameters, columns):
-            for _ in range(count + 1 if count else 0):  # what they are, and the end of that
+            for _ in range(count + 1 if count else 0):  # their descriptions, and an end marker
                 self._read_packet()
         return number
 
@@ -115,7 +115,7 @@ class Link(Connection):
         driver._execute_command(_BULK_EXECUTE, b"".join((head, types, *values)))
         return self._read_query_result()
 
-    # The driver does not know MariaDB's extensions. A server that has them clears the bit of MySQL, and
+    # The driver does not know MariaDB's extensions. A server that has them clears the MySQL bit, and
     # lists them in bytes that MySQL leaves empty. The client answers in the same way.
 
     def _get_server_information(self) -> None:
@@ -149,7 +149,7 @@ class Link(Connection):
         super().write_packet(payload)
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
-        """Encrypt without verifying, where no ssl option is set and the server can encrypt.
+        """Encrypt without verifying, if no ssl option is set and the server can encrypt.
 
         The driver does the same, but reads the machine's certificates for every connection.
         """
@@ -174,12 +174,12 @@ class Link(Connection):
 
     @property
     def warnings(self) -> int:
-        """How many the last statement raised."""
+        """The number of warnings of the last statement."""
         return self._result.warning_count if self._result is not None else 0
 
 
 def _offers_bulks(greeting: bytes) -> bool:
-    """Read off a server's first packet whether it takes rows in bulk."""
+    """Whether a server takes rows in bulk, according to its first packet."""
     after_version = greeting.find(b"\0", 1) + 1
     found = greeting[after_version : after_version + 31]
     if len(found) < 31:
@@ -200,7 +200,7 @@ class _Result(MySQLResult):
         link.write_packet(b"")
         answer = link._read_packet()
         if payload is None:
-            raise Rejected("the server asked for a file of this machine, and got none")
+            raise Rejected("the server asked for a file of this machine, and was refused")
         if not answer.is_ok_packet():
             raise Unavailable("the server ended the transfer while rows were being sent to it")
         self._read_ok_packet(answer)  # pyright: ignore[reportAttributeAccessIssue]
@@ -238,9 +238,9 @@ def connect_arguments(url: str) -> dict[str, Any]:
 
 
 def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
-    """Open a connection whose session does not round, truncate, or wait for ever.
+    """Open a connection whose session does not round, truncate, or wait forever.
 
-    READ COMMITTED locks less, and no transaction here reads twice. UTC stores timestamps as they are.
+    READ COMMITTED locks less, and no transaction here reads twice. UTC keeps timestamps unchanged.
     `answer_timeout` ends the wait for a server that does not answer.
     """
     seconds = max(1, round(lock_timeout))
@@ -267,7 +267,7 @@ def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float =
 
 
 def connection_limits(link: Link) -> dict[str, int]:
-    """Return how many connections the account may have at most, by what says so."""
+    """Return the limits on the account's connections, by the name of the setting."""
     [found] = link.run("SELECT @@GLOBAL.max_connections, @@SESSION.max_user_connections")
     names = ("the server's max_connections", "the account's max_user_connections")
     return {name: int(most) for name, most in zip(names, found, strict=True) if int(most)}
@@ -281,13 +281,13 @@ def drop(link: Link | None) -> None:
 
 
 def wrong_rows(link: Link) -> dict[int, str]:
-    """Read the warnings of the last statement: row of the statement, from 0, to what is wrong.
+    """Return what the last statement's warnings say is wrong, by the row's number from 0.
 
-    Those that name no row are under -1.
+    Warnings that name no row are under -1.
     """
     found: dict[int, str] = {}
     for _level, code, message in link.run("SHOW WARNINGS"):
-        if code == NO_DEFAULT:  # no row's fault
+        if code == NO_DEFAULT:  # not caused by a row
             raise pymysql.err.OperationalError(code, message)
         at = ROW_NUMBER.search(message)
         found.setdefault(int(at[1]) - 1 if at else -1, reason_of(int(code), message))
@@ -314,7 +314,7 @@ class Connections:
         with self._lock:
             link = self._links.pop() if self._links else None
         if link is not None:
-            link.patience(seconds)  # not that of the last use
+            link.patience(seconds)  # not that of the last user
             try:
                 link.ping(reconnect=False)
             except (pymysql.err.Error, OSError):

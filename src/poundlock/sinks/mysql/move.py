@@ -1,10 +1,10 @@
 """Staging tables, and the statements that move their rows into the target.
 
-    a staging table      poundlock_stage_HASH, its comment the branch's id; one for each branch
+    a staging table      poundlock_stage_HASH, with the branch's id as comment; one for each branch
     its columns          those of the target that the frame has, and `poundlock_row`; for an upsert also
                          `poundlock_order` and `poundlock_delete`
 
-Of several rows with one key the one with the highest order counts.
+Of several rows with the same key, the one with the highest order wins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def list_stages(link: Link, database: str, namespace: Namespace, sink: str) -> l
 
 @dataclass(frozen=True)
 class Move:
-    """What becomes of the rows of some stages that have the same columns."""
+    """How the rows of some stages with the same columns are moved."""
 
     target: Target
     written: tuple[str, ...]  # the target's columns that the frame has, in the target's spelling
@@ -45,9 +45,9 @@ class Move:
     deletes: bool = False
 
     def create(self, stage: str, comment: str, *, temporary: bool = False) -> str:
-        """Return the statement that makes a stage."""
+        """Return the statement that creates a stage."""
         held = [self.target.columns[name.lower()] for name in self.written]
-        if self.deletes:  # a row that only deletes needs nothing but its key
+        if self.deletes:  # a deletion needs only its key
             held = [replace(it, nullable=it.name not in self.key) for it in held]
         parts = [f"{quoted(column.name)} {column.definition()}" for column in held]
         parts += [f"{quoted(ROW)} BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY"]
@@ -67,7 +67,7 @@ class Move:
 
     @property
     def extra(self) -> dict[str, TargetColumn]:
-        """The columns of a stage that the target has not."""
+        """The columns of a stage that the target does not have."""
         own = {ORDER: self.order} if self.order is not None else {}
         return own | ({DELETE: _FLAG} if self.deletes else {})
 
@@ -83,13 +83,13 @@ class Move:
         return link.change(self._insert_new(tables))
 
     def duplicates(self, link: Link, tables: Sequence[str]) -> bool:
-        """Whether rows of one key contradict each other: the same order, or none to tell by."""
+        """Whether rows with the same key conflict: they have the same order, or none."""
         if not self.key:
             return False
         if self.order is None:
             by, union = columns(self.key), " UNION ALL "
             seen = by
-        else:  # equal rows contradict nobody
+        else:  # equal rows do not conflict
             by, union = columns([*self.key, ORDER]), " UNION "
             rest = [*self._others, *([DELETE] if self.deletes else [])]
             seen = ", ".join([by, *map(self._exactly, rest)])
@@ -99,20 +99,20 @@ class Move:
         return bool(link.run(f"SELECT 1 FROM ({rows}) r GROUP BY {by} HAVING COUNT(*) > 1 LIMIT 1"))
 
     def _exactly(self, name: str) -> str:
-        """Spell a column so that values are equal only if they are the same, whatever its collation."""
+        """Return an expression that compares a column exactly, whatever its collation."""
         column = self.target.column(name)
         if column is not None and column.type == "json":
             return f"CAST(CAST({quoted(name)} AS CHAR) AS BINARY)"
         return f"CAST({quoted(name)} AS BINARY)" if column and column.charset else quoted(name)
 
     def _only_key(self) -> bool:
-        """ON DUPLICATE KEY UPDATE acts on any unique key: it is right where there is no other."""
+        """Whether there is no other unique key: ON DUPLICATE KEY UPDATE acts on any of them."""
         return all(
             key == frozenset(name.lower() for name in self.key) for key in self.target.unique
         )
 
     def _winners(self, tables: Sequence[str], *, deleted: bool | None) -> str:
-        """Return a subquery of the rows that count."""
+        """Return a subquery of the rows that win."""
         held = [*self.written, *self.extra]
         rows = " UNION ALL ".join(
             f"SELECT {columns(held)}, {number} AS poundlock_stage, {quoted(ROW)} FROM {table}"
@@ -131,7 +131,7 @@ class Move:
         return f"(SELECT {columns(self.written)} FROM ({rows}) b{where})"
 
     def _insert(self, source: str) -> str:
-        """Return the INSERT of rows that `w` stands for in `source`."""
+        """Return an INSERT of the rows that `source` calls `w`."""
         names, values = columns(self.written), columns(self.written, "w")
         return f"INSERT INTO {self._into} ({names}) SELECT {values} FROM {source}"
 

@@ -1,9 +1,9 @@
-"""Branches that the server holds prepared by XA, and what the driver ends them with.
+"""Branches that the server holds (XA), and how the driver ends them.
 
     XID of a branch      'pl.IDENTITY.PIPELINE.GENERATION.BATCH.ATTEMPT.TASK_ATTEMPT.TASK', 'SINK', 1
 
-An XID has two parts of at most 64 bytes and the number of its format. So PIPELINE is a short hash of
-the name; the identity, which is whole, tells logs apart. Numbers are hexadecimal.
+An XID has two parts of at most 64 bytes, and a format number. So PIPELINE is a short hash of the name.
+IDENTITY is complete, and differs between logs. Numbers are hexadecimal.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ R = TypeVar("R")
 AT_ONCE = 4  # branches that the driver ends at the same time, each on a connection of its own
 _DETACH_TRIES, _DETACH_WAIT_S = 20, 0.05
 _CLOSING_TRIES = 50
-_CLOSING_S = 0.02  # from a connection's end, as the server shows it, until its branch is free
+_CLOSING_S = 0.02  # after the server no longer shows a connection, until its branch is free
 _GTRID = re.compile(rb"pl\.([0-9a-f]+)\.([0-9a-f]{8})" + rb"\.([0-9a-f]+)" * 5)
-# One format for all branches, and the one that most programs have. With a binary log, MySQL (9.7 still)
-# loses XIDs of several formats in a map without an order, and after a crash rolls those branches back.
+# One format for all branches, and the one that most programs use. With a binary log, MySQL (9.7 too)
+# can lose track of XIDs that differ in format, and rolls those branches back after a crash.
 _FORMAT = 1
 
 
@@ -72,11 +72,11 @@ def _short(pipeline: str) -> str:
 
 
 def wait_until_closed(link: Link, connections: Sequence[int]) -> None:
-    """Wait until the connections that prepared some branches are closed, as far as that can be seen.
+    """Wait until the connections that prepared some branches are closed, if that can be seen.
 
-    While one is being closed, MariaDB (10.11 still) frees its branch a moment before InnoDB does. In
-    that moment XA COMMIT answers OK and commits nothing: the server forgets the branch, and InnoDB
-    keeps it prepared until the next start. So an OK is no proof; only a witness is.
+    While one is being closed, MariaDB (10.11 too) frees its branch a moment before InnoDB does. In that
+    moment XA COMMIT answers OK but commits nothing: the server forgets the branch, and InnoDB keeps it
+    prepared until the next start. So OK proves nothing; only a witness does.
     """
     if not link.is_mariadb:
         return
@@ -89,26 +89,26 @@ def wait_until_closed(link: Link, connections: Sequence[int]) -> None:
 
 
 def _attached(link: Link, ids: str) -> bool:
-    """Whether a connection lives, or InnoDB still ties a branch to one that has gone."""
+    """Whether a connection is open, or InnoDB still ties a branch to a closed one."""
     if link.run(f"SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN ({ids})"):
         return True
     held = f"SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id IN ({ids})"
     try:
         return bool(link.run(held))
     except pymysql.err.Error as error:
-        if code_of(error) != NO_RIGHT:  # without PROCESS there is only the wait that follows
+        if code_of(error) != NO_RIGHT:  # without PROCESS, the wait that follows must do
             raise
         return False
 
 
 def prepared_branches(link: Link, namespace: Namespace | None = None) -> list[BranchId]:
-    """List all prepared branches of ours.
+    """List all prepared branches of Poundlock.
 
-    An XID has room only for the hash of a pipeline's name. The name is known where it is that of
-    `namespace`, and stays a hash elsewhere.
+    An XID has room only for a hash of the pipeline's name. If it is the hash of `namespace`'s, that
+    name replaces it. Otherwise it stays a hash.
     """
     found: list[BranchId] = []
-    # As bytes: the XIDs of other programs may be no text.
+    # As bytes: the XIDs of other programs may not be text.
     link.use_unicode, before = False, link.use_unicode
     try:
         listed = link.run("XA RECOVER")
@@ -142,8 +142,7 @@ class PreparedBranches:
             spaces = {read_id(receipt.id).name.namespace for receipt in receipts}
             opened = {str(it) for space in spaces for it in prepared_branches(link, space)}
         return [
-            None if receipt.id in opened else "the server has it no longer prepared"
-            for receipt in receipts
+            None if receipt.id in opened else "it is no longer prepared" for receipt in receipts
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
@@ -164,7 +163,7 @@ class PreparedBranches:
         )
 
     def settle(self, link: Link, receipt: Receipt) -> BranchState:
-        """Prove how a branch ended that is no longer open."""
+        """Prove how a branch that is no longer open has ended."""
         return witness_for(receipt).settle(link, receipt.id, witness_of(receipt)[1])
 
     def _confirm(self, link: Link, receipt: Receipt) -> BranchState:
@@ -178,8 +177,8 @@ class PreparedBranches:
         if found is not None:
             return found
         raise InDoubt(
-            f"the server says that branch {receipt.id} is committed, but its witness is not there: the "
-            "server has lost sight of the branch, which InnoDB still holds prepared. Nothing is lost: "
+            f"the server says that branch {receipt.id} is committed, but its witness row is missing: "
+            "the server no longer lists the branch, but InnoDB still holds it. Nothing is lost: "
             "restart the server, which then lists the branch again, and start the pipeline again",
             sink=self._witness.sink,
         )
@@ -193,8 +192,8 @@ class PreparedBranches:
     ) -> BranchState:
         """Commit or roll back a branch, and say how it ended. Only the witness proves it.
 
-        While the connection that prepared it lives, MariaDB denies a branch to all others, although it
-        lists it. Then it still exists, and in a moment the connection will be closed.
+        While the connection that prepared a branch is open, MariaDB lists the branch but refuses it to
+        all other connections. Then try again: the connection is about to be closed.
         """
         try:
             with self._connections.lend() as link:

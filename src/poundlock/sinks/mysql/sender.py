@@ -1,10 +1,10 @@
-"""Rows on their way to one table, over one connection, by the fastest way that the server has.
+"""Sends rows to one table over one connection, in the fastest way that the server offers.
 
 bulk    MariaDB's binary protocol; see `bulk`
 load    LOAD DATA LOCAL, answered from memory
 insert  an INSERT of many rows, where the server allows no load
 
-Rules of this file: the connection is used by one thread at a time; an error on the way is never lost.
+Rules of this file: only one thread at a time uses the connection; no error while sending is lost.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from poundlock.sinks.mysql.target import TargetColumn, quoted
 if TYPE_CHECKING:
     from poundlock.sinks.mysql.sink import MySQL
 
-# Bytes of one statement: far below what Arrow's offsets can count, and what servers take by default.
+# Bytes of one statement: far below what Arrow's offsets can count, and what servers accept by default.
 _LOADED, _INSERTED, _BULK = 64 << 20, 2 << 20, 4 << 20
-_AHEAD = 32 << 20  # bytes that may wait while others are on their way
+_AHEAD = 32 << 20  # bytes that may wait while others are being sent
 _TURN_S = 5  # how long a task waits for its turn
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some rows as the server reads them: the rows of one statement, or a part of a bulk."""
+    """Some encoded rows: the rows of one statement, or a part of a bulk."""
 
-    start: int  # the number of the first, among those that were given together
+    start: int  # the number of the first row, in the batch that was passed
     rows: pa.RecordBatch
     values: memoryview
     statement: str = ""  # a LOAD DATA, or the head of an INSERT
@@ -62,7 +62,7 @@ class Sender:
         bulks: bool,
         turns: str | None,
     ):
-        """`turns` names a lock, where tasks are to send in turns; see `_turn`."""
+        """`turns` is the name of a lock if tasks must send in turns; see `_turn`."""
         self._sink, self._link, self._into, self._columns = sink, link, into, columns
         self._bulks, self._turns = bulks and link.bulks, turns
         self._statement: int | None = None  # the connection's prepared INSERT
@@ -73,18 +73,18 @@ class Sender:
         self._stopped = False
 
     def send(self, rows: pa.RecordBatch) -> None:
-        """Send rows, and return when the server has taken them."""
+        """Send rows, and return when the server has accepted them."""
         self._take(list(self._pieces(rows)))
 
     def post(self, rows: pa.RecordBatch) -> None:
-        """Send rows while the caller makes the next. Raises the error of earlier rows, if any."""
+        """Send rows in the background. Raises the error of earlier rows, if any."""
         self._waiting += self._pieces(rows)
         free = self._on_the_way is None or self._on_the_way.done()
         if free or sum(piece.size for piece in self._waiting) > _AHEAD:
             self._dispatch()
 
     def arrive(self) -> None:
-        """Wait until the server has taken all rows, or raise what it says."""
+        """Wait until the server has accepted all rows. Raises its error if it refuses any."""
         if self._waiting:
             self._dispatch()
         self._settle()
@@ -92,7 +92,7 @@ class Sender:
     def stop(self) -> None:
         """Send nothing more, and wait until the connection is free."""
         self._stopped, self._waiting = True, []
-        self._thread.shutdown()  # waits for what is on its way
+        self._thread.shutdown()  # waits for the rows that are being sent
 
     def _dispatch(self) -> None:
         self._settle()
@@ -100,7 +100,7 @@ class Sender:
         self._on_the_way = self._thread.submit(self._carry, pieces)
 
     def _settle(self) -> None:
-        """Wait for what is on its way. Once one has failed, so does every later call."""
+        """Wait for the rows that are being sent. After a failure, every later call fails too."""
         if self._on_the_way is not None:
             wait([self._on_the_way])
             self._on_the_way = None
@@ -139,7 +139,7 @@ class Sender:
         head, values, ends = spelled.insert(self._into)
         room = self._sink.packet - len(head.encode())
         if too_large := np.flatnonzero(np.diff(ends) > room).tolist():
-            reason = "a row is larger than the server's max_allowed_packet lets an INSERT be"
+            reason = "a row is larger than the server's max_allowed_packet allows"
             raise self.bad({start + index: reason for index in too_large})
         for first, end in text.cut(ends, min(_INSERTED, room)):
             piece = values[ends[first] : ends[end] - 1]  # without the last comma
@@ -155,7 +155,7 @@ class Sender:
                 self._take_some(commit_together)
 
     def _together(self, pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-        """Put parts of bulks together: the server does nothing between two statements."""
+        """Join parts of bulks: the server is idle between two statements."""
         most, commit_together, size = min(_BULK, self._sink.packet), list[_Piece](), 0
         for piece in pieces:
             alike = piece.types and commit_together and commit_together[-1].types == piece.types
@@ -169,11 +169,11 @@ class Sender:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let tasks take turns where their rows all go to one place, the end of the table.
+        """Let tasks take turns if their rows all go to one place, the end of the table.
 
-        Measured with MariaDB 10.11: two that insert there at once take longer together than one after
-        the other, and more than twice the server's processors. Whoever has waited too long goes on
-        without a turn, and so do all where the server has no such locks: they only help.
+        Measured with MariaDB 10.11: two tasks that insert there at once take longer than one after the
+        other, and more than twice the processor time. Turns only save time: a task that has waited too
+        long continues without one, and so do all tasks if the server has no such locks.
         """
         if self._turns is None:
             yield
@@ -189,7 +189,7 @@ class Sender:
             yield
         finally:
             if self._turns is not None:
-                with contextlib.suppress(pymysql.err.Error):  # the connection's end ends it as well
+                with contextlib.suppress(pymysql.err.Error):  # closing the connection does it too
                     self._link.run(f"DO RELEASE_LOCK('{self._turns}')")
 
     def _take_some(self, pieces: Sequence[_Piece]) -> None:
@@ -207,14 +207,14 @@ class Sender:
             warned = self._link.warnings
             if warned or taken != rows:
                 wrong = wrong_rows(self._link)
-                if warned and not wrong:  # and a load that warns has changed values
+                if warned and not wrong:  # a load that warns has changed values
                     wrong = {
-                        -1: f"the server warns of {warned}, and max_error_count lets it name none"
+                        -1: f"the server has {warned} warnings, but max_error_count hides them"
                     }
                 self._complain(wrong, pieces[0].start, rows - taken)
 
     def _execute(self, pieces: Sequence[_Piece]) -> int:
-        """Return how many rows the server took."""
+        """Return how many rows the server accepted."""
         link, first = self._link, pieces[0]
         if first.types:
             self._statement = self._statement or self._prepared()
@@ -235,9 +235,9 @@ class Sender:
         )
 
     def _look_closer(self, pieces: Sequence[_Piece]) -> None:
-        """Load the rows of a refused bulk: a load reads on after a bad row, and so tells them all.
+        """Load the rows of a refused bulk: a load continues after a bad row, so it finds all of them.
 
-        What it leaves behind goes with the branch, or with the savepoint of a tolerant one.
+        What it writes is rolled back with the branch, or with the savepoint of a tolerant one.
         """
         for piece in pieces:
             for again in self._texts(piece.rows, piece.start):
@@ -245,15 +245,15 @@ class Sender:
                     self._take_some([again])
 
     def _complain(self, wrong: Mapping[int, str], start: int, missing: int) -> None:
-        """Raise what is wrong with rows of a piece, by their number; -1 where that is not known."""
+        """Raise `BadRow` for what is wrong, by the row's number in a piece; -1 if it is not known."""
         rows = {start + index: reason for index, reason in wrong.items() if index >= 0}
         if rows:
             raise self.bad(rows)
         if wrong or missing:
-            reason = wrong.get(-1, f"{missing} rows were left out by the server without a word")
+            reason = wrong.get(-1, f"the server left out {missing} rows without a warning")
             raise BadRow(
-                f"rows do not fit table {self._sink.table}: {reason}. Correct them in the query, or "
-                "send them elsewhere with on_bad_row=",
+                f"rows do not fit table {self._sink.table}: {reason}. Correct the rows in the query, "
+                "or send them elsewhere with on_bad_row=",
                 sink=self._sink.name,
             )
 
@@ -268,7 +268,7 @@ class Sender:
 
 
 def _cut(rows: pa.RecordBatch, most: int, start: int = 0) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut rows into pieces of at most so many bytes, each with the number of its first row."""
+    """Cut rows into pieces of at most `most` bytes, each with the number of its first row."""
     if rows.nbytes <= most or len(rows) < 2:
         yield start, rows
         return

@@ -1,8 +1,8 @@
 """MySQL and MariaDB: rows into a table, exactly once, by XA or by staging tables.
 
-`xa`: a task loads its rows into an XA branch and prepares it; the driver commits each. `staged`: a task
-loads its rows into a table aside; the driver moves the whole batch by one transaction. Either way the
-transaction that shows the rows also inserts a witness: see `poundlock.sinks.mysql.branches`.
+`xa`: a task loads its rows into an XA branch and prepares it; the driver commits each branch. `staged`:
+a task loads its rows into a staging table; the driver moves the whole batch in one transaction. The
+transaction that makes rows visible also inserts a witness row: see `poundlock.sinks.sql.witness`.
 """
 
 from __future__ import annotations
@@ -41,29 +41,28 @@ _VARIABLES = (
     *("read_only", "super_read_only", "max_allowed_packet"),
     "xa_detach_on_prepare",
 )
-_BESIDE_ROWS = 64 << 10  # what a packet of the largest size leaves for all but its rows
+_BESIDE_ROWS = 64 << 10  # bytes of the largest packet that are kept for everything but rows
 
 
 class MySQL(SqlSink):
     """A table of MariaDB 10.5 or later, or of MySQL 8 or later.
 
     Args:
-        table: The table, or `database.table`. It must be there, in InnoDB.
+        table: The table, or `database.table`. It must exist, and use InnoDB.
         url: `mysql://user:password@host:port/database`, or `env:NAME` or `file:PATH` that holds it.
         name: The sink's name in its pipeline; the table's by default.
-        key: Column or columns of a unique key. Given, a row replaces the one with the same key;
-            without it rows are appended.
+        key: Column or columns of a unique key. With it, a row replaces the one with the same key;
+            without it, rows are appended.
         delete: Boolean column: where it is true, the row with this key is deleted.
-        order_by: Column that tells which of several rows with one key is the last of a batch. Without
-            it, such rows are refused.
-        mode: "xa" or "staged"; by default staged with a key, or where rows could meet others under a
-            unique key of the table, else XA.
-        key_partitioned: No two tasks ever write one key, for the frame is partitioned by it.
+        order_by: Column that chooses between rows of a batch with the same key: the highest value wins.
+            Without it, such rows are refused.
+        mode: "xa" or "staged"; by default staged with a key, or if two tasks could write the same
+            value of a unique key, else XA.
+        key_partitioned: No two tasks write the same key, because the frame is partitioned by it.
         witness_database: Where the witness table and the staging tables are; the target's by default.
         lock_timeout: Seconds that a branch waits for a lock before it votes no.
-        connections: How many are open at once at most; by default one for each task that Spark runs
-            at once, as it counts them, and four for the driver. More than the server allows are
-            refused at the start.
+        connections: The most that are open at once; by default one for each task that Spark can run
+            at once, and four for the driver. The start fails if the server allows fewer.
         semantic: "exactly_once", "at_least_once" or "none".
     """
 
@@ -114,7 +113,7 @@ class MySQL(SqlSink):
     def _check_arguments(self) -> None:
         if self.mode not in _MODES:
             raise UsageError(
-                f"mode={self.mode!r}: take 'xa' or 'staged', or leave it out", sink=self.name
+                f"mode={self.mode!r}: give 'xa' or 'staged', or omit it", sink=self.name
             )
         for option, value in (("delete", self.delete), ("order_by", self.order_by)):
             if value and not self.key:
@@ -150,7 +149,7 @@ class MySQL(SqlSink):
                 wanted[DELETE] = column.sql
             elif spelled is None:
                 problems.append(
-                    f"column {name!r} has type {column.type}, which no column of MySQL holds: cast it "
+                    f"column {name!r} has type {column.type}, which no MySQL column holds: cast it "
                     "to string"
                 )
             else:
@@ -245,15 +244,15 @@ class MySQL(SqlSink):
         if wanted not in target.unique:
             there = "; ".join(", ".join(sorted(key)) for key in target.unique) or "none"
             raise UsageError(
-                f"table {self.table} has no unique key over {', '.join(self.key)}, without which rows "
-                f"cannot be replaced. It has: {there}. Add one, or name another key=",
+                f"table {self.table} has no unique key over {', '.join(self.key)}, which key= "
+                f"needs. It has: {there}. Add one, or give another key=",
                 sink=self.name,
             )
 
     def _choose(self, target: Target) -> None:
-        """Choose the mode where the user did not: rows that could meet others are staged.
+        """Choose the mode if the user did not: rows that could block other tasks are staged.
 
-        Under a unique key, or where a trigger writes a row that all share.
+        They can under a unique key, or if a trigger writes a row that all tasks share.
         """
         if self.mode == "xa" and self.meeting(target) and not self.key_partitioned:
             raise contended_key(self.name, ", ".join(sorted(self.meeting(target)[0])))
@@ -265,13 +264,13 @@ class MySQL(SqlSink):
     def _check_upserts(self, variables: Mapping[str, str]) -> None:
         if self.key and self.chosen == "xa" and variables.get("xa_detach_on_prepare") == "ON":
             raise UsageError(
-                "mode='xa' with key=: rows go through a temporary table, which MySQL lets no XA branch "
+                "mode='xa' with key= needs a temporary table, which MySQL does not let an XA branch "
                 "read while xa_detach_on_prepare is ON, its default. Use mode='staged'",
                 sink=self.name,
             )
 
     def _check_speculation(self, target: Target) -> None:
-        """Two attempts of one task at a time write the same keys: one would wait for the other."""
+        """Refuse two attempts of one task at a time if one would wait for the other's keys."""
         if self.speculates and self.chosen == "xa" and (self.key or self.meeting(target)):
             raise UsageError(
                 "spark.speculation is true: a second attempt of a task writes the same keys as "
@@ -293,11 +292,11 @@ class MySQL(SqlSink):
         if variables.get("wsrep_on") in ("ON", "1"):
             raise UsageError(
                 "the server is part of a Galera cluster, which has no XA and loses committed "
-                "transactions in a crash: use a server by itself, or one with replicas",
+                "transactions in a crash: use a single server, or one with replicas",
                 sink=self.name,
             )
         if "ON" in (variables.get("read_only"), variables.get("super_read_only")):
-            raise UsageError("the server is read-only: is it a replica?", sink=self.name)
+            raise UsageError("the server is read-only: name the primary in url=", sink=self.name)
 
     def _cautions(self, version: str, variables: Mapping[str, str]) -> list[str]:
         warnings: list[str] = []
@@ -311,24 +310,24 @@ class MySQL(SqlSink):
                 warnings.append("sync_binlog is not 1: after a crash replicas may lack rows")
             if self.chosen == "xa" and "mariadb" in version.lower():
                 warnings.append(
-                    "the binary log is on: XA together with it does not survive every crash in "
-                    "MariaDB, and replicas may differ afterwards. mode='staged' does without XA"
+                    "the binary log is on: with it, XA does not survive every crash in MariaDB, "
+                    "and replicas may differ afterwards. mode='staged' does not use XA"
                 )
             elif self.chosen == "xa":
                 warnings.append(
-                    "the binary log is on: where other programs use XA on this server, with XIDs of "
-                    "another format than 1, a crash of MySQL may roll prepared branches back. They are "
-                    "then written again from the source; mode='staged' does without XA"
+                    "the binary log is on: if other programs use XA on this server, with an XID "
+                    "format other than 1, a crash of MySQL may roll prepared branches back. They are "
+                    "then written again from the source; mode='staged' does not use XA"
                 )
         return warnings
 
     def _check_rights(self, link: Link) -> None:
         try:
             prepared_branches(link)
-        except Exception as error:  # whatever it is, nothing could be found and swept
+        except Exception as error:  # whatever it is, the sweep could find nothing
             raise NotAuthorised(
-                "the account may not list XA branches, so none could be found after a crash. MySQL "
-                "asks for: GRANT XA_RECOVER_ADMIN ON *.* TO it; or use mode='staged'",
+                "the account may not list XA branches, so none could be found after a crash. In "
+                "MySQL, GRANT XA_RECOVER_ADMIN ON *.* TO the account; or use mode='staged'",
                 sink=self.name,
             ) from error
 
@@ -336,7 +335,7 @@ class MySQL(SqlSink):
 
     @property
     def database(self) -> str:
-        """The target's database: as it was named, or else the address's."""
+        """The target's database: the one in `table`, or else the one in the address."""
         if self._database is None:
             self._database = connect_arguments(self.url)["database"]
         if self._database is None:
@@ -377,7 +376,7 @@ class MySQL(SqlSink):
         return self.known
 
     def shaped(self, rows: Any) -> Any:
-        """Leave out what only orders rows, where the target has no such column."""
+        """Drop the `order_by` column if the target does not have it."""
         if self.order_by is None or self.target.column(self.order_by) is not None:
             return rows
         extra = [name for name in rows.schema.names if name.lower() == self.order_by.lower()]
@@ -394,7 +393,7 @@ class MySQL(SqlSink):
         return Move(target, written, key, order, bool(self.key and self.delete))
 
     def meeting(self, target: Target) -> list[frozenset[str]]:
-        """Return the unique keys that two tasks could share: not those that the table numbers."""
+        """Return the unique keys that two tasks could share: none with a new AUTO_INCREMENT."""
         given = {name.lower() for name in self._frame}
         fresh = {key for key, col in target.columns.items() if col.serial and key not in given}
         return [unique for unique in target.unique if not unique & fresh]
@@ -431,8 +430,8 @@ class MySQL(SqlSink):
         found = tables.read(link, database, table)
         if found is None:
             raise LogMismatch(
-                f"rows are staged for table {database}.{table}, which is gone. Restore it, or start "
-                "once more with the old options",
+                f"rows are staged for table {database}.{table}, which no longer exists. Restore it, "
+                "or start once with the old options",
                 sink=self.name,
             )
         return found
@@ -440,7 +439,7 @@ class MySQL(SqlSink):
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         with self.connections.lend() as link:
             if not Witnesses(receipts).recognises(link):
-                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
+                return ["its witness table has since been dropped or emptied"] * len(receipts)
         return self.branches.check(receipts)
 
     def commit_together(self, receipts: Sequence[Receipt]) -> bool:

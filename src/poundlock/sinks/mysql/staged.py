@@ -56,7 +56,7 @@ class StagedBranches:
         return answers
 
     def _lost(self, link: Link, receipt: Receipt) -> str | None:
-        """Say what is wrong with a staging table: it is missing, or others have changed it."""
+        """Return what is wrong with a staging table: it is missing, or was changed."""
         try:
             staged = int(link.run(f"SELECT COUNT(*) FROM {stage_of(receipt)}")[0][0])
         except pymysql.err.ProgrammingError as error:
@@ -64,10 +64,10 @@ class StagedBranches:
                 raise
             return "its staging table is missing"
         rows = receipt.fingerprint.rows
-        return None if staged == rows else f"{staged} rows are staged, {rows} were written"
+        return None if staged == rows else f"{staged} rows are staged, but {rows} were written"
 
     def _rehearse(self, link: Link, receipts: Sequence[Receipt]) -> str | None:
-        """Say what would stop the move. What only the target can tell is tried, and undone."""
+        """Return what would stop the move. If only the target can tell, it is tried and undone."""
         stages = [stage_of(receipt) for receipt in receipts]
         move, rows = self._move_of(link, receipts)
         if move.duplicates(link, stages):
@@ -83,14 +83,14 @@ class StagedBranches:
         except Unavailable:
             raise
         except PoundlockError as error:
-            return f"the target would not take its rows: {error.args[0]}"
+            return f"the target would refuse its rows: {error.args[0]}"
         finally:
             with contextlib.suppress(pymysql.err.Error):
                 link.run("ROLLBACK")
         return None
 
     def _changes(self, link: Link, move: Move, receipts: Sequence[Receipt]) -> str | None:
-        """Say which columns of the target were altered; None if none was."""
+        """Return which columns of the target were altered; None if none was."""
         now = describe(link, move.target.database, move.target.table)
         if missing := lacking(now, move.written):
             return missing
@@ -130,7 +130,7 @@ class StagedBranches:
         )
         ready, given_up = split_batch(waiting, lost, aborted=aborted, begun=begun)
         if given_up and not begun:
-            # Until all are given up none counts as aborted, or the others would be moved alone.
+            # None may count as aborted until all are given up, or the others would be moved alone.
             return dict.fromkeys([it.id for it in receipts], self._give_up(link, given_up))
         for receipt in given_up:
             identity = witness_of(receipt)[1]
@@ -140,7 +140,7 @@ class StagedBranches:
         return states
 
     def _give_up(self, link: Link, receipts: Sequence[Receipt]) -> BranchState:
-        """Leave the tombstones of branches in one transaction."""
+        """Insert the tombstones of branches in one transaction."""
         try:
             with link.transaction():
                 Witnesses(receipts).insert(link, BranchState.ABORTED)
@@ -159,7 +159,7 @@ class StagedBranches:
         move, _ = self._move_of(link, receipts)
         try:
             with link.transaction():
-                # First: another driver that moves the same must wait here.
+                # First: another driver that moves the same batch must wait here.
                 Witnesses(receipts).insert(link)
                 self._move(link, move, receipts)
         except WitnessMismatch:
@@ -179,8 +179,8 @@ class StagedBranches:
         ordered = move.order is not None and not self._key_partitioned
         if ordered and Witnesses(receipts).committed_others(link):
             raise InDoubt(
-                f"branch {first} is to be moved, but other branches of its batch were moved before it. "
-                "Which of their rows are the last is unknown. Nothing was moved: compare the table "
+                f"branch {first} cannot be moved: other branches of its batch were moved before it, so "
+                "it is unknown which rows are the latest. Nothing was moved: compare the table "
                 "with the input, and decide with 'poundlock txn'",
                 sink=self._sink,
             )
@@ -188,8 +188,8 @@ class StagedBranches:
         wanted = sum(receipt.fingerprint.rows for receipt in receipts)
         if not move.key and moved != wanted:
             raise InDoubt(
-                f"{moved} rows were to be moved instead of {wanted}: the staging tables of {first} and "
-                "other branches of its batch were changed by another program. Nothing was moved",
+                f"the staging tables of {first} and other branches of its batch hold {moved} rows, "
+                f"not {wanted}: another program changed them. Nothing was moved",
                 sink=self._sink,
             )
         # Only now: from here on nobody can alter the table.
@@ -211,9 +211,9 @@ class StagedBranches:
         reason = translate_error(error, self._sink)
         if isinstance(reason, Unavailable):
             return reason
-        cure = "make the table take them"
+        cure = "change the table so that it accepts them"
         if move.may_be_refused:
-            cure = "it took them when they were checked, so undo what was changed since"
+            cure = "it accepted them in the check, so undo what was changed since"
         return InDoubt(
             f"the batch of {receipt.id} is decided, but the target refuses its rows: {reason.args[0]}. "
             f"Nothing was moved and nothing is lost: {cure}, and start the pipeline again",
@@ -221,7 +221,7 @@ class StagedBranches:
         )
 
     def _move_of(self, link: Link, receipts: Sequence[Receipt]) -> tuple[Move, StagedRows]:
-        """Return the move as the receipts have it: the sink's options may be others by now."""
+        """Return the move that the receipts describe: the sink's options may have changed."""
         rows = StagedRows.of(receipts)
         # The type of the column that orders is not needed here.
         order = None if rows.order_by is None else TargetColumn(ORDER, "", "")
@@ -258,7 +258,7 @@ class StagedBranches:
             return BranchState.UNREACHABLE
 
     def drop_ended(self, link: Link, namespace: Namespace) -> list[str]:
-        """Drop what a crash between a move and its end left. Return the branches that have a table."""
+        """Drop tables that a crash after a move left. Return the branches that still have one."""
         ids = self._list(link, namespace)
         for branch in self._witness.states(link, ids):
             self._drop_stage(link, self._witness.place, branch)
@@ -268,12 +268,13 @@ class StagedBranches:
         return list_stages(link, self._witness.place, namespace, self._sink)
 
     def _drop_stage(self, link: Link, database: str, branch: str) -> None:
-        """Drop a staging table whose branch has ended. An error of the server changes nothing."""
+        """Drop a staging table whose branch has ended. An error of the server is only logged."""
         try:
             link.run(f"DROP TABLE IF EXISTS {stage_in(database, branch)}")
         except pymysql.err.Error as error:
-            if not code_of(error) or code_of(error) >= 2000:  # the connection, and not the server
+            if not code_of(error) or code_of(error) >= 2000:  # not an error of the server
                 raise
             logger.warning(
-                "sink %s: the staging table of %s stays for now: %s", self._sink, branch, error
+                "sink %s: the staging table of %s cannot be dropped yet: %s",
+                *(self._sink, branch, error),
             )

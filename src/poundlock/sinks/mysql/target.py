@@ -1,4 +1,4 @@
-"""The target table as the server describes it, and the frame beside it, column by column."""
+"""The target table as the server describes it, and its comparison with the frame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TEXTS = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json
 _BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _EXACT = (*_INTEGERS, "decimal", "double")
 
-# Spark's type to the types of columns that hold its values unchanged, or refuse them aloud.
+# Spark's type to the types of columns that keep its values unchanged, or refuse them with an error.
 _HOLDS: Mapping[str, tuple[str, ...]] = {
     "boolean": (*_INTEGERS, "decimal"),
     "tinyint": _EXACT,
@@ -37,7 +37,7 @@ _HOLDS: Mapping[str, tuple[str, ...]] = {
     "map": _TEXTS,
     "struct": _TEXTS,
 }
-# How SHOW GRANTS spells: rights, and where.
+# A line of SHOW GRANTS: the rights, and what they apply to.
 _GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
 # MariaDB spells defaults as SQL. These are constants.
 _PLAIN = re.compile(r"b?'(?:[^']|'')*'|NULL|[-+]?[\d.]+(?:e[-+]?\d+)?|0x[0-9a-f]*", re.IGNORECASE)
@@ -51,7 +51,7 @@ def quoted(*parts: str) -> str:
     for part in parts:
         if not part or "\0" in part or len(part) > 64 or part.endswith(" "):
             raise UsageError(
-                f"{part!r} cannot be a name in MySQL: take 1 to 64 characters, none of them NUL, "
+                f"{part!r} cannot be a name in MySQL: use 1 to 64 characters, none of them NUL, "
                 "and no blank at the end"
             )
     return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
@@ -71,11 +71,11 @@ class TargetColumn:
     type: str  # information_schema's data_type
     full_type: str  # as in CREATE TABLE
     nullable: bool = True
-    filled: bool = False  # the server has a value for it if we give none
+    filled: bool = False  # the server has a value for it if none is given
     generated: bool = False
-    computed: bool = False  # by the table, where we give none, and that can fail
+    computed: bool = False  # by the table if no value is given, which can fail
     serial: bool = False  # AUTO_INCREMENT: a new value each time
-    length: int | None = None  # characters, or bytes of binary columns, where that is a limit
+    length: int | None = None  # limit in characters, or in bytes of a binary column
     scale: int | None = None
     fraction: int | None = None  # digits of a second
     charset: str | None = None
@@ -83,11 +83,11 @@ class TargetColumn:
     members: tuple[str, ...] = ()  # of ENUM and SET
 
     def definition(self) -> str:
-        """Return the column's type for a table that is to hold the same values."""
+        """Return the column's type for a table that must hold the same values."""
         text = f" CHARACTER SET {self.charset} COLLATE {self.collation}" if self.charset else ""
         null = "NULL" if self.nullable else "NOT NULL"
         if self.type == "timestamp" and not self.nullable:
-            null += " DEFAULT '2000-01-01'"  # or some servers choose one that they then refuse
+            null += " DEFAULT '2000-01-01'"  # else some servers choose one that they then refuse
         return f"{self.full_type}{text} {null}"
 
 
@@ -102,14 +102,14 @@ class Target:
     unique: tuple[frozenset[str], ...] = ()  # keys, as sets of column names in lower case
     strict: tuple[str, ...] = ()  # what else can refuse a row: foreign keys, triggers, checks
     partitioned: bool = False
-    referenced: bool = False  # by foreign keys of other tables, or who knows
-    hides_triggers: bool = False  # it may have some that the account may not see
+    referenced: bool = False  # by foreign keys of other tables, or it is unknown
+    hides_triggers: bool = False  # it may have some that the account cannot see
 
     def column(self, name: str) -> TargetColumn | None:
         return self.columns.get(name.lower())
 
     def may_refuse(self, written: Sequence[str], key: Sequence[str]) -> bool:
-        """Whether rows that fit their columns could be refused all the same."""
+        """Whether rows that fit their columns could still be refused."""
         given = {name.lower() for name in written}
         return bool(
             self.strict
@@ -122,7 +122,7 @@ class Target:
 
 
 def read(link: Link, database: str, table: str) -> Target | None:
-    """Ask the server for a table; None if there is none, or no right to see it."""
+    """Read a table from the server; None if it does not exist or the account cannot see it."""
     where = "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
     found = link.run(
         f"SELECT ENGINE, TABLE_TYPE, CREATE_OPTIONS FROM information_schema.TABLES {where}",
@@ -137,7 +137,7 @@ def read(link: Link, database: str, table: str) -> Target | None:
         f"{where} AND NON_UNIQUE = 0",
         (database, table),
     ):
-        # A key over a part of a column, or over an expression, is another than one over all of it.
+        # A key over a part of a column, or over an expression, differs from one over the whole.
         other = f"{column or key}({part or 'computed'})"
         keys.setdefault(key, set()).add(column.lower() if column and part is None else other)
     constraints = link.run(
@@ -152,7 +152,7 @@ def read(link: Link, database: str, table: str) -> Target | None:
     )
     strict = [row[0].lower() for row in constraints] + (["trigger"] if triggers else [])
     rights = _rights(link, database, table)
-    # Of the same database: for those of others MariaDB would open every table that it has.
+    # Only of the same database: to list those of others, MariaDB would open every table.
     referenced = link.run(
         "SELECT 1 FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = %s "
         "AND UNIQUE_CONSTRAINT_SCHEMA = %s AND REFERENCED_TABLE_NAME = %s LIMIT 1",
@@ -166,7 +166,7 @@ def read(link: Link, database: str, table: str) -> Target | None:
         tuple(frozenset(key) for key in keys.values()),
         tuple(strict),
         partitioned="partitioned" in (options or ""),
-        # Only those of tables that the account may use are shown.
+        # The server shows only those of tables that the account may use.
         referenced=bool(referenced) or not rights.beyond,
         hides_triggers=not (link.is_mariadb or rights.triggers),  # MariaDB shows them to all
     )
@@ -174,12 +174,12 @@ def read(link: Link, database: str, table: str) -> Target | None:
 
 @dataclass(frozen=True)
 class _Rights:
-    triggers: bool  # to see those of the table
-    beyond: bool  # to see its database's other tables
+    triggers: bool  # may see those of the table
+    beyond: bool  # may see its database's other tables
 
 
 def _rights(link: Link, database: str, table: str) -> _Rights:
-    """Read the account's rights. A right that is uncertain, as one through a role, does not count."""
+    """Read the account's rights. An uncertain right, such as one through a role, does not count."""
     triggers = beyond = False
     for (grant,) in link.run("SHOW GRANTS"):
         found = _GRANT.match(grant)
@@ -188,7 +188,7 @@ def _rights(link: Link, database: str, table: str) -> _Rights:
                 return _Rights(triggers=False, beyond=False)
             continue
         given = {right.strip() for right in found[1].split(",")}
-        where = found[2].replace("\\", "")  # a pattern, in which its own name matches itself
+        where = found[2].replace("\\", "")  # a pattern; a name without its escapes matches itself
         wide = where in ("*.*", f"{quoted(database)}.*")
         beyond |= wide and bool(given & {"ALL PRIVILEGES", "SELECT"})
         if wide or where == quoted(database, table):
@@ -197,7 +197,7 @@ def _rights(link: Link, database: str, table: str) -> _Rights:
 
 
 def describe(link: Link, database: str, table: str) -> dict[str, TargetColumn]:
-    """Ask the server for a table's columns, by their names in lower case, in the table's order."""
+    """Read a table's columns from the server, by their names in lower case, in the table's order."""
     described = link.run(
         "SELECT COLUMN_NAME, DATA_TYPE, COLUMN_TYPE, IS_NULLABLE, COLUMN_DEFAULT, EXTRA, "
         "CHARACTER_MAXIMUM_LENGTH, NUMERIC_SCALE, DATETIME_PRECISION, CHARACTER_SET_NAME, "
@@ -218,7 +218,7 @@ def layout(columns: Mapping[str, TargetColumn], names: Sequence[str]) -> str:
 def changes(
     before: Mapping[str, TargetColumn], now: Mapping[str, TargetColumn], names: Sequence[str]
 ) -> str | None:
-    """Say which columns might change values now that were looked over before; None if none."""
+    """Return which columns could now change values that were checked before; None if none."""
     found: list[str] = []
     for name in names:
         old, new = before.get(name.lower()), now.get(name.lower())
@@ -230,14 +230,14 @@ def changes(
 
 
 def lacking(now: Mapping[str, TargetColumn], names: Sequence[str]) -> str | None:
-    """Say which columns have no value if only these are written: MySQL loads zeros into them."""
+    """Return which columns lack a value if only these are written: MySQL would load zeros."""
     given = {name.lower() for name in names}
     found = [column.name for key, column in now.items() if key not in given and not column.filled]
     return f"{', '.join(found)} is NOT NULL without a default, and not written" if found else None
 
 
 def _keeps(old: TargetColumn, new: TargetColumn) -> bool:
-    """Whether a column takes the values of another unchanged, or refuses them aloud."""
+    """Whether a column keeps the values of another unchanged, or refuses them with an error."""
     if (old.full_type, old.charset) == (new.full_type, new.charset):
         return True
     if old.type in _INTEGERS:
@@ -253,7 +253,7 @@ def _keeps(old: TargetColumn, new: TargetColumn) -> bool:
 
 
 def _column(row: tuple[Any, ...], *, literals: bool) -> TargetColumn:
-    """Read a row that describes a column; `literals`: its default is spelled as SQL."""
+    """Return the column that a row describes; `literals`: its default is written as SQL."""
     name, kind, full, nullable, default, extra, length, scale, fraction, charset, collation = row
     extra = (extra or "").lower()
     generated = "generated" in extra and "default_generated" not in extra
@@ -261,7 +261,7 @@ def _column(row: tuple[Any, ...], *, literals: bool) -> TargetColumn:
     if literals and default is not None:
         expressed = not _PLAIN.fullmatch(default)
     now = (default or "").lower().startswith("current_timestamp")
-    # Long texts are limited in bytes, and the server will say so.
+    # Long texts are limited in bytes, which the server checks.
     limited = kind in ("char", "varchar", "binary", "varbinary")
     return TargetColumn(
         name=name,
@@ -282,7 +282,7 @@ def _column(row: tuple[Any, ...], *, literals: bool) -> TargetColumn:
 
 
 def _members(full_type: str) -> tuple[str, ...]:
-    """Read the members of an ENUM or SET off its type, where the server spells them as literals."""
+    """Return the members of an ENUM or SET from its type, which lists them as literals."""
     return tuple(
         re.sub(
             r"''|\\(.)",
@@ -295,12 +295,12 @@ def _members(full_type: str) -> tuple[str, ...]:
 
 
 def spark_kind(type_name: str) -> str:
-    """Return the head of a Spark type: `decimal(10,2)` is a decimal."""
+    """Return a Spark type without its parameters: `decimal` for `decimal(10,2)`."""
     return re.split(r"[(<\s]", type_name, maxsplit=1)[0]
 
 
 def expression(column: Column) -> str | None:
-    """Return how Spark is to hand a column over; None for a type that has no place in MySQL."""
+    """Return the Spark expression for a column; None if no type of MySQL holds it."""
     kind = spark_kind(column.type)
     if kind in _MADE_JSON:
         return to_json(column.sql)
@@ -335,8 +335,8 @@ def _compare(
     if column.type not in _HOLDS.get(kind, ()):
         wanted = ", ".join(_HOLDS.get(kind, ("none",)))
         problems.append(
-            f"column {column.name!r} is {column.full_type}, which does not hold {type_name} "
-            f"unchanged: {wanted} would"
+            f"column {column.name!r} is {column.full_type}, which cannot store {type_name} "
+            f"unchanged: use {wanted}"
         )
         return
     if kind == "decimal":
@@ -360,18 +360,18 @@ def _compare(
     if kind == "string" and column.charset not in (None, "utf8mb4", "binary"):
         warnings.append(
             f"column {column.name!r} has character set {column.charset}: rows with characters "
-            "beyond it are refused. Make it utf8mb4"
+            "outside it are refused. Make it utf8mb4"
         )
 
 
 def _compare_json(
     column: TargetColumn, type_name: str, problems: list[str], warnings: list[str]
 ) -> None:
-    """MySQL's own JSON has no numbers but 64 bits; MariaDB's is a text, and called so."""
+    """MySQL's JSON has only 64-bit numbers. MariaDB's is text, and is described as text."""
     if spark_kind(type_name) == "string":
         warnings.append(
-            f"column {column.name!r} is JSON, which MySQL spells anew, numbers of more than 17 digits "
-            "rounded. Make it LONGTEXT to keep the text as it is"
+            f"column {column.name!r} is JSON, which MySQL rewrites: it rounds numbers of more than 17 "
+            "digits. Make it LONGTEXT to keep the text unchanged"
         )
     elif holds(type_name, "decimal"):
         problems.append(

@@ -1,7 +1,7 @@
 """Arrow columns as text that MySQL reads: for LOAD DATA, or as the values of an INSERT.
 
-Rules of this file: whole columns at a time, no Python call per row; what cannot be told in text, or
-would be changed by the column, is found here and named by its row.
+Rules of this file: whole columns at a time, no Python call per row; values that text cannot
+express, or that the column would change, are found here and reported by row.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows as text, and how the statement that takes them is to read each column."""
+    """Some rows as text, and how a statement must read each column."""
 
     count: int
     names: tuple[str, ...]
     texts: tuple[Any, ...]  # an Arrow string column each, escaped, null where the value is null
-    binary: frozenset[str]  # those that are spelled in hexadecimal
+    binary: frozenset[str]  # the columns in hexadecimal
 
     def load(self, table: str) -> tuple[str, memoryview]:
-        """Return a LOAD DATA statement and what it reads."""
+        """Return a LOAD DATA statement and its data."""
         places = [f"@b{i}" if n in self.binary else quoted(n) for i, n in enumerate(self.names)]
         sets = [f"{quoted(n)} = UNHEX(@b{i})" for i, n in enumerate(self.names) if n in self.binary]
         statement = (
@@ -52,7 +52,7 @@ class Rows:
     def insert(self, table: str) -> tuple[str, memoryview, Any]:
         """Return the head of an INSERT, its values, and where in them each row begins.
 
-        For servers that take no LOAD DATA LOCAL. Each row ends with a comma.
+        For servers that do not allow LOAD DATA LOCAL. Each row ends with a comma.
         """
         values = [
             pc.binary_join_element_wise(
@@ -75,7 +75,7 @@ class Rows:
 
 
 def cut(ends: Any, most: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into runs of at most so many bytes, or one row: the first, and one behind the last."""
+    """Cut rows into runs of at most `most` bytes, or of one row. Yield each run's start and end."""
     start, last = 0, len(ends) - 1
     while start < last:
         room = int(ends[start]) + most
@@ -85,7 +85,7 @@ def cut(ends: Any, most: int) -> Iterator[tuple[int, int]]:
 
 
 def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
-    """Turn rows into text. They must have been looked over with `faults`."""
+    """Turn rows into text. They must have been checked with `faults`."""
     texts, binary = [], set[str]()
     for name in rows.schema.names:
         values = rows.column(name)
@@ -101,7 +101,7 @@ def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
 
 
 def exact(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> pa.RecordBatch:
-    """Widen what a FLOAT column is given: the short text of the largest is beyond its range."""
+    """Widen the values of FLOAT columns: the short text of the largest float is out of range."""
     for index, name in enumerate(rows.schema.names):
         if columns[name].type == "float" and pa.types.is_float32(rows.schema.field(index).type):
             rows = rows.set_column(index, name, rows.column(index).cast(pa.float64()))
@@ -109,7 +109,7 @@ def exact(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> pa.Recor
 
 
 def faults(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> dict[int, str]:
-    """Say of each bad row what is wrong with it, as far as that can be seen from here."""
+    """Return what is wrong with each bad row that can be recognised here."""
     found: dict[int, str] = {}
     for name in rows.schema.names:
         values, column = rows.column(name), columns[name]
@@ -121,7 +121,7 @@ def faults(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> dict[in
 
 
 def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
-    """Pairs of a mask of bad values and the reason."""
+    """Return pairs of a mask of bad values and the reason."""
     kind, found = values.type, list[tuple[Any, str]]()
     if not column.nullable and values.null_count:
         found.append((values.is_null(), "is null, but the column is NOT NULL"))
@@ -144,7 +144,7 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
         found += _text_suspicions(values, column)
     elif is_binary(kind) and column.type == "binary":
         other = pc.not_equal(pc.binary_length(values), column.length)
-        reason = f"has not the {column.length} bytes that BINARY would fill up: make it VARBINARY"
+        reason = f"is not {column.length} bytes, to which BINARY would pad it: make it VARBINARY"
         found.append((other, reason))
     elif is_binary(kind) and column.length is not None:
         long = pc.greater(pc.binary_length(values), column.length)
@@ -161,7 +161,7 @@ def _text_suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]
     if column.type == "char":
         blank = pc.ends_with(values, " ")
         found.append((blank, "ends in a blank, which CHAR would drop: make it VARCHAR"))
-    # Only where a cheap look at the bytes says that it may be too long.
+    # Only if the number of bytes, which is cheap to find, allows for a value that is too long.
     if len(values) and (pc.max(pc.binary_length(values)).as_py() or 0) > column.length:
         long = pc.greater(pc.utf8_length(values), column.length)
         found.append((long, f"is longer than {column.length} characters"))
@@ -173,7 +173,7 @@ def _outside(values: Any, span: tuple[int, int]) -> Any:
 
 
 def _strange(values: Any, column: TargetColumn) -> Any:
-    """Mask what is no member: the server would take a number for a member's place, or for bits."""
+    """Mask what is not a member: the server would read a number as a position, or as bits."""
     members = pa.array(column.members, values.type)
     if column.type == "enum":
         return pc.and_(values.is_valid(), pc.invert(pc.is_in(values, members)))
@@ -181,16 +181,16 @@ def _strange(values: Any, column: TargetColumn) -> Any:
     wrong = np.asarray(pc.invert(pc.is_in(pc.list_flatten(parts), members)))
     mask = np.zeros(len(values), dtype=bool)
     mask[np.asarray(pc.list_parent_indices(parts))[wrong]] = True
-    return pc.and_(pa.array(mask), pc.not_equal(values, ""))  # the set that is empty has no parts
+    return pc.and_(pa.array(mask), pc.not_equal(values, ""))  # an empty set has no members
 
 
 def plain(values: Any) -> Any:
-    """Spell what is no text itself; nothing of it needs to be escaped."""
+    """Turn values other than text into text. None of them needs escaping."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return values.cast(pa.int8()).cast(pa.string())
     if pa.types.is_timestamp(kind):
-        # The clock of UTC: the number as it is, without the zone that only says how to show it.
+        # In UTC: the number is unchanged, and the zone, which matters only for display, is dropped.
         instants = values.cast(pa.timestamp("us", kind.tz)).cast(pa.int64())
         return instants.cast(pa.timestamp("us")).cast(pa.string())
     if is_binary(kind):
@@ -207,7 +207,7 @@ def _escaped(values: Any) -> Any:
 
 
 def _hexadecimal(values: Any) -> Any:
-    """Spell bytes in hexadecimal, by one look-up over the whole buffer."""
+    """Write bytes in hexadecimal, by one look-up over the whole buffer."""
     values = values.cast(pa.large_binary())
     _, offsets, data = values.buffers()
     starts = np.frombuffer(offsets, dtype=np.int64)[values.offset : values.offset + len(values) + 1]
@@ -223,7 +223,7 @@ def _hexadecimal(values: Any) -> Any:
 
 
 def _bytes(texts: Any) -> memoryview:
-    """Return the text of all rows, one behind the other, without a copy where it is one piece."""
+    """Return the text of all rows, one after the other, without a copy if it is one piece."""
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
         if isinstance(texts, pa.ChunkedArray):

@@ -77,10 +77,10 @@ class Witnesses:
         return found
 
     def insert(self, link: Link, state: BranchState = BranchState.COMMITTED) -> None:
-        """Insert the rows, in the open transaction. Raises as `insert` and `require` of `Witness`."""
+        """Insert the rows, in the open transaction. Raises what `Witness` raises."""
         for witness, mine in self._groups():
             witness.insert(link, [receipt.id for receipt in mine], state)
-        # After the inserts: whoever empties a table now has to wait.
+        # After the inserts: from here on, a session that empties a table must wait.
         for witness, mine in self._groups():
             witness.require(link, identities_of(mine))
 

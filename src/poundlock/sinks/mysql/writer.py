@@ -2,7 +2,7 @@
 
 append, xa        straight into the target, inside the XA branch
 upsert, xa        into a temporary table; from there into the target, inside the XA branch
-staged            into a table of the branch's own, which the driver moves
+staged            into a table for the branch, which the driver moves
 below exactly-once  as xa, but in a plain transaction that the task commits itself
 """
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 
-_DETACH_S = 20  # how long a prepared branch may hang on the connection of a task that vanished
-# The types of a column that orders rows but is not the target's.
+_DETACH_S = 20  # how long a lost task's connection may keep its prepared branch
+# The types of an `order_by` column that is not in the target.
 _ORDERS: tuple[tuple[Any, str], ...] = (
     (pa.types.is_integer, "bigint"),
     (pa.types.is_floating, "double"),
@@ -49,7 +49,7 @@ _ORDERS: tuple[tuple[Any, str], ...] = (
     (text.is_text, "longtext"),
     (text.is_binary, "longblob"),
 )
-LONGEST_ORDER = 1000  # characters of a string that the server puts in order by all of them
+LONGEST_ORDER = 1000  # characters of the longest string that the server sorts as a whole
 
 
 class RowWriter(Writer):
@@ -82,13 +82,13 @@ class RowWriter(Writer):
     @property
     def _open_link(self) -> Link:
         if self._link is None:
-            raise Rejected("the branch is over", sink=self._sink.name)
+            raise Rejected("the branch has already ended", sink=self._sink.name)
         return self._link
 
     def _abort_earlier(self) -> None:
-        """Roll back what earlier attempts of this task prepared: it may hold the locks this one needs.
+        """Roll back what earlier attempts of this task prepared: they may hold locks this one needs.
 
-        Only where it can. Elsewhere nobody waits for it, and the driver may still choose it.
+        Only if they can. Otherwise nothing waits for them, and the driver may still choose one.
         """
         sink = self._sink
         if not sink.key and not sink.meeting(sink.target):
@@ -119,7 +119,7 @@ class RowWriter(Writer):
             self._open_link.run("SAVEPOINT poundlock")
         try:
             sender.send(rows)
-        except BadRow:  # pieces before the bad one were taken already
+        except BadRow:  # the server already has the pieces before the bad one
             with MYSQL.translated_errors(self._sink.name):
                 self._open_link.run("ROLLBACK TO SAVEPOINT poundlock")
             raise
@@ -141,7 +141,7 @@ class RowWriter(Writer):
             self._open_link,
             self._stage if self._aside else sink.into,
             self._columns,
-            # A trigger that inserts takes the rows of a bulk for its own, before MariaDB 10.11.7.
+            # Before MariaDB 10.11.7, a trigger that inserts reads the rows of the bulk as its own.
             bulks=sink.bulks and (self._aside or "trigger" not in target.strict),
             turns=self._turns(target),
         )
@@ -154,7 +154,7 @@ class RowWriter(Writer):
                 self._start()
 
     def _start(self) -> None:
-        """Begin what the task ends with: an XA branch, or a transaction of its own."""
+        """Begin the XA branch, or below exactly-once a plain transaction."""
         if self._exact:
             self._open_link.run(f"XA START {self._xid}")
             self._active = True
@@ -162,9 +162,9 @@ class RowWriter(Writer):
             self._open_link.run("START TRANSACTION")
 
     def _turns(self, target: Target) -> str | None:
-        """Name the lock for turns at the table's end, where rows meet nothing that could block them.
+        """Return the name of the lock for turns; None if a row lock could block the task.
 
-        The server does not see a deadlock between such a lock and those of rows.
+        The server does not detect a deadlock between such a lock and row locks.
         """
         if self._aside or target.strict or self._sink.meeting(target):
             return None
@@ -181,7 +181,7 @@ class RowWriter(Writer):
             told[ORDER] = replace(told[ORDER], name=self._sink.order_by or ORDER)
         if DELETE not in rows.schema.names:
             return text.faults(rows, told)
-        # A row that deletes may be null in all but its key.
+        # A deletion may be null in all columns but its key.
         key = self._move.key if self._move else ()
         eased = {
             name: column if column.name in key else replace(column, nullable=True)
@@ -240,7 +240,7 @@ class RowWriter(Writer):
         if self._aside:
             if move.duplicates(link, [self._stage]):
                 raise duplicate_keys(self._sink.name, self._sink.key, self._sink.order_by)
-            link.run("COMMIT")  # of the temporary table alone
+            link.run("COMMIT")  # only of the temporary table
             self._start()
             move.run(link, [self._stage])
         self._check_columns(link, move)
@@ -248,22 +248,22 @@ class RowWriter(Writer):
             link.run("COMMIT")
             return
         self._sink.witness.insert_own(link, self._id)
-        # In MariaDB nobody else can finish the branch as long as the connection lasts. If this machine
-        # goes away before it has closed it, the server is to close it soon.
+        # In MariaDB no other connection can end the branch while this one is open. If this
+        # machine fails before it closes the connection, the server must close it soon.
         link.run(f"SET SESSION wait_timeout = {_DETACH_S}")
         link.run(f"XA END {self._xid}")
         link.run(f"XA PREPARE {self._xid}")
         self._active = False
 
     def _check_columns(self, link: Link, move: Move) -> None:
-        """See that the table took rows as it was looked over. Nobody can change it from now on."""
+        """Check that the table is as it was read. From here on nobody can alter it."""
         target = move.target
         now = describe(link, target.database, target.table)
         changed = changes(target.columns, now, move.written) or lacking(now, move.written)
         if changed:
             raise Rejected(
                 f"the columns of table {target.table} were changed since the pipeline started: "
-                f"{changed}. Undo that, or start the pipeline again, which looks at them anew",
+                f"{changed}. Undo that, or start the pipeline again, which reads them again",
                 sink=self._sink.name,
             )
 
@@ -291,7 +291,7 @@ class RowWriter(Writer):
 
 
 def _order_column(sink: MySQL, kind: Any) -> TargetColumn:
-    """Return the column that orders rows: as the target has it, or as its type asks."""
+    """Return the column that orders rows: the target's, or one made for the frame's type."""
     own = sink.target.column(sink.order_by or "")
     longest = LONGEST_ORDER if text.is_text(kind) or text.is_binary(kind) else None
     if own is not None:

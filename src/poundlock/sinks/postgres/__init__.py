@@ -5,10 +5,10 @@ writer    the task's half: one connection, one transaction, one COPY
 prepared  the driver's half of branches that the server holds (PREPARE TRANSACTION)
 staged    the driver's half of branches in tables beside the target
 move      staging tables, and the statements that move their rows into the target
-target    where a branch goes: plain values, which travel to the tasks; the witness table's SQL
+target    the table and its options as plain values, which are sent to the tasks; the witness's SQL
 catalog   the table as the database describes it
-allowed   rights, and how many connections the role may have
-types     which Spark type goes into which column
+allowed   rights and connection limits of the role
+types     which Spark types fit which columns
 encode    Arrow columns as binary COPY; `numeric` does decimals
 link      connections
 errors    the server's errors, translated

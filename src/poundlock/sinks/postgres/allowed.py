@@ -1,4 +1,4 @@
-"""What the database allows the role: rights, and how many connections."""
+"""What the database allows the role: rights and connection limits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from poundlock.sinks.postgres.target import Target
 def missing_rights(
     link: Link, table: Table, words: Sequence[str], columns: Sequence[str]
 ) -> list[str]:
-    """Return the rights that the role has neither to the table nor to each of `columns`."""
+    """Return the rights that the role has neither on the table nor on all of `columns`."""
     values = {"t": table.oid, "words": list(words), "names": list(columns)}
     return [word for word, may in link.execute(_RIGHTS, values).fetchall() if not may]
 
 
 def closed_sequences(link: Link, table: Table, given: Sequence[str]) -> list[str]:
-    """Return the sequences that fill columns which are not `given`, and that the role may not use."""
+    """Return the sequences that the role may not use and that fill columns other than `given`."""
     return [name for (name,) in link.run(_SEQUENCES, [table.oid, list(given)])]
 
 
@@ -31,14 +31,14 @@ def own_rules(link: Link, table: Table) -> tuple[bool, list[str]]:
 
 
 def connection_limits(link: Link) -> dict[str, int]:
-    """Return how many connections the role may have at most, by the setting that says so."""
+    """Return the limits on the role's connections, by the name of the setting."""
     return dict(link.run(_LIMITS))
 
 
 def missing_grant(link: Link, target: Target, *, staging: bool = False) -> str | None:
-    """Return the GRANT that is missing for the witness, and for `staging`; None if there is none."""
+    """Return the GRANT that is missing for the witness, and for `staging`; None if none is."""
     schema = sql.Identifier(target.witness_schema).as_string()
-    # has_schema_privilege fails for a schema that does not exist. Then the database counts.
+    # has_schema_privilege fails for a schema that does not exist: the right to the database decides.
     [(role, has_schema, may_use, may_create)] = link.run(_SCHEMA_RIGHTS, [schema])
     if not may_use:
         return f"GRANT CREATE, USAGE ON SCHEMA {schema} TO {role}"

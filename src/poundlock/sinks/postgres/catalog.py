@@ -1,4 +1,4 @@
-"""What the database says of a table: columns, unique indexes, and what can refuse a row."""
+"""A table as the database describes it: columns, unique indexes, and what can refuse a row."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class TableColumn:
     """One column."""
 
     name: str
-    type: str  # pg_type's name for it, that of a domain's base; "enum" for any of them
+    type: str  # its name in pg_type; of a domain, that of its base; "enum" for any enum
     typmod: int
     declared: str  # as `\\d` shows it
-    base: str  # the same; of a domain, what it is over
-    collation: str  # as it follows the type, where it is not the type's own
+    base: str  # the same; of a domain, that of its base
+    collation: str  # the COLLATE clause, if it is not the type's own
     required: bool  # NOT NULL
     filled: bool  # has a default or is an identity
     default: str
@@ -48,20 +48,20 @@ class TableColumn:
 
     @property
     def unlike_any(self) -> bool:
-        """Whether the default is a new value each time."""
+        """Whether the default makes a new value for each row."""
         return bool(self.identity) or any(word in self.default for word in _RANDOM)
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A unique index or an exclusion constraint: two rows may wait for each other there."""
+    """A unique index or an exclusion constraint: one task's row may wait there for another's."""
 
     name: str
     columns: tuple[str | None, ...]  # None: an expression
-    plain: bool  # unique, at once, over columns, for all rows: what ON CONFLICT can name
+    plain: bool  # unique, immediate, over columns, for all rows: ON CONFLICT can name it
 
     def serves(self, key: Sequence[str]) -> bool:
-        """Whether ON CONFLICT over these columns goes by it."""
+        """Whether ON CONFLICT over these columns uses it."""
         return self.plain and set(self.columns) == set(key)
 
 
@@ -71,12 +71,12 @@ class Check:
 
     name: str
     definition: str
-    columns: tuple[str, ...]  # "*": all, as one value, which no other table has
+    columns: tuple[str, ...]  # "*": the whole row, as a value of the table's own type
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as rows see it."""
+    """A table, and what matters to the rows that are written to it."""
 
     oid: int
     schema: str
@@ -84,9 +84,9 @@ class Table:
     columns: tuple[TableColumn, ...]
     indexes: tuple[Index, ...]
     checks: tuple[Check, ...]
-    hurdles: tuple[str, ...]  # what no table beside it can carry: foreign keys, triggers, ...
-    long: tuple[tuple[str, ...], ...]  # columns of any length, as they are together in an index
-    shape: str  # what tells it from itself after it was altered, in what a staging table copies
+    hurdles: tuple[str, ...]  # what a staging table cannot copy: foreign keys, triggers, ...
+    long: tuple[tuple[str, ...], ...]  # columns of unlimited length, grouped by index
+    shape: str  # a hash of what a staging table copies: it changes if that is altered
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -104,11 +104,11 @@ def _alike(connection: Connection[Any], name: str) -> str:
         "AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3",
         [name],
     ).fetchall()
-    return ", but " + ", ".join(row[0] for row in found) if found else ""
+    return ", but there is " + ", ".join(row[0] for row in found) if found else ""
 
 
 def read_table(connection: Connection[Any], schema: str | None, name: str) -> Table:
-    """Read a table from the catalog. Raises `UsageError` if it is none that rows can go to."""
+    """Read a table from the catalog. Raises `UsageError` if it cannot be written to."""
     wanted = sql.Identifier(schema, name) if schema else sql.Identifier(name)
     found = connection.execute(
         "SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relrowsecurity FROM pg_class c "
@@ -119,11 +119,11 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
         raise UsageError(
             f"there is no table {wanted.as_string(connection)} in database "
             f"{connection.info.dbname}{_alike(connection, name)}. Create it, or give schema= and the "
-            "name as it is spelled"
+            "exact name"
         )
     oid, schema_name, table_name, kind, secured = found
     if kind not in ("r", "p"):
-        raise UsageError(f"{schema_name}.{table_name} is not a table that rows can be written to")
+        raise UsageError(f"{schema_name}.{table_name} is not a table: name an ordinary one")
     hurdles = [row[0] for row in connection.execute(_HURDLES, {"table": oid}).fetchall()]
     if kind == "p":
         hurdles.append("its partitions")
@@ -175,7 +175,7 @@ SELECT a.attname,
 FROM pg_attribute a
 JOIN pg_type t ON t.oid = a.atttypid
 JOIN LATERAL (
-    WITH RECURSIVE up AS (  -- a domain can be over another
+    WITH RECURSIVE up AS (  -- a domain can be based on another
         SELECT t.oid, t.typname, t.typtype, t.typbasetype, t.typtypmod, t.typnotnull,
                a.atttypmod AS typmod
         UNION ALL
@@ -212,7 +212,7 @@ SELECT c.conname::text, pg_get_constraintdef(c.oid),
 FROM pg_constraint c WHERE c.conrelid = %s AND c.contype = 'c' ORDER BY 1
 """
 
-# As the server keeps it: how it spells it depends on the session's settings.
+# As stored: the readable form depends on the session's settings.
 _SHAPE = """
 SELECT attname::text, concat_ws(' ', atttypid, atttypmod, attcollation, attnotnull, atthasdef,
                                 attgenerated, attidentity)
@@ -233,15 +233,15 @@ SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = %(table)s AND NOT tg
 UNION ALL
 SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = %(table)s
 UNION ALL
-SELECT 'column ' || attname || ', which the table computes' FROM pg_attribute
+SELECT 'generated column ' || attname FROM pg_attribute
 WHERE attrelid = %(table)s AND attgenerated = 's' AND NOT attisdropped
 UNION ALL
-SELECT 'index ' || c.relname || ', which computes' FROM pg_index i
+SELECT 'partial or computed index ' || c.relname FROM pg_index i
 JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = %(table)s AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)
 """
 
-# An index refuses an entry that is too long: columns of any length that are together in one.
+# The columns of unlimited length in each index, which refuses an entry that is too long.
 _LONG = """
 SELECT DISTINCT ARRAY(SELECT a.attname::text FROM unnest(i.indkey) k (number)
                       JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.number

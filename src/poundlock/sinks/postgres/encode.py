@@ -1,8 +1,8 @@
 """Arrow columns as the body of a binary COPY, without a Python call per row.
 
-A row on the wire is its number of fields, and for each its length and its bytes. Fields of fixed
-width that lie side by side, with the lengths of what follows, are one packed numpy array; strings go
-as they are. Arrow then joins these pieces row by row, and the buffer of the result is the message.
+On the wire a row is its number of fields, then the length and the bytes of each field. Adjacent fields
+of fixed width, with the length of the field after them, are packed into one numpy array. Strings are
+used unchanged. Arrow joins these pieces row by row, and the buffer of the result is the message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
 _AT_ONCE = 64 << 20  # bytes of a piece: far below what Arrow's offsets can count
-_DAYS = 10_957  # from 1970 to 2000, where PostgreSQL begins to count
+_DAYS = 10_957  # from 1970 to 2000, PostgreSQL's epoch
 _MICROS = _DAYS * 86_400_000_000
 _DATES = (-2_451_545, 2_145_031_948)  # 4713 BC to 5874897 AD, in days since 2000
 _TIMES = (-211_813_488_000_000_000, 9_223_371_331_200_000_000 - 1)  # 4713 BC to 294276 AD
@@ -38,7 +38,7 @@ Parts = list[tuple[Any, Any]]  # dtype and values of each part of a field of fix
 
 
 class Field:
-    """How the values of one column are spelled."""
+    """How the values of one column are encoded."""
 
     def bad(self, values: pa.Array) -> tuple[Any, str] | None:
         """Return a mask of the values that PostgreSQL cannot hold, and why; None if there are none."""
@@ -46,11 +46,11 @@ class Field:
 
 
 class Fixed(Field, ABC):
-    """A field that takes as many bytes in every row."""
+    """A field that takes the same number of bytes in every row."""
 
     @abstractmethod
     def parts(self, values: pa.Array) -> Parts:
-        """Return the field's parts. What stands in the place of a null is never sent."""
+        """Return the field's parts. The placeholder of a null is never sent."""
 
 
 class Varying(Field, ABC):
@@ -58,7 +58,7 @@ class Varying(Field, ABC):
 
     @abstractmethod
     def bytes(self, values: pa.Array) -> pa.Array:
-        """Return the bytes of each value as `binary`, none for a null."""
+        """Return the bytes of each value as `binary`. A null stays null."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Moment(Fixed):
     dtype: str
     shift: int
     limits: tuple[int, int]
-    step: int = 1  # what the column rounds to
+    step: int = 1  # the column's precision in microseconds
 
     def _counts(self, values: pa.Array) -> np.ndarray[Any, Any]:
         if isinstance(values.type, pa.TimestampType) and values.type.unit != "us":
@@ -103,7 +103,7 @@ class Moment(Fixed):
         low, high = (max(limit, -(1 << 63) + abs(self.shift)) for limit in self.limits)
         outside = (counts < low + self.shift) | (counts > min(high + self.shift, (1 << 63) - 1))
         if outside.any():
-            return outside, "is beyond PostgreSQL's calendar"
+            return outside, "is outside PostgreSQL's range of dates"
         return _rounded(counts, self.step)
 
     def parts(self, values: pa.Array) -> Parts:
@@ -135,7 +135,7 @@ def _rounded(micros: np.ndarray[Any, Any], step: int) -> tuple[Any, str] | None:
     if step == 1:
         return None
     lost = micros % step != 0
-    return (lost, "has more digits after the second than its type keeps") if lost.any() else None
+    return (lost, "has more fractional digits than its type keeps") if lost.any() else None
 
 
 def _step(column: TableColumn) -> int:
@@ -144,7 +144,7 @@ def _step(column: TableColumn) -> int:
 
 class Uuid(Fixed):
     def _spelled(self, values: pa.Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return 32 half bytes for each value, and whether it is spelled as it should be."""
+        """Return 32 half bytes for each value, and whether it is well-formed."""
         plain = pc.replace_substring(_text(values).fill_null("0" * 32), "-", "")
         right = pc.equal(pc.binary_length(plain), 32)
         plain = pc.if_else(right, plain, "0" * 32)
@@ -171,17 +171,17 @@ class Text(Varying):
             zero = pc.match_substring(texts.cast(pa.binary()), b"\0").fill_null(False)
             zero = zero.to_numpy(zero_copy_only=False)
             if zero.any():
-                return zero, "has a character of code zero, which PostgreSQL cannot hold"
+                return zero, "has a character of code zero, which PostgreSQL cannot store"
         if self.longest is None:
             return None
         try:
             long = pc.greater(pc.utf8_length(texts), self.longest)
             if not pc.any(long).as_py():
                 return None
-            # PostgreSQL lets go of blanks at the end.
+            # PostgreSQL drops trailing blanks.
             long = pc.greater(pc.utf8_length(pc.utf8_rtrim(texts, " ")), self.longest)
         except pa.ArrowInvalid:
-            return None  # not UTF-8, which the server will say
+            return None  # not UTF-8: the server reports it
         long = long.fill_null(False).to_numpy(zero_copy_only=False)
         return (long, f"is longer than {self.longest} characters") if long.any() else None
 
@@ -200,7 +200,7 @@ class Bytes(Varying):
 
 
 def field_for(column: TableColumn, arrow: pa.DataType) -> Field:
-    """Choose how Arrow values are spelled for a column. Raises `UsageError` if they do not fit."""
+    """Choose how Arrow values are encoded for a column. Raises `UsageError` if they do not fit."""
     found = _choose(column, arrow)
     if found is None:
         raise UsageError(f"column {column.name}: {arrow} does not fit {column.declared}")
@@ -246,14 +246,14 @@ def _number(kind: str, arrow: pa.DataType) -> Field | None:
 
 
 class Encoder:
-    """Spells record batches of one schema. `columns` are those of the table, in the batch's order."""
+    """Encodes record batches of one schema. `columns` are the table's, in the batch's order."""
 
     def __init__(self, columns: Sequence[TableColumn], schema: pa.Schema):
         self._columns = columns
         self._fields = [field_for(column, schema.field(column.name).type) for column in columns]
 
     def problems(self, rows: pa.RecordBatch, required: frozenset[str]) -> dict[int, str]:
-        """Say of each row that PostgreSQL would refuse why it would, as far as can be seen here."""
+        """Return why PostgreSQL would refuse each bad row that can be recognised here."""
         found: dict[int, str] = {}
         for column, field in zip(self._columns, self._fields, strict=True):
             values = rows.column(column.name)
@@ -267,7 +267,7 @@ class Encoder:
         return found
 
     def encode(self, rows: pa.RecordBatch) -> Iterator[memoryview]:
-        """Spell the rows, in pieces of bounded size."""
+        """Encode the rows in pieces of bounded size."""
         portions = max(1, -(-rows.nbytes // _AT_ONCE))
         step = -(-len(rows) // portions)
         for start in range(0, len(rows), step or 1):
@@ -322,7 +322,7 @@ def _packed(parts: Parts, count: int) -> pa.Array:
 
 
 def _with_nulls(width: int, parts: Parts, values: pa.Array) -> pa.Array:
-    """A field of fixed width in which nulls are spelled by a length of -1 and no bytes."""
+    """Encode a field of fixed width. A null has the length -1 and no bytes."""
     count = len(values)
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     packed = _pack([(">i4", np.where(valid, width, -1)), *parts], count)
@@ -339,7 +339,7 @@ def _binary(offsets: np.ndarray[Any, Any], data: np.ndarray[Any, Any]) -> pa.Arr
 
 
 def _data(values: pa.Array) -> np.ndarray[Any, Any]:
-    """The bytes of all values, one after the other: those of a string or binary array."""
+    """Return the bytes of all values of a string or binary array, one after the other."""
     _, offsets, data = values.buffers()
     if len(values) == 0 or data is None or offsets is None:
         return np.empty(0, np.uint8)

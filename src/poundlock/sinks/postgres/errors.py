@@ -1,7 +1,7 @@
 """PostgreSQL's errors, translated.
 
-PostgreSQL puts values of rows into the details of its messages, and into some messages themselves. What
-could hold one is left out, and the driver's own error is not chained.
+PostgreSQL puts values of rows into the details of its messages, and into some of the messages. Every
+part that could hold one is left out, and the driver's own error is not chained.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MISTAKES = ("0A", "28", "3D", "3F", "42")
 def translate_error(
     error: Exception, sink: str | None = None, branch: str | None = None
 ) -> PoundlockError:
-    """Return the error to raise for one of the driver's: what the server refused, and what to do."""
+    """Translate a driver's error into one that says what the server refused, and what to do."""
     assert isinstance(error, psycopg.Error)
     made, text = _translate(error, error.sqlstate or "", _safe(error))
     return made(f"branch {branch}: {text}" if branch else text, sink=sink)
@@ -38,11 +38,11 @@ def translate_error(
 def _translate(error: psycopg.Error, state: str, text: str) -> tuple[type[PoundlockError], str]:
     kind = state[:2]
     if kind in _ROWS or state == "54000":
-        return BadRow, f"PostgreSQL does not take a row: {text}"
+        return BadRow, f"PostgreSQL refuses a row: {text}"
     if state == "55P03":
         return Rejected, (
-            "waited for a lock longer than lock_timeout: two tasks touch one key, or another program "
-            "holds it. Use mode='staged', or partition the frame by the key"
+            "waited for a lock longer than lock_timeout: two tasks write the same key, or another "
+            "program holds the lock. Use mode='staged', or partition the frame by the key"
         )
     if kind in _PASSING or state in ("53200", "57014"):
         return Rejected, text + _cure(state, text)
@@ -59,19 +59,19 @@ def _translate(error: psycopg.Error, state: str, text: str) -> tuple[type[Poundl
     if not state and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
         return UsageError, text
     if _raised_by_function(error):
-        return BadRow, f"PostgreSQL does not take a row: {text}"
-    return Unavailable, f"PostgreSQL did not answer as it should: {text}"
+        return BadRow, f"PostgreSQL refuses a row: {text}"
+    return Unavailable, f"PostgreSQL did not answer as expected: {text}"
 
 
 def _cure(state: str, text: str) -> str:
     if "prepared transactions" in text:
         return (
-            ". Raise max_prepared_transactions above the tasks of a batch and restart the server, or "
-            "use mode='staged'"
+            ". Raise max_prepared_transactions above the number of tasks in a batch and restart the "
+            "server, or use mode='staged'"
         )
     if state == "53200":
         return (
-            ". If the table of locks is full, raise max_locks_per_transaction and restart the server, "
+            ". If the lock table is full, raise max_locks_per_transaction and restart the server, "
             "or write with fewer tasks"
         )
     return ""
@@ -85,7 +85,7 @@ def _raised_by_function(error: psycopg.Error) -> bool:
 
 
 def _safe(error: psycopg.Error) -> str:
-    """Return the server's message without what could be a value of a row."""
+    """Return the server's message without any part that could be a value of a row."""
     text = error.diag.message_primary or " ".join(str(error).split()) or type(error).__name__
     if _raised_by_function(error):
         made = re.search(r"PL/\w+ function ([\w.\"]+)\(", error.diag.context or "")
@@ -122,7 +122,7 @@ POSTGRES = Dialect(
     (psycopg.Error,),
     _failure_of,
     translate_error,
-    # A table made in the place of this one cannot have its oid, even with a copy of its rows.
+    # A table that replaces this one has another oid, even with a copy of its rows.
     identity="tableoid::text || ':' || identity",
     hold=" FOR KEY SHARE",
 )

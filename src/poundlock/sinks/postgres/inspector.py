@@ -13,7 +13,7 @@ from poundlock.sinks.postgres.target import staging_name
 from poundlock.sinks.sql.naming import parse_id, read_id
 from poundlock.sinks.sql.receipts import STAGED, witness_of
 
-# In every schema: which of them sinks have as witness_schema= is not known here.
+# In every schema, because the witness_schema= of the sinks is not known here.
 _STAGED = (
     "SELECT n.nspname, c.relname, obj_description(c.oid, 'pg_class') "
     "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -62,7 +62,7 @@ class PostgresInspector(Inspector):
 
 
 def _staged_strays(link: Link, dsn: str) -> Iterator[Stray]:
-    """List the staged branches that have not ended. A table may outlive its move while it is read."""
+    """List the staged branches that have not ended. A table that is being read can outlive its move."""
     found: dict[str, list[str]] = {}
     for schema, table, branch in link.run(_STAGED):
         if parse_id(branch or "") is not None and table == staging_name(branch):

@@ -17,13 +17,13 @@ from poundlock.secret import resolve
 from poundlock.sinks.postgres.errors import POSTGRES
 from poundlock.sinks.sql.dialect import Dialect
 
-_WAIT_S = 30.0  # for a connection, where other tasks hold them all
+_WAIT_S = 30.0  # for a connection, while other tasks hold them all
 _REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry")
 _MISTAKEN = ("does not exist", "invalid sslmode", "certificate", "could not translate host name")
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": "10",
     "application_name": "poundlock",
-    # A machine that went away is noticed within about half a minute.
+    # A lost machine is noticed within about half a minute.
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "4",
@@ -53,9 +53,9 @@ class Link(Connection[Any]):
             yield
 
     def override_timeouts(self, wait: str) -> None:
-        """Have the open transaction wait so long for locks, and end by no other time-out.
+        """Set how long the open transaction waits for locks, and turn off all other time-outs.
 
-        The role's own time-outs are meant for people's queries. They would cut a move at each attempt.
+        The role's own time-outs are meant for interactive queries. They would cancel every move.
         """
         names = ["statement_timeout", "idle_in_transaction_session_timeout"]
         if self.info.server_version >= 170_000:
@@ -65,12 +65,12 @@ class Link(Connection[Any]):
 
 
 def connect(dsn: str, *, sink: str | None = None, wait: str = "10s") -> Link:
-    """Open a connection. Where the server has none left, wait a while for one."""
+    """Open a connection. If the server has none left, wait for one, up to `_WAIT_S`."""
     settings = _settings(dsn)
     deadline = time.monotonic() + _WAIT_S
     while True:
         try:
-            # A pooler may give each transaction another server, which knows nothing prepared before.
+            # Through a pooler, a prepared statement may be missing in the next transaction.
             link = Link.connect(**settings, autocommit=True, prepare_threshold=None)
             link.isolation_level, link.lock_wait = psycopg.IsolationLevel.READ_COMMITTED, wait
             break
@@ -82,12 +82,12 @@ def connect(dsn: str, *, sink: str | None = None, wait: str = "10s") -> Link:
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"the server has had no connection left for {_WAIT_S:.0f} s. Raise its "
-                "max_connections, or let fewer tasks run at once",
+                "max_connections, or run fewer tasks at once",
                 sink=sink,
             )
         time.sleep(0.2)
     with POSTGRES.translated_errors(sink):
-        # What is acknowledged must be durable, whatever the role's own setting.
+        # An acknowledged commit must be durable, whatever the role's own setting.
         link.run(
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') = 'off'"
@@ -106,20 +106,20 @@ def _settings(dsn: str) -> dict[str, Any]:
         _refuse_split_password(plain, settings)
         return settings
     raise UsageError(
-        "dsn is not understood: give postgresql://user:password@host:port/database, or "
-        "'host=... dbname=...', or env:NAME or file:PATH of one"
+        "dsn cannot be read: give postgresql://user:password@host:port/database, or "
+        "'host=... dbname=...', or env:NAME or file:PATH that holds one"
     )
 
 
 def _refuse_split_password(plain: str, settings: dict[str, Any]) -> None:
-    """Refuse a password with @ or /: a part of it would be taken for the host, and shown as such."""
+    """Refuse a bare @ or / in a password: a part of it would be read as the host and shown."""
     parts = [str(settings.get(word) or "") for word in ("host", "hostaddr")]
     if "://" in plain:
         parts.append(str(settings.get("dbname") or ""))
     ports = str(settings.get("port") or "").split(",")
     if any("@" in part for part in parts) or not all(p.isdecimal() or not p for p in ports):
         raise UsageError(
-            "dsn is not understood: percent-encode special characters in user and password (@ is %40, "
+            "dsn cannot be read: percent-encode special characters in user and password (@ is %40, "
             "/ is %2F, : is %3A), and give a number as the port"
         )
 
@@ -135,7 +135,7 @@ def _refusal(error: psycopg.Error, sink: str | None) -> PoundlockError:
             sink=sink,
         )
     if any(words in text for words in _MISTAKEN):
-        return UsageError(f"PostgreSQL cannot be connected to: {text}", sink=sink)
+        return UsageError(f"cannot connect to PostgreSQL: {text}. Check dsn", sink=sink)
     return Unavailable(f"PostgreSQL cannot be reached: {text}", sink=sink)
 
 
@@ -171,7 +171,7 @@ class Connections:
                 self._leave_clean()
 
     def _answering(self) -> Link:
-        """Return the connection, or a new one if it was cut while it was not used."""
+        """Return the connection, or a new one if it broke while it was unused."""
         if self._connection is not None and not self._connection.closed:
             try:
                 self._connection.execute("")
@@ -201,7 +201,7 @@ class Connections:
 
 
 def system_of(link: Link) -> Json:
-    """Return what tells this database cluster from any other; None if the role may not know it."""
+    """Return the identifier of this database cluster; None if the role may not read it."""
     try:
         found = link.run("SELECT system_identifier::text FROM pg_control_system()")
     except errors.InsufficientPrivilege:
@@ -210,5 +210,5 @@ def system_of(link: Link) -> Json:
 
 
 def database_of(link: Link) -> Json:
-    """Return what tells this database from the others of its cluster, even if one is renamed."""
+    """Return the identifier of this database in its cluster. Renaming does not change it."""
     return link.run("SELECT oid::text FROM pg_database WHERE datname = current_database()")[0][0]

@@ -1,8 +1,8 @@
 """Staging tables, and how their rows are moved into the target.
 
 A staging table has the columns that were written, with the target's NOT NULL and CHECK constraints,
-so that a bad row is refused before the decision. Where rows may be deletions, it has the flag too; a
-deletion needs its key alone, so there NOT NULL binds the other rows only.
+so that a bad row is refused before the decision. If rows may be deletions, it also has the flag. A
+deletion needs only its key, so NOT NULL then applies only to the other rows.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from poundlock.sinks.sql.naming import parse_id
 logger = logging.getLogger("poundlock")
 
 _DROPPED_AT_ONCE = 8
-_LONG = 2000  # bytes that any index takes
-_READ = "100ms"  # how long to wait for somebody who reads a staging table
-FLAG = (
-    "poundlock_delete"  # the staging table's name for it: the target may have a column of any name
-)
+_LONG = 2000  # bytes that every index accepts
+_READ = "100ms"  # how long to wait for a session that reads a staging table
+FLAG = "poundlock_delete"  # marks a deletion in a staging table; no column of the target
 
 
 def create_staging(
@@ -69,7 +67,7 @@ def create_staging(
 
 
 def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
-    """Name what may refuse a row in the target though staging has taken it."""
+    """Name what may refuse a row in the target although its staging table accepted it."""
     found = list(table.hurdles)
     found += [
         f"unique index {index.name}" for index in table.indexes if not index.serves(target.key)
@@ -95,7 +93,7 @@ def hurdles(target: Target, table: Table, columns: Sequence[str]) -> list[str]:
 def too_long(
     link: Link, target: Target, table: Table, branches: Sequence[str], columns: Sequence[str]
 ) -> bool:
-    """Whether a row could be too long for an index of the target: some 2700 bytes are."""
+    """Whether a row could be too long for an index of the target: the limit is some 2700 bytes."""
     sizes = [
         sql.SQL(" + ").join(
             sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
@@ -117,7 +115,7 @@ Columns = tuple[tuple[str, str], ...]  # the name of each, and its type as `\\d`
 
 
 def staged_branches(link: Link, target: Target) -> dict[str, Columns]:
-    """Return each staged branch by its whole name, with its columns. Reads the comments."""
+    """Return the columns of each staged branch by its full id, which is the table's comment."""
     found = link.execute(
         "SELECT obj_description(c.oid, 'pg_class'), c.relname, "
         "ARRAY(SELECT ARRAY[a.attname::text, format_type(a.atttypid, a.atttypmod)] "
@@ -135,26 +133,26 @@ def staged_branches(link: Link, target: Target) -> dict[str, Columns]:
 
 
 def retyped(target: Target, table: Table, columns: Columns) -> list[str]:
-    """Name the columns that the target holds in another type than staging."""
+    """Name the columns that have another type in the target than in staging."""
     problems: list[str] = []
     for name, kind in columns:
         column = table.column(name)
         if name == FLAG:
             continue
         if column is None:
-            problems.append(f"{name} is {kind} in staging, and gone from the table")
+            problems.append(f"{name} is {kind} in staging, but no longer in the table")
         elif _staged_type(target, column) != kind:
             problems.append(f"{name} is {kind} in staging, and {column.declared} in the table")
     return problems
 
 
 def _staged_type(target: Target, column: TableColumn) -> str:
-    """A deletion may have null where a domain does not."""
+    """Return a column's type in staging. A deletion may be null where a domain refuses it."""
     return column.declared if target.delete is None else column.base
 
 
 def has_duplicates(link: Link, target: Target, branches: Sequence[str]) -> bool:
-    """Whether two rows with one key remain, between which `order_by` does not choose."""
+    """Whether two rows have the same key and `order_by` does not choose between them."""
     keys = _names(target.key)
     rows = _union(target, branches)
     doubled = sql.SQL("SELECT {0} FROM ({1}) u GROUP BY {0} HAVING count(*) > 1").format(keys, rows)
@@ -174,8 +172,8 @@ def has_duplicates(link: Link, target: Target, branches: Sequence[str]) -> bool:
 class Moved:
     """What a move did."""
 
-    rows: Mapping[str, int]  # what each staging table had; of appended rows, what the target took
-    left_out: int = 0  # rows to be upserted that the target did not take
+    rows: Mapping[str, int]  # of each staging table; for appends, those that were accepted
+    left_out: int = 0  # upserted rows that the target did not accept
 
 
 def move(
@@ -228,7 +226,7 @@ def _upsert(
         "flag": sql.Identifier(FLAG),
     }
     if target.delete is not None:
-        # Before the others, one of which may take what a deletion sets free: a value that is unique.
+        # Deletions first: another row may need a unique value that one of them frees.
         link.execute(
             sql.SQL("{w} DELETE FROM {table} t USING w WHERE w.{flag} AND {same}").format(**parts)
         )
@@ -281,8 +279,8 @@ def drop(link: Link, target: Target, branches: Sequence[str]) -> None:
 def clear_away(link: Link, target: Target, branches: Sequence[str]) -> None:
     """Drop the staging tables of branches that have ended, unless a session reads them. Never raises.
 
-    What stays is dropped by `find`. A few are dropped at a time: each takes several of the server's
-    locks.
+    `find` drops what remains. A few are dropped at a time, because each takes several of the
+    server's locks.
     """
     for start in range(0, len(branches), _DROPPED_AT_ONCE):
         try:
@@ -292,9 +290,9 @@ def clear_away(link: Link, target: Target, branches: Sequence[str]) -> None:
         except psycopg.Error as error:
             read = isinstance(error, psycopg.errors.LockNotAvailable)
             logger.warning(
-                "sink %s: %d staging tables that are no longer needed stay for now: %s",
+                "sink %s: %d staging tables are no longer needed but cannot be dropped yet: %s",
                 *(target.sink, len(branches) - start),
-                "somebody reads them" if read else translate_error(error).args[0],
+                "a session reads them" if read else translate_error(error).args[0],
             )
             return
 
@@ -310,5 +308,5 @@ def _names(names: Sequence[str]) -> sql.Composed:
 
 
 def _raw(text: str) -> sql.SQL:
-    """SQL that the server itself has spelled."""
+    """Return SQL text that came from the server itself."""
     return sql.SQL(text)  # pyright: ignore[reportArgumentType]

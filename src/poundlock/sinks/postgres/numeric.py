@@ -1,4 +1,4 @@
-"""Decimals in the base that PostgreSQL counts in, ten thousand, for a whole column at once."""
+"""Decimals in PostgreSQL's base, ten thousand, for a whole column at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def digits_of(values: pa.Array) -> tuple[Array, int, int, Array]:
-    """Return the digits to base ten thousand, the weight of the first, the scale, and the signs.
+    """Return the digits in base ten thousand, the weight of the first, the scale, and the signs.
 
     Every row gets as many digits as the type could need: PostgreSQL drops zeros at either end.
     """
@@ -53,7 +53,7 @@ def _short(low: Array, negative: Array, padding: int, count: int) -> Array:
 
 
 def _long(low: Array, high: Array, negative: Array, padding: int, count: int) -> Array:
-    """Divide by hand, in limbs of 32 bits, as 128 are more than numpy has."""
+    """Divide by hand in limbs of 32 bits, because numpy has no integers of 128 bits."""
     plus, minus = low, ~low + np.uint64(1)
     carried = (minus == 0).astype(np.uint64)
     low = np.where(negative, minus, plus)

@@ -1,4 +1,4 @@
-"""Branches that the server holds: PREPARE TRANSACTION, and what the driver ends them with."""
+"""Branches that the server holds (PREPARE TRANSACTION), and how the driver ends them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPEN = (
 
 
 def prepared_strays(link: Link) -> Iterator[tuple[BranchId, Stray]]:
-    """List every prepared branch of ours in the database."""
+    """List every prepared branch of Poundlock in the database."""
     for gid, began, owner, _ in link.run(_OPEN):
         if (found := parse_id(gid)) is not None:
             name = found.name
@@ -48,16 +48,16 @@ class PreparedBranches:
             if owner is None:
                 answers.append("it is no longer prepared")
             else:
-                only = f"it was prepared by role {owner}, which alone may commit it"
+                only = f"it was prepared by role {owner}: only that role may commit it"
                 answers.append(None if may else only)
         return answers
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        """Commit each branch. Where the connection breaks, it and those after it are UNREACHABLE."""
+        """Commit each branch. If the connection breaks, this branch and the rest are UNREACHABLE."""
         return self._finish_each([(receipt.id, receipt) for receipt in receipts], "committed")
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        """Roll each branch back, and leave its tombstone."""
+        """Roll back each branch and insert its tombstone."""
         states = self._finish_each([(stray.id, None) for stray in strays], "rolled back")
         return [
             BranchState.UNREACHABLE if state is BranchState.PREPARED else state for state in states
@@ -129,7 +129,7 @@ def finish(link: Link, target: Target, branch: str, receipt: Receipt | None = No
 def roll_back_earlier(link: Link, target: Target, branch: BranchId) -> None:
     """Roll back what earlier attempts of this task have prepared: their locks would block it.
 
-    Spark does not repeat a task that has answered, so nothing that is decided is among them. With
+    Spark does not repeat a task that has succeeded, so none of these branches is decided. With
     `spark.speculation` it may run two attempts of a task at the same time. Then do not call this.
     """
     for found, stray in list(prepared_strays(link)):

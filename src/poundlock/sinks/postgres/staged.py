@@ -33,12 +33,12 @@ from poundlock.sinks.sql.witness import AlreadyWitnessed, WitnessMismatch
 
 logger = logging.getLogger("poundlock")
 
-_AGAIN = (  # another session was in the way for a moment: the same move may be tried again
+_AGAIN = (  # another session was briefly in the way: the same move can be tried again
     errors.LockNotAvailable,
     errors.DeadlockDetected,
     errors.SerializationFailure,
     errors.QueryCanceled,
-    errors.OutOfMemory,  # of the server's locks, which other sessions give back
+    errors.OutOfMemory,  # of the lock table, until other sessions release their locks
     errors.ReadOnlySqlTransaction,  # a standby, until it is promoted
 )
 
@@ -50,9 +50,9 @@ class StagedBranches:
         self._connections, self._target = connections, target
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        """See that each branch is there, that no key is written twice, and that the target takes all.
+        """Check that each branch exists, no key is written twice, and the target accepts all rows.
 
-        Where the target has constraints that staging tables cannot have, the move is rehearsed and
+        If the target has constraints that staging tables cannot have, the move is rehearsed and
         rolled back.
         """
         with self._connections.lend() as link, link.transaction(force_rollback=True):
@@ -76,7 +76,7 @@ class StagedBranches:
                     ended = _end_waiting(link, target, receipts, known)
                     link.run("SET CONSTRAINTS ALL IMMEDIATE")
             except WitnessMismatch:
-                return witness.unproven(link, ids)  # a batch is moved whole
+                return witness.unproven(link, ids)  # a batch is moved as a whole
             except AlreadyWitnessed:
                 return self._without_moving(link, ids)
             except _AGAIN as error:
@@ -88,20 +88,20 @@ class StagedBranches:
                     raise
                 raise InDoubt(
                     f"the batch of branch {ids[0]} is decided, but its rows cannot be moved into "
-                    f"{target.table}: {problem.args[0]}. Nothing is lost and nothing was moved: make "
-                    "room in the target for what is staged, then start the pipeline again",
+                    f"{target.table}: {problem.args[0]}. Nothing is lost and nothing was moved: "
+                    "change the target so that it accepts them, then start the pipeline again",
                     sink=target.sink,
                 ) from None
             clear_away(link, target, list(ended))
             return [(known | ended)[branch] for branch in ids]
 
     def _without_moving(self, link: Link, ids: Sequence[str]) -> list[BranchState]:
-        """Say what is known while another session holds what the move needs."""
+        """Return the known states while another session blocks the move."""
         known = self._target.witness.states(link, ids)
         return [known.get(branch, BranchState.PREPARED) for branch in ids]
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
-        """Leave a tombstone for each, then drop the staging tables."""
+        """Insert a tombstone for each, then drop the staging tables."""
         states: list[BranchState] = []
         over = (BranchState.COMMITTED, BranchState.ABORTED)
         with self._connections.lend() as link:
@@ -119,7 +119,7 @@ class StagedBranches:
     def find(self, namespace: Namespace) -> list[Stray]:
         """List the staged branches of exactly this namespace and sink that have not ended.
 
-        The tables of those that have may still be there, because a session was reading them. Drop them.
+        The table of an ended branch may still exist, because a session was reading it. Drop it.
         """
         target = self._target
         with self._connections.lend() as link:
@@ -156,8 +156,8 @@ def _check(link: Link, target: Target, receipts: Sequence[Receipt]) -> list[str 
     unfit = target.key and not any(index.serves(target.key) for index in table.indexes)
     if unfit or any(receipt.handle.get("shape") != table.shape for receipt in receipts):
         raise Rejected(
-            f"table {table.schema}.{table.name} was altered while the batch was written: it is "
-            "written once more",
+            f"table {table.schema}.{table.name} was altered while the batch was written: the "
+            "batch is written again",
             sink=target.sink,
         )
     names = [name for name, _ in _columns(target, staged, branches)]
@@ -190,7 +190,7 @@ def _end_waiting(
         begun=BranchState.COMMITTED in known.values(),
     )
     moved, lost = [it.id for it in ready], [it.id for it in given_up]
-    # Before the move: another driver that moves the same must wait here.
+    # Before the move: another driver that moves the same batch must wait here.
     target.witness.insert(link, moved)
     target.witness.insert(link, lost, BranchState.ABORTED)
     if ready:
@@ -216,8 +216,8 @@ def _move(link: Link, target: Target, receipts: Sequence[Receipt], columns: Colu
     if wrong is not None:
         tables = ", ".join(staging_name(branch) for branch in branches[:3])
         raise GuaranteeBroken(
-            f"the batch is decided, but {wrong}: somebody changed a staging table, or made a trigger "
-            "or a rule that leaves rows out. Nothing was moved. Undo that; or drop the staging "
+            f"the batch is decided, but {wrong}: a staging table was changed, or a new trigger or "
+            "rule leaves rows out. Nothing was moved. Undo that change; or drop the staging "
             f"tables in {target.witness_schema} ({tables}), and the batch is computed again",
             sink=target.sink,
         )
@@ -231,14 +231,14 @@ def _difference(receipts: Sequence[Receipt], moved: Moved) -> str | None:
             return f"branch {receipt.id} has {expected} rows, and {rows} were moved"
     if moved.left_out:
         return (
-            f"the target does not take {moved.left_out} rows of branch {receipts[0].id} and others"
+            f"the target did not accept {moved.left_out} rows of branch {receipts[0].id} and others"
         )
     return None
 
 
 def _log_wait(action: str, target: Target, branch: str, error: psycopg.Error) -> None:
     locked = isinstance(error, errors.LockNotAvailable)
-    why = "somebody holds a lock that is needed" if locked else translate_error(error).args[0]
+    why = "another session holds a needed lock" if locked else translate_error(error).args[0]
     logger.warning("sink %s: branch %s is not %s yet: %s", target.sink, branch, action, why)
 
 

@@ -1,4 +1,4 @@
-"""Where a branch goes: plain values, which travel to the tasks."""
+"""The target table and its options, as plain values that are sent to the tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from poundlock.sinks.sql.witness import Witness
 
 @dataclass(frozen=True)
 class Target:
-    """A table and how rows enter it."""
+    """A table, and how rows are written to it."""
 
     sink: str
     dsn: str = field(repr=False)
@@ -73,7 +73,7 @@ def staging_name(branch: str) -> str:
 
 
 _LOCK = "SELECT pg_advisory_xact_lock(8101823371654492003)"  # held while the schema is created
-# Not by IF NOT EXISTS, which needs the permission to create even where the schema exists.
+# Not by IF NOT EXISTS, which needs the permission to create even if the schema exists.
 _CREATE_SCHEMA = """
 DO $poundlock$ BEGIN
     IF to_regnamespace({name}) IS NULL THEN CREATE SCHEMA {schema}; END IF;

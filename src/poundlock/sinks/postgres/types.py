@@ -1,7 +1,7 @@
-"""Which Spark type goes into which PostgreSQL type, and why not.
+"""Which Spark types fit which PostgreSQL types, and why the others do not.
 
-Rules of this file: nothing that could change a value is let through. A number may go into a wider
-one; anything else must be cast in the query, where everybody can see it.
+Rule of this file: no conversion may change a value. A number fits a wider type. Anything else must be
+cast in the query, where the cast is visible.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from poundlock.sinks.postgres.catalog import Table, TableColumn
 
 JSON_FAMILY = ("array<", "map<", "struct<", "variant")
-_INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}  # and their decimal digits
+_INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}  # with their decimal digits
 _TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "enum", "json", "jsonb", "uuid", "xml"})
 
 _ACCEPTED: dict[str, frozenset[str]] = {

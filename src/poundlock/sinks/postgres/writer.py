@@ -1,7 +1,7 @@
 """The task's half: one connection, one transaction, one COPY.
 
 Appended rows of a prepared branch go directly into the target. All others go into a staging table of
-the branch. A staged branch leaves it there; a prepared upsert moves its rows into the target before it
+the branch. A staged branch leaves them there. A prepared upsert moves them into the target before it
 prepares.
 """
 
@@ -72,7 +72,7 @@ class PostgresWriter(Writer):
             raise
 
     def _begin(self, clears: bool) -> dict[str, Json]:
-        """Begin, and return where: the cluster, its database, the witness table."""
+        """Begin, and return the place: the cluster, the database and the witness table."""
         connection, target = self._connection, self._target
         place: dict[str, Json] = {}
         if self._exact or self._aside:
@@ -129,7 +129,7 @@ class PostgresWriter(Writer):
         self._rows += len(rows)
 
     def _open(self, schema: pa.Schema) -> Encoder:
-        """Find out from the first rows which columns there are, and where they go."""
+        """Read the columns from the first rows, and choose the table to copy them into."""
         target, table = self._target, self._table
         found = [(name, _FLAG if name == FLAG else table.column(name)) for name in schema.names]
         unknown = [name for name, column in found if column is None]
@@ -138,7 +138,7 @@ class PostgresWriter(Writer):
         columns = [column for _, column in found if column is not None]
         self._columns = [column.name for column in columns]
         encoder = Encoder(columns, schema)
-        # A deletion needs only its key. The staging table checks what else is missing.
+        # A deletion needs only its key. The staging table checks the other rows for nulls.
         flagged = target.delete is not None
         self._required = frozenset(
             column.name
@@ -170,7 +170,7 @@ class PostgresWriter(Writer):
             self._stream.write(piece)
 
     def _copy_alone(self, rows: pa.RecordBatch) -> None:
-        """Copy so that an error takes back these rows and no others."""
+        """Copy so that an error undoes these rows and no others."""
         assert self._encoder is not None
         connection = self._connection
         connection.execute("SAVEPOINT rows")
@@ -198,8 +198,8 @@ class PostgresWriter(Writer):
     def _compare_counts(self, taken: int, given: int) -> None:
         if taken != given:
             raise Rejected(
-                f"branch {self._id}: {given} rows were sent, and PostgreSQL took {taken}: a trigger "
-                "or a rule leaves rows out, so what was written is unknown",
+                f"branch {self._id}: {given} rows were sent, but PostgreSQL accepted {taken}: a "
+                "trigger or a rule leaves rows out, so it is unknown which were written",
                 sink=self._target.sink,
             )
 
@@ -241,17 +241,17 @@ class PostgresWriter(Writer):
         return PreparedBranch(self._id, handle, began_at=self._began_at, expires_at=None)
 
     def _end(self, statement: Any, expected: str) -> None:
-        """End the transaction. The server answers ROLLBACK, and no error, if it had failed before."""
+        """End the transaction. If it had already failed, the server answers ROLLBACK, not an error."""
         answer = self._connection.execute(statement).statusmessage
         if answer != expected:
             raise Rejected(
-                f"branch {self._id}: the transaction had failed before: {expected} was answered by "
-                f"{answer}",
+                f"branch {self._id}: the transaction had already failed: the server answered "
+                f"{expected} with {answer}",
                 sink=self._target.sink,
             )
 
     def abort(self) -> None:
-        # The server undoes what is not prepared or committed when the connection ends.
+        # When the connection ends, the server rolls back what is not prepared or committed.
         with contextlib.suppress(Exception):
             self._connection.close()
         copying, self._copying = self._copying, None

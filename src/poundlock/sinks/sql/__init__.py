@@ -1,11 +1,11 @@
 """What the sinks of SQL databases share. No module here imports a database's driver.
 
-naming       the id of a branch, which says whose it is
-dialect      what differs between systems, and the connection that all modules here are given
+naming       the id of a branch: its pipeline, sink, batch, attempt and task
+dialect      what differs between systems, and the connection that the modules here use
 witness      the table that proves how a branch ended
 receipts     what a receipt of an SQL sink holds
 staging      what staged branches have in common
-branches     the base of SQL sinks, and the dispatch of branches by mode
+branches     the base class of SQL sinks, and the dispatch of branches by mode
 connections  the check of how many connections a sink opens
 
 To add a system (SQL Server, Db2, ...), add a folder beside `postgres/` with these parts: a `Dialect`;

@@ -1,4 +1,4 @@
-"""The driver's half of an SQL sink: each branch goes to the class that made it."""
+"""The driver's half of an SQL sink: the class of a branch's mode handles it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SqlSink(Participant):
     """A sink whose branches end in a witness table."""
 
     speculates = False  # Spark may run two attempts of a task at the same time
-    _tasks: int | None = None  # how many Spark runs at once, if it is known
+    _tasks: int | None = None  # how many Spark runs at once, if known
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How many connections a sink will open, beside how many its server has."""
+"""How many connections a sink opens, compared with how many its server allows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from poundlock.errors import UsageError
 def check(
     told: int | None, *, tasks: int | None, driver: int, limits: Mapping[str, int], sink: str
 ) -> list[str]:
-    """Compare what is wanted with what the server allows; return what to warn of.
+    """Compare the needed connections with those that the server allows; return warnings.
 
-    Wanted is what the user `told`, or what the tasks need: each has one connection, which it opens when
-    it starts, so it cannot wait for one. How many run at once is Spark's guess, so whoever knows better
-    is believed. `limits` are named as an operator would look for them.
+    `told` is the user's number. Without it, one connection is counted for each task, which opens it at
+    its start and cannot wait for it. Spark only guesses how many tasks run at once, so the user's
+    number comes first. `limits` is keyed by the names of the server's settings.
     """
     needed = tasks + driver if tasks else 1
     why = f"one for each task that runs at once, and {driver} for the driver"
@@ -22,8 +22,8 @@ def check(
     for name, allowed in sorted(limits.items(), key=lambda limit: limit[1]):
         if allowed < wanted:
             raise UsageError(
-                f"{wanted} connections are wanted ({why}), and {name} allows {allowed}: raise it, run "
-                "fewer tasks at once, or say with connections= how many there really are",
+                f"{wanted} connections are needed ({why}), but {name} allows {allowed}: raise it, run "
+                "fewer tasks at once, or set connections= to the real number",
                 sink=sink,
             )
     if wanted < needed:

@@ -1,4 +1,4 @@
-"""What differs between SQL systems, and the connection that the shared code is given."""
+"""What differs between SQL systems, and the connection that the shared code uses."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Failure(Enum):
 class Dialect:
     """One system's SQL and errors."""
 
-    mark: str  # stands for a value in a statement
+    mark: str  # the placeholder of a value in a statement
     errors: tuple[type[Exception], ...]  # what the driver raises
     # Returns DUPLICATE, LOCKED or NO_TABLE for such an error, else None.
     failure_of: Callable[[Exception], Failure | None]
     # Returns the error to raise for one of the driver's: `translate(error, sink, branch)`.
     translate: Callable[[Exception, str | None, str | None], PoundlockError]
     identity: str = "identity"  # the expression that tells one witness table from another
-    hold: str = ""  # ends a SELECT whose row nobody may delete until the transaction ends
+    hold: str = ""  # ends a SELECT: its row then cannot be deleted until the transaction ends
 
     def classify(self, error: Exception) -> Failure:
         found = self.failure_of(error)
@@ -46,7 +46,7 @@ class Dialect:
 
     @contextmanager
     def translated_errors(self, sink: str | None, branch: str | None = None) -> Generator[None]:
-        """Raise the driver's errors as Poundlock's, and do not chain them: they may hold data."""
+        """Raise the driver's errors as Poundlock's. They are not chained, as they may hold data."""
         problem: PoundlockError | None = None
         try:
             yield

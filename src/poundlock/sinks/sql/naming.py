@@ -1,6 +1,6 @@
 """The id of a branch in an SQL system: the branch's name and its task.
 
-The task is a part of it, so that a retry finds what an earlier attempt of its task has prepared.
+It has the task, so that a retry finds what an earlier attempt of its task has prepared.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def id_of(branch: Branch) -> BranchId:
 
 
 def parse_id(text: str) -> BranchId | None:
-    """Read the id of a branch; None if it is not one of ours."""
+    """Read the id of a branch; None if the text is not one."""
     spelled, _, task = text.partition("/")
     name = parse_name(spelled)
     return None if name is None or not task.isdecimal() else BranchId(name, int(task))
 
 
 def read_id(text: str) -> BranchId:
-    """Read the id of a branch of ours."""
+    """Read the id of a branch. Raises `UsageError` if the text is not one."""
     found = parse_id(text)
     if found is None:
         raise UsageError(f"{text!r} is not the id of a branch")

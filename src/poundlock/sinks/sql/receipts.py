@@ -1,6 +1,6 @@
-"""What a receipt of an SQL sink holds, beside what a system adds for itself.
+"""What the receipts of all SQL sinks hold. A system may add more.
 
-mode     "prepared" or "staged": which class made the branch, whatever the sink's mode is by now
+mode     "prepared" or "staged": how the branch was written; the sink's mode may have changed
 witness  where the witness table is, and its identity when the branch was written
 into     of a staged branch: what its rows mean; see `staging.StagedRows`
 shape    of a staged branch: a hash of the target's columns, to see whether they were altered

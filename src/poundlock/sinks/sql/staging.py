@@ -18,7 +18,7 @@ def staging_name(prefix: str, branch: str) -> str:
 
 @dataclass(frozen=True)
 class StagedRows:
-    """What the rows of a staging table mean. The sink's options may be others by now."""
+    """What the rows of a staging table mean. The sink's options may have changed since."""
 
     schema: str
     table: str
@@ -38,7 +38,7 @@ class StagedRows:
         if any(other != found[0] for other in found):
             raise LogMismatch(
                 f"branch {receipts[0].id} and others of its batch were staged for different tables, "
-                "keys or columns: the sink's options were changed in between. Drop the staging tables "
+                "keys or columns: the sink's options were changed since. Drop the staging tables "
                 "of these branches, and the batch is computed again",
                 sink=receipts[0].sink,
             )
@@ -47,21 +47,21 @@ class StagedRows:
 
 
 def duplicate_keys(sink: str, key: Sequence[str], order_by: str | None) -> BadRow:
-    """Return the error for a batch in which two rows have one key and neither is the last."""
-    problem = f"two rows of a batch have one key ({', '.join(key)})"
+    """Return the error for a batch in which two rows have the same key and neither wins."""
+    problem = f"two rows of a batch have the same key ({', '.join(key)})"
     if order_by is None:
         problem += ". Name the column that chooses between them with order_by= (the highest wins)"
     else:
-        problem += f" and one {order_by}, so neither is the last. Order by a column that differs"
+        problem += f" and the same {order_by}, so neither wins. Order by a column that differs"
     return BadRow(f"{problem}, or aggregate before writing", sink=sink)
 
 
 def contended_key(sink: str, key: str) -> UsageError:
     """Return the error for a sink in which one task's prepared branch could block another task."""
     return UsageError(
-        f"two tasks that write one key ({key}) would wait for each other's prepared branch until "
-        "lock_timeout. Use mode='staged'; or, where the frame is partitioned by the key "
-        "(repartition), say so with key_partitioned=True",
+        f"two tasks that write the same key ({key}) would wait for each other's prepared branch "
+        "until lock_timeout. Use mode='staged'; or, if the frame is partitioned by the key "
+        "(repartition), set key_partitioned=True",
         sink=sink,
     )
 
@@ -71,9 +71,9 @@ def split_batch(
 ) -> tuple[list[Receipt], list[Receipt]]:
     """Return which branches of a batch to move, and which to give up.
 
-    Where a branch is lost or was aborted, and none of its batch was moved before, all are given up: the
-    replay takes the place of the whole batch, and becomes visible at one instant. A replay of the lost
-    branch alone could bring back a row that the others delete or replace.
+    If a branch is lost or was aborted, and none of its batch was moved before, all are given up. Then
+    the replay replaces the whole batch, and becomes visible at one instant. A replay of the lost branch
+    alone could bring back a row that the others delete or replace.
     """
     if (lost or aborted) and not begun:
         return [], list(waiting)

@@ -5,10 +5,10 @@ branch was not committed, the driver inserts its tombstone, a row that says "abo
 key. If that succeeds, the branch was not committed and never will be. If the key exists, the row there
 says how the branch ended. If the insert has to wait, the branch is still open.
 
-This holds only for the table that the branch was witnessed in, and only while nobody has emptied it. So
-the table's first row holds a random identity, which goes when the table is emptied, and receipts carry
-it. A table with another identity, or none, proves nothing: no tombstone enters it, and every branch is
-NO_WITNESS there, unless its row says "committed".
+This proof needs the table in which the branch's row would be, and nobody may have emptied it. So the
+table's first row holds a random identity, which is lost when the table is emptied. Receipts hold it.
+A table with another identity, or none, proves nothing: no tombstone is inserted, and every branch is
+NO_WITNESS unless its row says "committed".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AlreadyWitnessed(Exception):
 
 
 class WitnessMismatch(Exception):
-    """This is not the table that the branches were witnessed in, or it was emptied since."""
+    """This is not the witness table of the branches, or it was emptied since."""
 
 
 @dataclass(frozen=True)
@@ -48,26 +48,26 @@ class Witness:
     """The witness table of a sink. Holds no connection."""
 
     sink: str
-    place: str  # the table, or the schema or database that it is in: for people and receipts
-    table: str  # as SQL has it
+    place: str  # the table, or the schema or database that it is in: for receipts
+    table: str  # its quoted name
     create: tuple[str, ...]  # the statements that create it
     option: str  # the sink's options that say where it is
 
     # The table.
 
     def identity(self, link: Link) -> str | None:
-        """Return what tells this table from any other; None if it is missing or was emptied."""
+        """Return the identity of this table; None if it is missing or was emptied."""
         found = self._query(link, self._identity(link), [_SELF])
         return str(found[0][0]) if found else None
 
     def ensure(self, link: Link) -> str:
-        """Create the table and its first row where they are missing. Return its identity.
+        """Create the table and its first row if they are missing. Return its identity.
 
         Outside of any transaction.
         """
         known = self.identity(link)
         if known is None:
-            # Not by IF NOT EXISTS, which needs the permission to create even where the table exists.
+            # Not by IF NOT EXISTS alone: it needs the permission to create even if the table exists.
             if not self._exists(link):
                 self._create(link)
             with contextlib.suppress(AlreadyWitnessed), link.transaction():
@@ -75,7 +75,7 @@ class Witness:
             known = self.identity(link)
         if known is None:
             raise Unavailable(
-                f"the witness table {self.table} was dropped or emptied meanwhile", sink=self.sink
+                f"the witness table {self.table} has just been dropped or emptied", sink=self.sink
             )
         return known
 
@@ -92,7 +92,7 @@ class Witness:
             detail = link.dialect.translate(error, None, None).args[0]
             raise NotAuthorised(
                 f"the witness table {self.table} cannot be created: {detail}. Grant the permission to "
-                "create it, and SELECT, INSERT and DELETE on it; or have it created once by hand: "
+                "create it, and SELECT, INSERT and DELETE on it; or have an administrator create it: "
                 f"{self.create[-1].strip()}",
                 sink=self.sink,
             ) from None
@@ -129,7 +129,7 @@ class Witness:
     # Proof.
 
     def recognises(self, link: Link, known: Iterable[str | None]) -> bool:
-        """Whether this is the table that has all these identities. None: the receipt has none."""
+        """Whether the table has all these identities; None stands for a receipt without one."""
         found = self.identity(link)
         return found is not None and set(known) <= {found, None}
 
@@ -146,8 +146,8 @@ class Witness:
     def require(self, link: Link, known: Iterable[str | None]) -> None:
         """Raise `WitnessMismatch` unless the table has all these identities. In a transaction.
 
-        The table stays as it is until the transaction ends, if this comes after an insert or if the
-        dialect can hold a row.
+        Then the table cannot be emptied until the transaction ends, if this follows an insert or if
+        the dialect can hold a row.
         """
         try:
             found = link.run(self._identity(link) + link.dialect.hold, [_SELF])
@@ -159,11 +159,11 @@ class Witness:
             raise WitnessMismatch
 
     def unproven(self, link: Link, ids: Sequence[str]) -> list[BranchState]:
-        """Say what a table proves that is not the branches' own: only what it says was committed."""
+        """Return what another table proves: only that a branch whose row says "committed" is so."""
         others = f" and {len(ids) - 1} others" if len(ids) > 1 else ""
         logger.warning(
-            "sink %s: the witness table %s is missing, was emptied or is another one, so it proves "
-            "nothing about branch %s%s. Restore the table; if %s was changed, set it as it was",
+            "sink %s: the witness table %s is missing, was emptied or was replaced, so it proves "
+            "nothing about branch %s%s. Restore the table; if %s was changed, set it back",
             *(self.sink, self.table, ids[0], others, self.option),
         )
         found, committed = self.states(link, ids), BranchState.COMMITTED
@@ -183,13 +183,13 @@ class Witness:
     def insert(
         self, link: Link, ids: Iterable[str], state: BranchState = BranchState.COMMITTED
     ) -> None:
-        """Insert the rows of branches, in the open transaction. Waits for whoever is ending one.
+        """Insert the rows of branches, in the open transaction. Waits while another ends one.
 
-        Raises `AlreadyWitnessed`, after which the transaction is to be rolled back.
+        Raises `AlreadyWitnessed`. Then roll the transaction back.
         """
         rows: list[tuple[Any, ...]] = []
         word = "committed" if state is BranchState.COMMITTED else "aborted"
-        for spelled in sorted(ids):  # in one order, or two drivers could wait for each other
+        for spelled in sorted(ids):  # in one order, so that two drivers cannot deadlock
             name = read_id(spelled).name
             space = name.namespace
             rows.append(
@@ -214,17 +214,17 @@ class Witness:
             raise AlreadyWitnessed from None
 
     def settle(self, link: Link, branch: str, known: str | None = None) -> BranchState:
-        """Prove by its tombstone how a branch ended that is no longer open. Outside of a transaction.
+        """Insert a branch's tombstone, to prove how the branch ended. Outside of a transaction.
 
-        `known` is the identity in the branch's receipt. None: no decision names the branch, and any
-        table will do, also a new one.
+        `known` is the identity in the branch's receipt. None: no decision names the branch, so any
+        table will do, even a new one.
         """
         if known is None:
             self.ensure(link)
         try:
             with link.brief_transaction():
                 self.insert(link, [branch], BranchState.ABORTED)
-                # After the insert: whoever empties the table now has to wait.
+                # After the insert: from here on, a session that empties the table must wait.
                 self.require(link, [known])
             return BranchState.ABORTED
         except WitnessMismatch:
@@ -238,7 +238,7 @@ class Witness:
             if failure is Failure.NO_TABLE:
                 return self.unproven(link, [branch])[0]
             raise
-        # A row that was rolled back or pruned just now is asked for again later.
+        # A row that was rolled back or pruned just now is read again later.
         state = self.states(link, [branch]).get(branch, BranchState.PREPARED)
         if state is BranchState.ABORTED and not self.recognises(link, [known]):
             return self.unproven(link, [branch])[0]

@@ -1,7 +1,7 @@
 """A connection of any driver that follows PEP 249. It hides what differs between drivers.
 
-They differ in how parameters are written (`paramstyle`), in where the exceptions are and what they
-hold, and in what `tpc_recover` returns.
+They differ in how parameters are written (`paramstyle`), in their exceptions and what these hold, and
+in what `tpc_recover` returns.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _FULL: _Meaning = (
 )
 _LOCKED: _Meaning = (
     Rejected,
-    "waited for a lock longer than setup= allows: two tasks write one key, or another program holds "
-    "it. Partition the frame by the key",
+    "waited for a lock longer than setup= allows: two tasks write the same key, or another program "
+    "holds the lock. Partition the frame by the key",
 )
-_UNFIT: _Meaning = (BadRow, "the database does not take a row")
-# Errors for which PEP 249 or their driver has no class, by their number: those of PostgreSQL and of the
-# systems that follow it, and Oracle's.
+_UNFIT: _Meaning = (BadRow, "the database refuses a row")
+# Errors without a class of their own in PEP 249 or their driver, by number: those of PostgreSQL and
+# compatible systems, and Oracle's.
 _KNOWN: Mapping[str, _Meaning] = {
     "53100": _FULL,
     "53200": (
         Rejected,
         "the database has no memory left, or none for another branch. In PostgreSQL raise "
-        "max_prepared_transactions above the tasks of a batch, and restart it",
+        "max_prepared_transactions above the number of tasks in a batch, and restart the server",
     ),
     "55P03": _LOCKED,
     "57014": (
         Rejected,
-        "a statement was cancelled, by an operator or because it took longer than the account may "
+        "a statement was cancelled, by an operator or by a time-out of the account "
         "(PostgreSQL: statement_timeout, which setup= can set)",
     ),
     **dict.fromkeys(("ORA-01653", "ORA-01654", "ORA-01658", "ORA-30036"), _FULL),
@@ -73,7 +73,7 @@ _LOGIN_WORDS = (
     "access denied for user",
 )
 _NO_TABLE = ("42P01", "42S02", "1146", "ORA-00942")
-# Drivers of a database where a second savepoint replaces the first of that name, and none is released.
+# Drivers of a database where a savepoint replaces the last of that name and cannot be released.
 _NO_RELEASE = ("oracledb", "cx_Oracle")
 
 
@@ -99,7 +99,7 @@ class Link:
             self.connection = connect(resolve("dsn", dsn)) if dsn is not None else connect()
         except PoundlockError:
             raise
-        except Exception as error:  # noqa: BLE001 (the driver's own are known once it is)
+        except Exception as error:  # noqa: BLE001 (the driver's classes are not known yet)
             problem = _refused(error, self.sink, "" if dsn is None else resolve("dsn", dsn))
         if problem is not None:
             raise problem  # not chained: some drivers repeat the whole address
@@ -132,7 +132,7 @@ class Link:
             cursor.close()
 
     def execute_many(self, statement: str, rows: Sequence[Row]) -> int:
-        """Run a statement for each row. Return how many it took, -1 if the driver does not know."""
+        """Run a statement for each row. Return how many were accepted; -1 if unknown."""
         cursor = self.connection.cursor()
         try:
             cursor.executemany(self._spelled(statement), [self._given(row) for row in rows])
@@ -230,7 +230,7 @@ class Link:
     def translate_error(
         self, error: Exception, sink: str | None = None, branch: str | None = None
     ) -> PoundlockError:
-        """Return the error to raise for one of the driver's, without what could be a value of a row."""
+        """Translate a driver's error, without any part that could be a value of a row."""
         sink = sink or self.sink
         which = f"branch {branch}: " if branch else ""
         known = _KNOWN.get(str(number(error)))
@@ -343,7 +343,7 @@ def _place(error: Exception) -> str:
 def _parts(xid: Any) -> tuple[int, str, str] | None:
     """Read an entry of `tpc_recover`: an object or a triple (PEP 249), or a row (MariaDB).
 
-    Names are text or bytes (Oracle, MariaDB). Those of other programs may be bytes that are no text.
+    Names are text or bytes (Oracle, MariaDB). Those of other programs may not be text.
     """
     if hasattr(xid, "gtrid"):
         parts = (xid.format_id, xid.gtrid, xid.bqual)

@@ -1,9 +1,9 @@
 """The driver's half: branches that the database holds, and their names there.
 
     global part   IDENTITY.GENERATION.BATCH.ATTEMPT.TASK_ATTEMPT.TASK
-    branch part   a hash of pipeline, identity and sink: together they are longer than there is room
+    branch part   a hash of pipeline, identity and sink, which together would be too long
 
-A name has two parts of 64 bytes each. Both are compared whole.
+A name has two parts of at most 64 bytes. Both are compared in full.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PreparedBranches:
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         with self.lend() as link:
             if not self._witness.recognises(link, identities_of(receipts)):
-                return ["its witness table was dropped or emptied meanwhile"] * len(receipts)
+                return ["its witness table has since been dropped or emptied"] * len(receipts)
             opened = self._opened(link, [read_id(receipt.id) for receipt in receipts])
         return [
             None if receipt.id in opened else "it is no longer prepared" for receipt in receipts
@@ -118,21 +118,21 @@ class PreparedBranches:
         return states + [BranchState.UNREACHABLE] * (len(branches) - len(states))
 
     def _commit_one(self, link: Link, receipt: Receipt) -> BranchState:
-        # Nothing is touched if the witness could not tell afterwards how it ended.
+        # Do nothing if the witness could not prove afterwards how the branch ended.
         known = witness_of(receipt)[1]
         if not self._witness.recognises(link, [known]):
             return self._witness.unproven(link, [receipt.id])[0]
         return self._finish(link, read_id(receipt.id), "tpc_commit", known)
 
     def roll_back(self, link: Link, branch: BranchId) -> BranchState:
-        """Roll back a branch that no decision names, and leave its tombstone."""
+        """Roll back a branch that no decision names, and insert its tombstone."""
         self._witness.ensure(link)
         return self._finish(link, branch, "tpc_rollback", None)
 
     def _finish(self, link: Link, branch: BranchId, verb: str, known: str | None) -> BranchState:
-        """Commit or roll back a branch, and let the witness say how it ended.
+        """Commit or roll back a branch. Return how it ended, according to the witness.
 
-        Drivers report an unknown branch in many ways, so none of their answers is believed alone.
+        Drivers report an unknown branch in many ways, so their answers alone prove nothing.
         """
         try:
             getattr(link.connection, verb)(link.xid(*xid_of(branch)))

@@ -1,7 +1,7 @@
 """Any database whose Python driver has two-phase commit as PEP 249 describes it (`tpc_*`).
 
-It is slow: rows go by `executemany`, one Python object for each value. Use it for databases without a
-sink of their own; PostgreSQL and MySQL have faster ones.
+It is slow: rows are sent by `executemany`, one Python object for each value. Use it for databases
+without a sink of their own; PostgreSQL and MySQL have faster ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poundlock.sinks.twophase.prepared import FORMAT, PreparedBranches
 from poundlock.sinks.twophase.writer import TwoPhaseWriter
 
 _NESTED = ("array<", "map<", "struct<", "variant")
-# Types that all databases have: Oracle knows no BIGINT.
+# Types that all databases have: Oracle has no BIGINT.
 _CREATE = (
     "CREATE TABLE {} (branch VARCHAR(250) NOT NULL PRIMARY KEY, "
     "pipeline VARCHAR(63) NOT NULL, identity VARCHAR(64) NOT NULL, "
@@ -35,15 +35,15 @@ class TwoPhase(SqlSink):
     """A table in a database that is reached through a driver with `tpc_*`.
 
     Args:
-        connect: Returns a new connection, not in autocommit. It travels to the tasks: a function of a
-            module, or `functools.partial` of one.
+        connect: Returns a new connection, not in autocommit. It is sent to the tasks: give a function
+            of a module, or `functools.partial` of one.
         table: The table, as "table" or "schema.table".
         columns: The columns to write, or a mapping from the frame's names to the table's; by default
             all.
         dsn: Given to `connect` as its argument: a literal, `env:NAME` or `file:PATH`.
         name: The sink's name in its pipeline; the table's by default.
         witness_table: Created if it is missing.
-        setup: Statements for each new connection. Set a limit to waiting for locks here.
+        setup: Statements for each new connection. Set the lock timeout here.
         quote: The database's quotation mark for names.
         rows_at_once: How many rows the driver gets in one call.
         semantic: "exactly_once", "at_least_once" or "none".
@@ -125,23 +125,23 @@ class TwoPhase(SqlSink):
                     sink=self.name,
                 )
             warnings = [
-                "rows go through the driver one by one (executemany): slow. PostgreSQL and MySQL have "
-                "sinks of their own"
+                "rows are sent by executemany, one by one, which is slow: PostgreSQL and MySQL have "
+                "faster sinks of their own"
             ]
             if self.semantic is Semantic.EXACTLY_ONCE:
                 warnings += self._try_two_phases(link)
         if self.speculates and self.semantic is Semantic.EXACTLY_ONCE:
             warnings.append(
                 "spark.speculation is on, so a task does not roll back what an earlier attempt of it "
-                "has prepared: that may be decided already. If the table has a unique index, the task "
-                "waits there until the limit that setup= sets: switch speculation off"
+                "has prepared: that may already be decided. If the table has a unique index, the task "
+                "waits there until the lock timeout in setup=: set spark.speculation to false"
             )
         return warnings
 
     def _try_two_phases(self, link: Link) -> list[str]:
         """Prepare a branch that only reads, and roll it back: two-phase commit may be switched off.
 
-        On a server that has no room for another branch it is on. The branches there may be this
+        If the server has no room for another branch, it is on. The branches there may be this
         pipeline's, left by a crash: the start ends them.
         """
         gtrid = f"preflight.{time.time_ns():x}"

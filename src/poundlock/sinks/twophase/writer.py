@@ -41,8 +41,8 @@ class TwoPhaseWriter(Writer):
     def _abort_earlier(self) -> None:
         """Roll back what earlier attempts of this task left: its locks could block this one.
 
-        Spark does not repeat a task that has answered, so nothing that is decided is among them,
-        unless Spark runs two attempts of a task at the same time (`spark.speculation`).
+        Spark does not repeat a task that has succeeded, so none of these branches is decided, unless
+        Spark runs two attempts of a task at the same time (`spark.speculation`).
         """
         mine = self._branch.name
         for it in list(open_branches(self._link, mine.namespace, mine.sink)):
@@ -81,8 +81,8 @@ class TwoPhaseWriter(Writer):
     def _count(self, taken: int, given: int) -> None:
         if 0 <= taken != given:
             raise Rejected(
-                f"branch {self._id}: {given} rows were sent, and the database took {taken}: a trigger "
-                "or a rule leaves rows out, so what was written is unknown",
+                f"branch {self._id}: {given} rows were sent, but the database accepted {taken}: a "
+                "trigger or a rule leaves rows out, so it is unknown which were written",
                 sink=self._sink.name,
             )
 
@@ -115,5 +115,5 @@ class TwoPhaseWriter(Writer):
         )
 
     def abort(self) -> None:
-        # The database undoes what is not prepared or committed when the connection ends.
+        # When the connection ends, the database rolls back what is not prepared or committed.
         self._link.close()
