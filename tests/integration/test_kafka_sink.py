@@ -186,7 +186,7 @@ def test_a_row_too_large_for_the_producer_aborts_the_batch(
     source = kafka.create(partitions=2)
     kafka.produce(source, rows)
     sink = {"settings": {"message.max.bytes": "4000"}}
-    with pytest.raises(BadRow, match=r"5000 bytes .* exceeds message.max.bytes=4000"):
+    with pytest.raises(BadRow, match=r"5000 bytes, .* exceeds message.max.bytes=4000"):
         finish(copying(spark, kafka, source, target, tmp_path, sink=sink))
     assert kafka.values(target) == Counter()
     kafka.assert_settled(target)
