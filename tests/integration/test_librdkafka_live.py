@@ -434,7 +434,9 @@ def test_a_row_that_is_too_large_is_a_bad_row(target, producers, road):
     producer = producers()
     values = pa.array([b"small", b"x" * 1_000_000, b"small"])
     times = pa.array([1, 1, 1]) if road == "slow" else None
-    with pytest.raises(errors.BadRow, match=rf"'{target}' has 1000000 bytes.*=1000000: raise"):
+    with pytest.raises(
+        errors.BadRow, match=rf"'{target}' is too large: .* 1000000 bytes, .*=1000000\. Make"
+    ):
         producer.write(target, keys=None, values=values, timestamps=times)
     with pytest.raises(errors.BadRow, match="1000000 bytes"):
         producer.flush(SECONDS)
