@@ -225,9 +225,8 @@ class Coordinator:
         for sink in self.sinks.values():
             try:
                 sink.prune(self.generation.namespace, self.state.batch_floor)
-            except (
-                _CAN_WAIT
-            ) as error:  # old witnesses only take space: the next compaction prunes them
+            except _CAN_WAIT as error:
+                # Old witnesses only take space: the next compaction prunes them.
                 logger.warning("sink %s: old witnesses were not pruned: %s", sink.name, error)
 
     @contextlib.contextmanager
