@@ -348,6 +348,32 @@ def test_a_paused_node_is_alive_and_silent_until_it_is_resumed(home):
     instance.wait_ready(timeout=10)
 
 
+def test_every_thread_has_stopped_when_pause_returns(tmp_path):
+    busy = "import hashlib, threading\n" + textwrap.dedent(
+        """
+        data = bytes(1 << 20)
+
+        def work():  # hashing releases the lock of the interpreter, so the threads run at once
+            while True:
+                hashlib.sha256(data)
+
+        for _ in range(8):
+            threading.Thread(target=work).start()
+        print("ready", flush=True)
+        """
+    )
+    child = process.spawn([sys.executable, "-c", busy], tmp_path, tmp_path / "log")
+    try:
+        assert wait_until(lambda: "ready" in (tmp_path / "log").read_text())
+        for _ in range(20):
+            child.pause()
+            stats = Path(f"/proc/{child.pid}/task").glob("*/stat")
+            assert {it.read_text().rpartition(")")[2].split()[0] for it in stats} == {"T"}
+            child.send(signal.SIGCONT)
+    finally:
+        process.stop_all([child], 0)
+
+
 def test_a_paused_node_can_be_stopped(home):
     instance = base.Instance(Tiny(stop_timeout=3600), home)
     instance.up()

@@ -252,8 +252,8 @@ class Instance:
             _stop(self.home, [name], 0)
 
     def pause(self, node: int | str = 1) -> None:
-        """Send SIGSTOP: the node keeps its connections and does not answer."""
-        self._process(node).send(signal.SIGSTOP)
+        """Stop all of the node's threads: it keeps its connections and does not answer."""
+        self._process(node).pause()
 
     def resume(self, node: int | str = 1) -> None:
         """Send SIGCONT."""

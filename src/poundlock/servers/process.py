@@ -32,6 +32,15 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def pause(self) -> None:
+        """Send SIGSTOP, and return when every thread has stopped.
+
+        The signal only asks for it. On a busy machine a thread can still answer a request afterwards.
+        """
+        self.send(signal.SIGSTOP)
+        while self.alive and not _threads_stopped(self.pid):
+            time.sleep(0.001)
+
     def wait(self, seconds: float) -> bool:
         """Wait for the end, and return whether it came within this time."""
         deadline = time.monotonic() + seconds
@@ -85,6 +94,14 @@ def read_stat(pid: int) -> list[str] | None:
     # The second field is the program's name in parentheses. It may contain blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields
+
+
+def _threads_stopped(pid: int) -> bool:
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
+                return False
+    return True
 
 
 def _start_time(pid: int) -> int | None:
