@@ -63,7 +63,6 @@ class Death:
 
     number: int  # from 1
     event: Event
-    recovered_at: float | None  # when Spark wrote commits/N
     aborted: int = 0  # open transactions that the next run found and aborted
     rewritten: bool = False  # the batch was written again
     recommitted: bool = False  # the next run committed what the log had decided
@@ -142,7 +141,6 @@ def _death(number: int, kill: Event, after: list[Event]) -> Death:
     return Death(
         number=number,
         event=kill,
-        recovered_at=next((it.at for it in same if it.what is What.COMMITTED), None),
         # The first sweep of a run aborts what earlier runs left; later ones abort its own branches.
         aborted=next((it.count or 0 for it in after if it.step is Step.SWEPT), 0),
         rewritten=Step.WRITING in steps,

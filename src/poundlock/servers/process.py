@@ -86,7 +86,7 @@ def spawn(command: Sequence[str], cwd: Path, log: Path) -> Process:
 
 
 def read_stat(pid: int) -> list[str] | None:
-    """Return the fields of `/proc/PID/stat` after the name; None for no process or a zombie."""
+    """Return the fields after the name in a process's or thread's stat; None if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -97,11 +97,8 @@ def read_stat(pid: int) -> list[str] | None:
 
 
 def _threads_stopped(pid: int) -> bool:
-    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            if thread.read_text().rpartition(")")[2].split()[0] not in "TtZX":
-                return False
-    return True
+    threads = map(int, os.listdir(f"/proc/{pid}/task"))
+    return all(fields is None or fields[0] in "Tt" for fields in map(read_stat, threads))
 
 
 def _start_time(pid: int) -> int | None:

@@ -87,8 +87,7 @@ class Delta(StoredBranches):
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
     ):
         self.path = os.fspath(path).rstrip("/")
-        label = name or derive_sink_name(self.path.rpartition("/")[2])
-        self.name = checked_name("sink name", label)
+        self.name = checked_name("sink name", name or derive_sink_name(os.path.basename(self.path)))
         if Semantic(semantic) is not Semantic.EXACTLY_ONCE:
             raise UsageError(
                 "Delta is written by the driver after the decision: leave semantic= out",

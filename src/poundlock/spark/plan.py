@@ -54,7 +54,6 @@ ORDERED = STATELESS - {"Repartition", "RepartitionByExpression", "Union"}
 REPLAYABLE = frozenset(
     {"kafka", "rate", "rate-micro-batch", "text", "json", "csv", "parquet", "orc", "avro", "delta"}
 )
-NOT_REPLAYABLE = frozenset({"socket", "textsocket"})
 
 REPLAY_OPTION = "poundlock.replayable"  # set by a custom source
 

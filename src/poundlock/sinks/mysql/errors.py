@@ -23,8 +23,7 @@ NO_DEFAULT = 1364
 
 _REFUSED = {1044, 1045, 1095, 1142, 1143, NO_RIGHT, 1370, 1401, 1410, 1698}
 _AWAY = {1040, 1053, 1077, 1079, 1129, 1152, 1158, 1159, 1160, 1161, 1203, 1317, 1927, 1969}
-_AWAY |= {3024, 3169}
-_AWAY |= {2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
+_AWAY |= {3024, 3169, 2000, 2002, 2003, 2006, 2013, 2014, 2027, 2055}
 _LOGIN = {1045, 1698}  # those of _REFUSED that concern user or password
 _CROWDED = {1040, 1203, 1226}  # a limit on connections, of the server or the account, is reached
 GONE = {1049, NO_SUCH_TABLE}  # the table, or its database
