@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from poundlock.core.coordinator import Settings
     from poundlock.core.guarantee import Guarantee
     from poundlock.core.participant import Participant, Semantic
+    from poundlock.core.surroundings import Settings
     from poundlock.sources.collection import from_collection
     from poundlock.sources.custom import custom
     from poundlock.sources.files import read_files
@@ -109,9 +109,9 @@ __all__ = [
 
 # The module of each name. `stream` has modules that are used by name, as in `triggers.count`.
 _NAMES = {
-    "core.coordinator": ("Settings",),
     "core.guarantee": ("Guarantee",),
     "core.participant": ("Participant", "Semantic"),
+    "core.surroundings": ("Settings",),
     "sources.collection": ("from_collection",),
     "sources.custom": ("custom",),
     "sources.files": ("read_files",),

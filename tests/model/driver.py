@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.coordinator import Coordinator
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
+from poundlock.core.surroundings import Settings
 from poundlock.errors import Unavailable
 
 from .schedule import REQUEST, Fault

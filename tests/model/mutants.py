@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from poundlock.core import commit as committing
 from poundlock.core import coordinator as coordinating
 from poundlock.core import log as logging
 from poundlock.core import protocol
-from poundlock.core.coordinator import BranchKey, CommitProgress, Coordinator, Job
+from poundlock.core.commit import BranchKey, CommitProgress
+from poundlock.core.coordinator import Coordinator, Job
 from poundlock.core.log import FileLog, NumberTaken, TransactionLog
 from poundlock.core.model import Compacted, Decided, Finished, Namespace, Receipt, Stray
-from poundlock.core.protocol import Action, BatchHistory, BranchState, LogState, Stage
+from poundlock.core.protocol import Action, BranchState, LogState, Stage
 from poundlock.errors import Unavailable
 
 from . import families
@@ -281,7 +283,7 @@ def compaction_without_record(patch: Patch) -> None:
 
 def _recovery(patch: Patch, stage: Stage, state: BranchState, action: Action) -> None:
     table = {**protocol.RECOVERY, stage: {**protocol.RECOVERY[stage], state: action}}
-    patch.setattr(coordinating, "RECOVERY", table)
+    patch.setattr(committing, "RECOVERY", table)
 
 
 @mutant(families.crashes, "branches are committed before the decision is in the log")
@@ -383,14 +385,14 @@ def loss_is_logged_only(patch: Patch) -> None:
 
 @mutant(families.losses, "a driver that takes over finishes batches whose branches were lost")
 def finished_with_losses(patch: Patch) -> None:
-    def commit(self: Coordinator, history: BatchHistory) -> CommitProgress:
-        progress = original(self, history)
-        if self._swept_at < 0:
-            progress.lost.clear()
+    def complete(self: Coordinator, batch: int) -> CommitProgress:
+        progress = original(self, batch)
+        if self._swept_at < 0 and progress.lost:
+            self.log.append(Finished(batch))
         return progress
 
-    original = Coordinator._commit
-    patch.setattr(Coordinator, "_commit", commit)
+    original = Coordinator._complete
+    patch.setattr(Coordinator, "_complete", complete)
 
 
 @mutant(families.races, "a driver takes over without appending its generation")

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from fix_postgres import DONE, LOST, Database, keyed
 
-from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.coordinator import Coordinator
 from poundlock.core.log import MemoryLog
+from poundlock.core.surroundings import Settings
 from poundlock.errors import BadRow, InDoubt, LogMismatch, Rejected, UsageError
 from poundlock.sinks.postgres.move import FLAG
 
@@ -163,7 +164,7 @@ def test_a_staged_batch_is_committed_whole_after_a_change_of_mode(db: Database) 
         and not sink.commit_together([own])
     )
     coordinator = Coordinator(MemoryLog(), {"t": later}, settings=Settings(commits_at_once=1))
-    assert list(coordinator._commit_groups(receipts)) == [receipts]
+    assert list(coordinator._committer._groups(receipts)) == [receipts]
 
 
 @pytest.mark.parametrize("mode", ["prepared", "staged"])

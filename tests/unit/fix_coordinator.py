@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
 from poundlock.core.model import Branch, Fingerprint, Receipt, Stray, Transaction
 from poundlock.core.protocol import BranchState, Step
+from poundlock.core.surroundings import Settings
 from poundlock.errors import PoundlockError
 from poundlock.sinks.memory import Memory, MemorySystem
 
@@ -136,7 +137,7 @@ class Bench:
             observe=lambda step, facts: self.steps.append(step),
             stopping=lambda: self.stopping,
             clock=self.clock,
-            sleep=self.clock.sleep,
+            sleep=lambda seconds: self.clock.sleep(seconds),  # a test may replace it
         )
 
     def take_over(self) -> None:

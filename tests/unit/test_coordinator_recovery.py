@@ -261,7 +261,7 @@ def test_the_sweep_logs_its_sink_before_it_waits(caplog: pytest.LogCaptureFixtur
         told[:] = caplog.messages
         bench.sinks["a"].find_error = None
 
-    bench.coordinator._sleep = wait
+    bench.clock.sleep = wait
     bench.coordinator.run(0, "hash-0", job)
     assert [line.split(": ", 1)[1] for line in told] == [
         "aborted, and it is run again: the cable is out",

@@ -45,9 +45,11 @@ def test_links_have_existing_targets(document: Path) -> None:
 
 
 def test_architecture_names_the_important_lines() -> None:
-    coordinator = (ROOT / "src/poundlock/core/coordinator.py").read_text()
-    assert coordinator.count("The line that decides.") == 1
-    assert coordinator.count("The line that commits.") == 1
+    for module, line in (
+        ("coordinator", "The line that decides."),
+        ("commit", "The line that commits."),
+    ):
+        assert (ROOT / f"src/poundlock/core/{module}.py").read_text().count(f"# {line}") == 1
 
 
 # --- the width of a line ---

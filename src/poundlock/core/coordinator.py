@@ -7,7 +7,7 @@ Rules of this file:
 - Nothing is aborted that a decision may name.
 - An unknown answer stays unknown.
 
-Two comments mark the line that decides and the line that commits.
+A comment marks the line that decides. The line that commits is in `commit.py`.
 
 Theory of operation. `take_over` makes this driver the owner and finishes what is decided. `run` takes
 one batch through both phases, or finds in the log that this has been done. After a crash at any line
@@ -20,10 +20,10 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 
-from poundlock.core.expiry import ExpiryWarnings, check_time_left
+from poundlock.core.commit import BranchKey, CommitProgress, Committer, by_sink
+from poundlock.core.expiry import check_time_left
 from poundlock.core.job import Job, Votes
 from poundlock.core.log import TransactionLog
 from poundlock.core.mismatch import check_log_matches, is_newest, query_mismatch
@@ -38,21 +38,10 @@ from poundlock.core.model import (
     Repaired,
     Transaction,
 )
-from poundlock.core.operator_decisions import changed_replay, unknown_outcome, unrepairable_loss
+from poundlock.core.operator_decisions import changed_replay, unrepairable_loss
 from poundlock.core.participant import Participant, Semantic
-from poundlock.core.protocol import (
-    RECOVERY,
-    Action,
-    BatchHistory,
-    BranchState,
-    LogState,
-    Mismatch,
-    Stage,
-    Step,
-    compare,
-    enter,
-    match_lost,
-)
+from poundlock.core.protocol import LogState, Mismatch, Stage, Step, compare, enter, match_lost
+from poundlock.core.surroundings import Settings, Surroundings
 from poundlock.core.sweep import sweep_once
 from poundlock.errors import (
     BadRow,
@@ -62,7 +51,6 @@ from poundlock.errors import (
     LogMismatch,
     NotAuthorised,
     OperatorFailed,
-    PermanentlyRefused,
     PoundlockError,
     Rejected,
     Unavailable,
@@ -72,34 +60,8 @@ from poundlock.errors import (
 
 logger = logging.getLogger("poundlock")
 
-BranchKey = tuple[str, str]  # (sink, id)
-
 # Logged and ignored where a later sweep or compaction repeats the step.
 _CAN_WAIT = (Unavailable, NotAuthorised)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Limits and intervals of the coordinator."""
-
-    tries: int = 3  # attempts at a batch before the error is raised
-    keep_batches: int = 100  # at least as many as Spark keeps
-    least_time_left_s: float = 10.0  # that a branch must have left at the decision
-    commits_at_once: int = 256
-    retry_first_s: float = 0.05
-    retry_most_s: float = 5.0
-    warn_every_s: float = 30.0
-    sweep_every_s: float = 60.0
-
-
-@dataclass(slots=True)
-class CommitProgress:
-    """How far the commit of a decided batch has come."""
-
-    waiting: list[Receipt] = field(default_factory=list[Receipt])
-    lost: set[BranchKey] = field(default_factory=set[BranchKey])  # aborted by their systems
-    hidden: bool = False  # an open transaction hides committed rows from readers
-    error: PoundlockError | None = None
 
 
 class Coordinator:
@@ -121,13 +83,9 @@ class Coordinator:
         self.sinks = {
             name: sink for name, sink in sinks.items() if sink.semantic is Semantic.EXACTLY_ONCE
         }
-        self.settings = settings or Settings()
-        self._observe = observe
-        self._stopping = stopping
-        self._clock = clock
-        self._sleep = sleep
+        self._around = Surroundings(settings or Settings(), observe, stopping, clock, sleep)
+        self._committer = Committer(log, self.sinks, self._around)
         self._swept_at = float("-inf")
-        self._expiry_warnings = ExpiryWarnings()
 
     @property
     def state(self) -> LogState:
@@ -148,7 +106,7 @@ class Coordinator:
         """
         self._append_generation(pipeline, query, owner)
         self.log.drop_unpublished()
-        self._report(Step.TOOK_OVER, generation=self.generation.number)
+        self._around.report(Step.TOOK_OVER, generation=self.generation.number)
         with self._prefer_fenced():
             for history in self.state.unfinished:
                 batch = history.decided.batch
@@ -171,7 +129,7 @@ class Coordinator:
             namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
             bound = found or state.query
-            self._report(Step.TAKING_OVER, generation=number)
+            self._around.report(Step.TAKING_OVER, generation=number)
             try:
                 self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
                 return
@@ -183,7 +141,7 @@ class Coordinator:
                     raise
 
     def _new_namespace(self, pipeline: str) -> Namespace:
-        return Namespace.new(pipeline, self._clock(), secrets.randbits(32))
+        return Namespace.new(pipeline, self._around.clock(), secrets.randbits(32))
 
     def bind(self, query: str) -> None:
         """Bind the log to Spark's query. Its id is known only when the query runs."""
@@ -205,7 +163,7 @@ class Coordinator:
             return self._run(batch, offsets, job, before)
 
     def _run(self, batch: int, offsets: str, job: Job, before: str | None) -> Stage:
-        self._report(Step.ENTERED, batch=batch)
+        self._around.report(Step.ENTERED, batch=batch)
         self.log.ensure_owned()
         known = enter(self.state, batch, offsets, before)
         if known is Stage.NONE:
@@ -216,12 +174,12 @@ class Coordinator:
             self.sweep()
         if known is not Stage.NONE and not replayed:
             self._drain(batch, job)
-        if len(self.state.batches) > 2 * self.settings.keep_batches:
+        if len(self.state.batches) > 2 * self._around.settings.keep_batches:
             self._compact()
         return known
 
     def _compact(self) -> None:
-        self.log.compact(self.settings.keep_batches)
+        self.log.compact(self._around.settings.keep_batches)
         for sink in self.sinks.values():
             try:
                 sink.prune(self.generation.namespace, self.state.batch_floor)
@@ -241,7 +199,7 @@ class Coordinator:
 
     def _decide(self, batch: int, offsets: str, job: Job) -> None:
         """Write and prepare until every vote is yes, then append the decision."""
-        if self._clock() - self._swept_at > self.settings.sweep_every_s:
+        if self._around.clock() - self._swept_at > self._around.settings.sweep_every_s:
             self.sweep()
         transaction, votes = self._gather_votes(batch, job)
         record = Decided(
@@ -252,9 +210,11 @@ class Coordinator:
             receipts=votes.receipts,
             totals=dict(votes.totals),
         )
-        self._report(Step.DECIDING, batch=batch)
+        self._around.report(Step.DECIDING, batch=batch)
         self.log.append(record)  # The line that decides. From here the batch is a fact.
-        self._report(Step.DECIDED, batch=batch, branches=len(record.receipts), totals=record.totals)
+        self._around.report(
+            Step.DECIDED, batch=batch, branches=len(record.receipts), totals=record.totals
+        )
 
     def _gather_votes(self, batch: int, job: Job) -> tuple[Transaction, Votes]:
         """Run the job until all votes are yes, at most `Settings.tries` times.
@@ -268,9 +228,11 @@ class Coordinator:
             try:
                 return transaction, self._vote(transaction, job)
             except (Rejected, Unavailable, UsageError) as error:
-                self._report(Step.ABORTED, batch=batch, attempt=attempt, reason=str(error))
+                self._around.report(Step.ABORTED, batch=batch, attempt=attempt, reason=str(error))
                 permanent = isinstance(error, BadRow | OperatorFailed | UsageError)
-                last = permanent or self._stopping() or attempt >= self.settings.tries
+                last = (
+                    permanent or self._around.stopping() or attempt >= self._around.settings.tries
+                )
                 # Logged before the sweep, which may wait for the system that caused the error.
                 then = "it stops" if last else "it is run again"
                 logger.warning("%s: aborted, and %s: %s", transaction, then, error)
@@ -279,18 +241,18 @@ class Coordinator:
                     raise
 
     def _vote(self, transaction: Transaction, job: Job) -> Votes:
-        self._report(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
+        self._around.report(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
         votes = job.write(transaction, self._names, self._held_ids())
-        self._report(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
+        self._around.report(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
         with error_context(transaction=transaction):
             votes = Votes(self._annotate(votes.receipts), votes.totals)
             self._check(votes.receipts)
-        self._report(Step.CHECKED, batch=transaction.batch)
+        self._around.report(Step.CHECKED, batch=transaction.batch)
         return votes
 
     def _annotate(self, receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
         annotated = list[Receipt]()
-        for name, mine in _by_sink(receipts):
+        for name, mine in by_sink(receipts):
             with error_context(sink=name):
                 annotated += self.sinks[name].annotate(mine)
         return tuple(annotated)
@@ -300,13 +262,13 @@ class Coordinator:
         keys = {(receipt.sink, receipt.id) for receipt in receipts}
         if len(keys) != len(receipts):
             raise Rejected("two tasks used the same branch id")
-        for name, mine in _by_sink(receipts):
+        for name, mine in by_sink(receipts):
             with error_context(sink=name):
                 refusals = self.sinks[name].check(mine)
             for receipt, refusal in zip(mine, refusals, strict=True):
                 if refusal is not None:
                     raise Rejected(f"branch {receipt.id}: {refusal}", sink=name)
-        check_time_left(receipts, self._clock(), self.settings.least_time_left_s)
+        check_time_left(receipts, self._around.clock(), self._around.settings.least_time_left_s)
 
     # Commit.
 
@@ -315,138 +277,12 @@ class Coordinator:
         history = self.state.batches[batch]
         if history.stage is Stage.FINISHED:
             return CommitProgress()
-        commit = self._commit(history)
+        commit = self._committer.commit(history, between=self._sweep_reachable)
         if not commit.lost:
-            self._report(Step.FINISHING, batch=batch)
+            self._around.report(Step.FINISHING, batch=batch)
             self.log.append(Finished(batch))
-            self._report(Step.FINISHED, batch=batch)
+            self._around.report(Step.FINISHED, batch=batch)
         return commit
-
-    def _commit(self, history: BatchHistory) -> CommitProgress:
-        """Commit the branches that expire soonest first, until none is waiting.
-
-        The first error is kept while the other branches are committed, and raised at the end.
-        """
-        batch = history.decided.batch
-        self._report(Step.COMMITTING, batch=batch, branches=len(history.receipts))
-        progress = CommitProgress(sorted(history.receipts, key=_expiry_order))
-
-        def give_up(problem: str) -> PoundlockError:
-            return InDoubt(
-                f"{problem}. The batch is decided and nothing is lost: start the pipeline again when "
-                "the system answers",
-                sink=progress.waiting[0].sink,
-            )
-
-        self._retry(
-            lambda: self._commit_round(history, progress),
-            give_up,
-            warned_at=self._clock(),
-            between=self._sweep_reachable,
-        )
-        if progress.error is not None:
-            raise progress.error
-        self._report(Step.COMMITTED, batch=batch, lost=len(progress.lost))
-        return progress
-
-    def _commit_round(self, history: BatchHistory, progress: CommitProgress) -> str | None:
-        """Try to commit each waiting branch once. Return what still waits, None if nothing does."""
-        batch = history.decided.batch
-        waiting = list[Receipt]()
-        for receipts in self._commit_groups(progress.waiting):
-            try:
-                states = self._commit_group(history, receipts)
-            except PoundlockError as error:
-                progress.error = progress.error or error
-                continue
-            for receipt, state in zip(receipts, states, strict=True):
-                match RECOVERY[Stage.DECIDED][state]:
-                    case Action.DONE:
-                        pass
-                    case Action.SWEEP:
-                        progress.hidden = True
-                    case Action.REPAIR:
-                        progress.lost.add((receipt.sink, receipt.id))
-                    case Action.COMMIT | Action.RETRY:
-                        waiting.append(receipt)
-                    case _ if history.operator_decision is OperatorDecision.ACCEPT_LOSS:
-                        progress.lost.add((receipt.sink, receipt.id))
-                    case _:
-                        unknown = unknown_outcome(self.log.uri, batch, receipt)
-                        progress.error = progress.error or unknown
-            self._report(Step.COMMITTED_ONE, batch=batch, sink=receipts[0].sink)
-        progress.waiting = waiting
-        if not waiting:
-            return None
-        self._expiry_warnings.warn(batch, waiting, self._clock())
-        names = ", ".join(sorted({receipt.sink for receipt in waiting}))
-        return f"batch {batch}: {len(waiting)} branches of {names} still wait to be committed"
-
-    def _commit_groups(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
-        """Yield receipts of one sink each, as many as one call of `commit` takes."""
-        for name, mine in _by_sink(receipts):
-            sink = self.sinks.get(name)
-            together = sink is not None and sink.commit_together(mine)
-            size = len(mine) if together else self.settings.commits_at_once
-            yield from (mine[start : start + size] for start in range(0, len(mine), size))
-
-    def _commit_group(
-        self, history: BatchHistory, receipts: Sequence[Receipt]
-    ) -> list[BranchState]:
-        name = receipts[0].sink
-        if name not in self.sinks:
-            raise LogMismatch(
-                f"the log has decided branches of sink {name!r}, but the pipeline has no such sink. "
-                "Start it once with that sink, or finish them with 'poundlock txn commit'",
-                sink=name,
-            )
-        try:
-            with error_context(sink=name):
-                return self.sinks[name].commit(receipts)  # The line that commits.
-        except Unavailable as error:
-            logger.warning("sink %s cannot be reached to commit: %s", name, error)
-            return [BranchState.UNREACHABLE] * len(receipts)
-        except PermanentlyRefused as error:
-            if history.operator_decision is OperatorDecision.ACCEPT_LOSS and error.branches:
-                refused, others = BranchState.NO_WITNESS, BranchState.PREPARED
-                return [refused if r.id in error.branches else others for r in receipts]
-            error.args = (
-                f"{error.args[0]}. Or go on without the refused rows: 'poundlock txn commit --log "
-                f"{self.log.uri} --batch {history.decided.batch} --accept-loss'",
-            )
-            raise
-        except PoundlockError:
-            raise
-        except Exception as error:
-            raise InDoubt(
-                f"the sink failed while committing {receipts[0].id} ({type(error).__name__}: "
-                f"{error}). The batch is decided and nothing is lost: start the pipeline again",
-                sink=name,
-            ) from error
-
-    def _retry(
-        self,
-        attempt: Callable[[], str | None],
-        give_up: Callable[[str], PoundlockError],
-        *,
-        warned_at: float = float("-inf"),
-        between: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Call `attempt` with growing pauses until it returns None.
-
-        Anything else is what it still waits for: this is logged at intervals. Raises the error of
-        `give_up` when the query has been asked to stop. `between` is called before each pause.
-        """
-        delay = self.settings.retry_first_s
-        while (problem := attempt()) is not None:
-            if self._stopping():
-                raise give_up(problem)
-            if self._clock() - warned_at > self.settings.warn_every_s:
-                warned_at = self._clock()
-                logger.warning("%s", problem)
-            between()
-            self._sleep(delay)
-            delay = min(delay * 2, self.settings.retry_most_s)
 
     # Repair, drain, sweep.
 
@@ -460,7 +296,7 @@ class Coordinator:
         attempt = history.decided.attempt
         while lost:
             attempt += 1
-            self._report(Step.REPAIRING, batch=batch, lost=len(lost))
+            self._around.report(Step.REPAIRING, batch=batch, lost=len(lost))
             names = ", ".join(f"{id_} of sink {sink}" for sink, id_ in sorted(lost)[:3])
             logger.warning(
                 "batch %d: %d branches were lost after the decision (%s); %s",
@@ -473,7 +309,7 @@ class Coordinator:
             self.log.append(
                 Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
             )
-            self._report(Step.REPAIRED, batch=batch, branches=len(chosen))
+            self._around.report(Step.REPAIRED, batch=batch, branches=len(chosen))
             rows = sum(receipt.fingerprint.rows for receipt in chosen)
             logger.warning("batch %d: %d rows replace the lost ones", batch, rows)
             lost = self._complete(batch).lost
@@ -519,22 +355,22 @@ class Coordinator:
         if not job.stateful:
             return
         history = self.state.batches[batch]
-        self._report(Step.DRAINING, batch=batch)
+        self._around.report(Step.DRAINING, batch=batch)
         problems = compare(history.decided.totals, job.drain())
         if problems and history.operator_decision is None:
             raise changed_replay(self.log.uri, batch, problems)
-        self._report(Step.DRAINED, batch=batch)
+        self._around.report(Step.DRAINED, batch=batch)
 
     def sweep(self) -> int:
         """Abort every branch of this pipeline that no decision names, and return their number.
 
         No task of this pipeline may be running.
         """
-        self._report(Step.SWEEPING)
+        self._around.report(Step.SWEEPING)
         self.log.ensure_owned()
         count = sum(self._sweep_sink(sink) for sink in self.sinks.values())
-        self._swept_at = self._clock()
-        self._report(Step.SWEPT, count=count)
+        self._swept_at = self._around.clock()
+        self._around.report(Step.SWEPT, count=count)
         return count
 
     def _sweep_sink(self, sink: Participant) -> int:
@@ -549,7 +385,7 @@ class Coordinator:
         def give_up(problem: str) -> PoundlockError:
             return Unavailable(f"{problem}; the next start will abort them", sink=sink.name)
 
-        self._retry(attempt, give_up)
+        self._around.retry(attempt, give_up)
         return count
 
     def _sweep_reachable(self) -> None:
@@ -576,15 +412,3 @@ class Coordinator:
 
     def _transaction(self, batch: int, attempt: int) -> Transaction:
         return Transaction(self.generation.namespace, self.generation.number, batch, attempt)
-
-    def _report(self, step: Step, **facts: object) -> None:
-        self._observe(step, facts)
-
-
-def _expiry_order(receipt: Receipt) -> tuple[float, str]:
-    return (float("inf") if receipt.expires_at is None else receipt.expires_at, receipt.id)
-
-
-def _by_sink(receipts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
-    names = dict.fromkeys(receipt.sink for receipt in receipts)
-    return [(name, [r for r in receipts if r.sink == name]) for name in names]

@@ -70,7 +70,7 @@ class Action(Enum):
 # that is not here is never asked for:
 # - An open branch is looked up when a sweep finds it, at any stage (`strays_to_abort`).
 # - NONE: what a system answers to an abort (`sweep_once`).
-# - DECIDED: what a system answers to a commit (`Coordinator._commit_round`).
+# - DECIDED: what a system answers to a commit (`Committer._round`).
 RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
     Stage.NONE: {
         BranchState.PREPARED: Action.ABORT,

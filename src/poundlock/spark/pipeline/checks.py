@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from poundlock.core import guarantee
-from poundlock.core.coordinator import Settings
 from poundlock.core.participant import Participant, Semantic
+from poundlock.core.surroundings import Settings
 from poundlock.errors import UsageError, error_context
 from poundlock.spark.pipeline.site import SparkSite
 from poundlock.spark.plan import SILENT, Plan

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from poundlock.core import guarantee
-from poundlock.core.coordinator import Coordinator, Settings
+from poundlock.core.coordinator import Coordinator
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
+from poundlock.core.surroundings import Settings
 from poundlock.errors import UsageError
 from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark.pipeline.batch import Batches, Gate

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 
-from poundlock.core.coordinator import Settings
+from poundlock.core.surroundings import Settings
 from poundlock.errors import InDoubt, Rejected, Unavailable, UsageError
 from poundlock.spark import internals
 from poundlock.spark.internals import RunningQuery, StoppedBySpark

@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from poundlock.core import guarantee
-from poundlock.core.coordinator import Settings
 from poundlock.core.model import checked_name
 from poundlock.core.participant import Participant
+from poundlock.core.surroundings import Settings
 from poundlock.errors import UsageError
 from poundlock.spark import internals
 from poundlock.spark.pipeline.checks import check_trigger

@@ -1,0 +1,160 @@
+"""The second phase: commits the branches of a decided batch until none is waiting.
+
+Rules of this file: only branches that the log has decided are committed. All branches are tried even
+if one fails. An unknown answer stays unknown. A comment marks the line that commits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from poundlock.core.expiry import ExpiryWarnings
+from poundlock.core.log import TransactionLog
+from poundlock.core.model import OperatorDecision, Receipt
+from poundlock.core.operator_decisions import unknown_outcome
+from poundlock.core.participant import Participant
+from poundlock.core.protocol import RECOVERY, Action, BatchHistory, BranchState, Stage, Step
+from poundlock.core.surroundings import Surroundings
+from poundlock.errors import (
+    InDoubt,
+    LogMismatch,
+    PermanentlyRefused,
+    PoundlockError,
+    Unavailable,
+    error_context,
+)
+
+logger = logging.getLogger("poundlock")
+
+BranchKey = tuple[str, str]  # (sink, id)
+
+
+@dataclass(slots=True)
+class CommitProgress:
+    """How far the commit of a decided batch has come."""
+
+    waiting: list[Receipt] = field(default_factory=list[Receipt])
+    lost: set[BranchKey] = field(default_factory=set[BranchKey])  # aborted by their systems
+    hidden: bool = False  # an open transaction hides committed rows from readers
+    error: PoundlockError | None = None
+
+
+class Committer:
+    """Commits decided batches. Used by one coordinator."""
+
+    def __init__(self, log: TransactionLog, sinks: Mapping[str, Participant], around: Surroundings):
+        self._log = log
+        self._sinks = sinks
+        self._around = around
+        self._expiry_warnings = ExpiryWarnings()
+
+    def commit(self, history: BatchHistory, *, between: Callable[[], None]) -> CommitProgress:
+        """Commit the branches that expire soonest first, until none is waiting.
+
+        The first error is kept while the other branches are committed, and raised at the end.
+        """
+        batch = history.decided.batch
+        self._around.report(Step.COMMITTING, batch=batch, branches=len(history.receipts))
+        progress = CommitProgress(sorted(history.receipts, key=_expiry_order))
+
+        def give_up(problem: str) -> PoundlockError:
+            return InDoubt(
+                f"{problem}. The batch is decided and nothing is lost: start the pipeline again when "
+                "the system answers",
+                sink=progress.waiting[0].sink,
+            )
+
+        self._around.retry(
+            lambda: self._round(history, progress),
+            give_up,
+            warned_at=self._around.clock(),
+            between=between,
+        )
+        if progress.error is not None:
+            raise progress.error
+        self._around.report(Step.COMMITTED, batch=batch, lost=len(progress.lost))
+        return progress
+
+    def _round(self, history: BatchHistory, progress: CommitProgress) -> str | None:
+        """Try to commit each waiting branch once. Return what still waits, None if nothing does."""
+        batch = history.decided.batch
+        waiting = list[Receipt]()
+        for receipts in self._groups(progress.waiting):
+            try:
+                states = self._group(history, receipts)
+            except PoundlockError as error:
+                progress.error = progress.error or error
+                continue
+            for receipt, state in zip(receipts, states, strict=True):
+                match RECOVERY[Stage.DECIDED][state]:
+                    case Action.DONE:
+                        pass
+                    case Action.SWEEP:
+                        progress.hidden = True
+                    case Action.REPAIR:
+                        progress.lost.add((receipt.sink, receipt.id))
+                    case Action.COMMIT | Action.RETRY:
+                        waiting.append(receipt)
+                    case _ if history.operator_decision is OperatorDecision.ACCEPT_LOSS:
+                        progress.lost.add((receipt.sink, receipt.id))
+                    case _:
+                        unknown = unknown_outcome(self._log.uri, batch, receipt)
+                        progress.error = progress.error or unknown
+            self._around.report(Step.COMMITTED_ONE, batch=batch, sink=receipts[0].sink)
+        progress.waiting = waiting
+        if not waiting:
+            return None
+        self._expiry_warnings.warn(batch, waiting, self._around.clock())
+        names = ", ".join(sorted({receipt.sink for receipt in waiting}))
+        return f"batch {batch}: {len(waiting)} branches of {names} still wait to be committed"
+
+    def _groups(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
+        """Yield receipts of one sink each, as many as one call of `commit` takes."""
+        for name, mine in by_sink(receipts):
+            sink = self._sinks.get(name)
+            together = sink is not None and sink.commit_together(mine)
+            size = len(mine) if together else self._around.settings.commits_at_once
+            yield from (mine[start : start + size] for start in range(0, len(mine), size))
+
+    def _group(self, history: BatchHistory, receipts: Sequence[Receipt]) -> list[BranchState]:
+        name = receipts[0].sink
+        if name not in self._sinks:
+            raise LogMismatch(
+                f"the log has decided branches of sink {name!r}, but the pipeline has no such sink. "
+                "Start it once with that sink, or finish them with 'poundlock txn commit'",
+                sink=name,
+            )
+        try:
+            with error_context(sink=name):
+                return self._sinks[name].commit(receipts)  # The line that commits.
+        except Unavailable as error:
+            logger.warning("sink %s cannot be reached to commit: %s", name, error)
+            return [BranchState.UNREACHABLE] * len(receipts)
+        except PermanentlyRefused as error:
+            if history.operator_decision is OperatorDecision.ACCEPT_LOSS and error.branches:
+                refused, others = BranchState.NO_WITNESS, BranchState.PREPARED
+                return [refused if r.id in error.branches else others for r in receipts]
+            error.args = (
+                f"{error.args[0]}. Or go on without the refused rows: 'poundlock txn commit --log "
+                f"{self._log.uri} --batch {history.decided.batch} --accept-loss'",
+            )
+            raise
+        except PoundlockError:
+            raise
+        except Exception as error:
+            raise InDoubt(
+                f"the sink failed while committing {receipts[0].id} ({type(error).__name__}: "
+                f"{error}). The batch is decided and nothing is lost: start the pipeline again",
+                sink=name,
+            ) from error
+
+
+def _expiry_order(receipt: Receipt) -> tuple[float, str]:
+    return (float("inf") if receipt.expires_at is None else receipt.expires_at, receipt.id)
+
+
+def by_sink(receipts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
+    names = dict.fromkeys(receipt.sink for receipt in receipts)
+    return [(name, [r for r in receipts if r.sink == name]) for name in names]
