@@ -17,6 +17,7 @@ from poundlock.core.model import (
     Fingerprint,
     Finished,
     Generation,
+    Json,
     Namespace,
     OperatorDecided,
     OperatorDecision,
@@ -32,6 +33,7 @@ from poundlock.core.protocol import (
     FOLLOWS,
     RECOVERY,
     BatchHistory,
+    LastUse,
     LogState,
     Mismatch,
     Stage,
@@ -303,6 +305,61 @@ def test_an_open_branch_of_a_finished_batch_stops_the_sweep() -> None:
     state = state_of(decided(0, receipt("b1")), Finished(0))
     with pytest.raises(LogMismatch, match="its batch 0 is finished"):
         strays_to_abort(state, [stray("b1")])
+
+
+def test_a_value_that_only_the_stray_has_does_not_hide_its_finished_batch() -> None:
+    state = state_of(decided(0, receipt("b1")), Finished(0))
+    shown = Stray("out", "b1", 1, "prepared", {"owner": "someone"})
+    with pytest.raises(LogMismatch, match="its batch 0 is finished"):
+        strays_to_abort(state, [shown])
+
+
+def test_the_last_use_of_an_id_is_known_until_its_batch_is_compacted_away() -> None:
+    handle: dict[str, Json] = {"pid": 1, "epoch": 9, "written": [["t", 0, 17]]}
+    state = state_of(decided(0, receipt("b1")), Finished(0))
+    state.apply(Decided(1, 1, 1, "hash-1", (Receipt("out", "b1", 0, Fingerprint(), handle),), {}))
+    for _ in range(2):
+        assert state.last_use("out", "b1") == LastUse(1, (("pid", 1), ("epoch", 9)))
+        assert state.last_use("other", "b1") is None
+        state.apply(Finished(1) if state.unfinished else Compacted(4, 1, generation()))
+    state.apply(decided(2, receipt("b2")))
+    state.apply(Compacted(5, 2, generation()))
+    assert state.last_use("out", "b1") is None
+    assert state.last_use("out", "b2") == LastUse(2, (("pid", 1), ("epoch", 2)))
+
+
+def test_a_finished_batch_keeps_no_receipts() -> None:
+    state = state_of(decided(0, receipt("b1"), receipt("b2")))
+    assert not state.batches[0].decided.receipts and len(state.batches[0].receipts) == 2
+    state.apply(Finished(0))
+    assert not state.batches[0].receipts
+
+
+class CountedId(str):
+    """An id that counts how often it is looked up or compared."""
+
+    __slots__ = ()
+    uses = 0
+
+    def __hash__(self) -> int:
+        CountedId.uses += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        CountedId.uses += 1
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("batches", [2, 20])
+def test_a_sweep_compares_each_stray_once_however_many_batches_there_are(batches: int) -> None:
+    state = state_of()
+    for batch in range(batches):
+        state.apply(decided(batch, *(receipt(f"{batch}-{task}") for task in range(50))))
+        state.apply(Finished(batch))
+    strays = [stray(CountedId(f"new-{task}")) for task in range(100)]
+    CountedId.uses = 0
+    assert len(strays_to_abort(state, strays)) == 100
+    assert 100 <= CountedId.uses <= 200
 
 
 def test_the_next_use_of_a_finished_id_is_swept() -> None:

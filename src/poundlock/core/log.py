@@ -174,8 +174,7 @@ class TransactionLog(ABC):
         in either case.
         """
         self.settle()
-        # Never write a record that cannot be applied: try it on a copy of the state first.
-        replace(self.state, batches=dict(self.state.batches)).apply(record)
+        self.state.check(record)  # a record that cannot be applied is never written
         self._pending = Entry(self._next, uuid.uuid4().hex, self._clock(), record)
         self.settle()
 

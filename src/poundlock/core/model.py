@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from poundlock.errors import UsageError
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
+Scalar: TypeAlias = "str | int | float | bool | None"
 
 _DIGEST_SPAN = 1 << 64
 _VERSION_STEP = 1_000_000  # so that versions fit into 63 bits until the year 2262
@@ -119,6 +120,12 @@ class Receipt:
     began_at: float = 0.0  # seconds since 1970
     expires_at: float | None = None  # when the system aborts it on its own; None: never
     system: str = ""  # `Participant.system` of its sink
+
+    @property
+    def identity(self) -> tuple[tuple[str, Scalar], ...]:
+        """The plain values of the handle. They tell one use of an id from a later one."""
+        items = self.handle.items()
+        return tuple((k, it) for k, it in items if it is None or isinstance(it, str | int | float))
 
     def to_json(self) -> dict[str, Json]:
         return {

@@ -12,7 +12,9 @@ What every sink must do:
 4. `commit` returns COMMITTED and ABORTED only if they are proven. Otherwise it returns NO_WITNESS or
    UNREACHABLE. No error is ever mapped to success.
 5. `find` returns every open branch of exactly the given namespace, and no other.
-6. `write` writes all rows that it is given, or raises `BadRow`. In a tolerant branch it has then
+6. If it uses an id again, the handles of receipts and strays have plain values (no lists) under the
+   same names that tell the uses apart.
+7. `write` writes all rows that it is given, or raises `BadRow`. In a tolerant branch it has then
    written none of them.
 """
 

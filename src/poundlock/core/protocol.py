@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from poundlock.core.model import (
@@ -28,6 +28,7 @@ from poundlock.core.model import (
     Receipt,
     Record,
     Repaired,
+    Scalar,
     Stray,
     total,
 )
@@ -132,8 +133,8 @@ class Step(Enum):
 class BatchHistory:
     """What the log says of one batch."""
 
-    decided: Decided
-    receipts: tuple[Receipt, ...]  # as decided, the lost ones replaced
+    decided: Decided  # without its receipts
+    receipts: tuple[Receipt, ...]  # as decided, the lost ones replaced; none of a finished batch
     last: type[Record] = Decided
     operator_decision: OperatorDecision | None = None
 
@@ -144,20 +145,41 @@ class BatchHistory:
         return Stage.FINISHED if done else Stage.DECIDED
 
 
+@dataclass(frozen=True, slots=True)
+class LastUse:
+    """The newest use of a branch id by a batch that was decided."""
+
+    batch: int
+    identity: tuple[tuple[str, Scalar], ...]  # `Receipt.identity`
+
+    def may_be(self, stray: Stray) -> bool:
+        """Return whether an open branch with this id is this use of it.
+
+        A value that only one of the two has tells nothing.
+        """
+        return all(stray.handle.get(key, value) == value for key, value in self.identity)
+
+
 @dataclass(slots=True)
 class LogState:
-    """The state that all records of a log add up to."""
+    """The state that all records of a log add up to.
+
+    It holds the receipts of unfinished batches. Of a branch whose batch is finished it holds only the
+    last use of its id, because a sweep may find the branch open.
+    """
 
     generation: Generation | None = None
     query: str | None = None
     batch_floor: int = 0
     batches: dict[int, BatchHistory] = field(default_factory=dict[int, BatchHistory])
+    # By sink and id.
+    _uses: dict[str, dict[str, LastUse]] = field(default_factory=dict[str, dict[str, LastUse]])
+    _unfinished: set[int] = field(default_factory=set[int])
 
     @property
     def unfinished(self) -> list[BatchHistory]:
         """Decided batches that are not finished, oldest first."""
-        histories = [self.batches[number] for number in sorted(self.batches)]
-        return [history for history in histories if history.stage is Stage.DECIDED]
+        return [self.batches[number] for number in sorted(self._unfinished)]
 
     def held(self) -> frozenset[tuple[str, str]]:
         """Return (sink, id) of the branches of decided, unfinished batches: they are never aborted."""
@@ -167,75 +189,110 @@ class LogState:
             for receipt in history.receipts
         )
 
+    def last_use(self, sink: str, id: str) -> LastUse | None:
+        """Return the newest use of a branch id, finished or not, None if no decision names the id."""
+        return self._uses.get(sink, {}).get(id)
+
+    def batch_naming(self, id: str) -> int | None:
+        """Return the newest batch with a branch of this id in any sink, None if there is none."""
+        found = (uses[id].batch for uses in self._uses.values() if id in uses)
+        return max(found, default=None)
+
     def history_of(self, stray: Stray) -> BatchHistory | None:
         """Return the history of the batch that names an open branch, None if no decision does.
 
         A later batch may use the id of a finished one again, so there the handles must match too.
         """
-        for history in self.batches.values():
-            for receipt in history.receipts:
-                if (receipt.sink, receipt.id) == (stray.sink, stray.id) and (
-                    history.stage is Stage.DECIDED
-                    or all(receipt.handle.get(key) == it for key, it in stray.handle.items())
-                ):
-                    return history
-        return None
+        use = self.last_use(stray.sink, stray.id)
+        if use is None:
+            return None
+        history = self.batches[use.batch]
+        return history if history.stage is Stage.DECIDED or use.may_be(stray) else None
+
+    def check(self, record: Record) -> None:
+        """Raise `LogCorrupt` if a record cannot follow the ones before."""
+        match record:
+            case Generation():
+                self._check_generation(record, again=False)
+            case Compacted(_, _, generation):
+                self._check_generation(generation, again=True)
+            case Bound(query):
+                if self.query not in (None, query):
+                    raise LogCorrupt(f"the log is bound to two queries, {self.query} and {query}")
+            case _ if record.batch >= self.batch_floor:
+                history = self.batches.get(record.batch)
+                if type(record) not in FOLLOWS[history.last if history else None]:
+                    last = history.last.__name__ if history else "nothing"
+                    kind = type(record).__name__
+                    raise LogCorrupt(f"batch {record.batch}: {kind} cannot follow {last}")
+            case _:
+                pass
 
     def apply(self, record: Record) -> None:
         """Apply the next record. Raises `LogCorrupt` if it cannot follow the ones before."""
-        if getattr(record, "batch", self.batch_floor) < self.batch_floor:
-            return  # an operator decision on a batch that has been compacted away
+        self.check(record)
         match record:
             case Generation():
                 self._set_generation(record)
             case Bound(query):
-                if self.query not in (None, query):
-                    raise LogCorrupt(f"the log is bound to two queries, {self.query} and {query}")
                 self.query = query
             case Compacted(_, batch_floor, generation):
-                self._set_generation(generation, again=True)
-                self.batch_floor = batch_floor
-                for number in [n for n in self.batches if n < batch_floor]:
-                    del self.batches[number]
+                self._set_generation(generation)
+                self._raise_batch_floor(batch_floor)
+            case _ if record.batch < self.batch_floor:
+                pass  # an operator decision on a batch that has been compacted away
             case Decided():
-                self._history_before(record.batch, Decided)
-                self.batches[record.batch] = BatchHistory(record, record.receipts)
+                self._add_uses(record.batch, record.receipts)
+                decided = replace(record, receipts=())
+                self._put(BatchHistory(decided, record.receipts))
             case Repaired():
-                history = self._history_before(record.batch, Repaired)
-                kept = [r for r in history.receipts if (r.sink, r.id) not in record.lost]
-                self.batches[record.batch] = BatchHistory(
-                    history.decided, (*kept, *record.receipts), Repaired, history.operator_decision
-                )
+                history = self.batches[record.batch]
+                lost = frozenset(record.lost)
+                for sink, id_ in lost:
+                    self._uses.get(sink, {}).pop(id_, None)
+                self._add_uses(record.batch, record.receipts)
+                kept = (r for r in history.receipts if (r.sink, r.id) not in lost)
+                receipts = (*kept, *record.receipts)
+                self._put(replace(history, receipts=receipts, last=Repaired))
             case OperatorDecided():
-                history = self._history_before(record.batch, OperatorDecided)
-                self.batches[record.batch] = BatchHistory(
-                    history.decided,
-                    history.receipts,
-                    Finished if history.last is Finished else OperatorDecided,
-                    record.operator_decision,
-                )
+                history = self.batches[record.batch]
+                last = Finished if history.last is Finished else OperatorDecided
+                decision = record.operator_decision
+                self._put(replace(history, last=last, operator_decision=decision))
             case Finished():
-                history = self._history_before(record.batch, Finished)
-                self.batches[record.batch] = BatchHistory(
-                    history.decided, history.receipts, Finished, history.operator_decision
-                )
+                self._put(replace(self.batches[record.batch], receipts=(), last=Finished))
 
-    def _set_generation(self, generation: Generation, *, again: bool = False) -> None:
+    def _check_generation(self, generation: Generation, *, again: bool) -> None:
         before = self.generation
         if before is not None:
             floor = before.number if again else before.number + 1
             if generation.number < floor or generation.namespace != before.namespace:
                 raise LogCorrupt(f"generation {generation} cannot follow {before}")
+
+    def _set_generation(self, generation: Generation) -> None:
         self.generation = generation
         self.query = generation.query or self.query
 
-    def _history_before(self, batch: int, kind: type[Record]) -> BatchHistory:
-        history = self.batches.get(batch)
-        if kind not in FOLLOWS[history.last if history else None]:
-            last = history.last.__name__ if history else "nothing"
-            raise LogCorrupt(f"batch {batch}: {kind.__name__} cannot follow {last}")
-        # Only a decision may follow nothing, and it does not use what is returned here.
-        return history  # pyright: ignore[reportReturnType]
+    def _put(self, history: BatchHistory) -> None:
+        batch = history.decided.batch
+        self.batches[batch] = history
+        if history.stage is Stage.DECIDED:
+            self._unfinished.add(batch)
+        else:
+            self._unfinished.discard(batch)
+
+    def _add_uses(self, batch: int, receipts: Iterable[Receipt]) -> None:
+        shared = dict[LastUse, LastUse]()  # most systems tell their branches apart by the id alone
+        for receipt in receipts:
+            use = LastUse(batch, receipt.identity)
+            self._uses.setdefault(receipt.sink, {})[receipt.id] = shared.setdefault(use, use)
+
+    def _raise_batch_floor(self, batch_floor: int) -> None:
+        self.batch_floor = batch_floor
+        self.batches = {n: it for n, it in self.batches.items() if n >= batch_floor}
+        self._unfinished = {number for number in self._unfinished if number >= batch_floor}
+        for sink, uses in self._uses.items():
+            self._uses[sink] = {id_: use for id_, use in uses.items() if use.batch >= batch_floor}
 
 
 def enter(state: LogState, batch: int, offsets: str, before: str | None = None) -> Stage:

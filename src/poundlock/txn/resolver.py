@@ -19,7 +19,7 @@ from poundlock.core.log import FileLog, TransactionLog
 from poundlock.core.model import Generation, Json, OperatorDecided, OperatorDecision, Receipt, Stray
 from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
-from poundlock.core.protocol import BatchHistory, BranchState, LogState, Stage
+from poundlock.core.protocol import BatchHistory, BranchState, LogState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
 
 T = TypeVar("T")
@@ -229,11 +229,9 @@ class Resolver:
             for receipt in history.receipts:
                 if receipt.id == id:
                     return history.decided.batch, receipt
-        for history in self.state.batches.values():
-            if history.stage is Stage.FINISHED and any(r.id == id for r in history.receipts):
-                raise UsageError(
-                    f"batch {history.decided.batch}, which contains {id}, is already finished"
-                )
+        batch = self.state.batch_naming(id)
+        if batch is not None:
+            raise UsageError(f"batch {batch}, which contains {id}, is already finished")
         raise UsageError(
             f"the log has not decided to commit {id!r}: committing it could repeat rows. The pipeline "
             "aborts branches that no decision names"
