@@ -13,7 +13,7 @@ from typing import Any
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.participant import Commitment, Participant, PreparedBranch, Writer
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.sinks.memory import Held, Memory, MemorySystem, MemoryWriter
 
 from .systems import ALIEN, ELSEWHERE, FOREIGN, PROTOCOL, Key, Row, Watcher, Wire
@@ -25,12 +25,14 @@ class DatabaseServer:
     """Prepared branches, the table, and the witness table, whose key is unique."""
 
     witnesses = True
+    remembers = True
 
     def __init__(self, sink: str, watcher: Watcher):
         self.sink, self.watcher = sink, watcher
         self.prepared: dict[str, list[Row]] = {_gid(FOREIGN, 1, sink, "0"): []}
         self.table: list[Row] = []
         self.witness: dict[str, str] = {}  # committed, or the tombstone
+        self.pruned: dict[str, str] = {}
         self.last: str | None = None
 
     def prepare(self, gid: str, rows: list[Row]) -> None:
@@ -56,12 +58,21 @@ class DatabaseServer:
         """Return the mark that the key now has: the first one inserted."""
         return self.witness.setdefault(gid, "aborted")
 
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        """Forget the batches below a floor, except the newest that was committed."""
+        committed = [gid for gid, mark in self.witness.items() if mark == "committed"]
+        newest = max((g for g in committed if _whose(g) == namespace), key=_batch, default=None)
+        for gid in [g for g in self.witness if _whose(g) == namespace and _batch(g) < floor]:
+            if gid != newest:
+                self.pruned[gid] = self.witness.pop(gid)
+
     # As the oracle sees it.
 
     def state_of(self, key: Key) -> str:
         if key[1] in self.prepared:
             return "open"
-        return "committed" if self.witness.get(key[1]) == "committed" else "aborted"
+        marks = {**self.pruned, **self.witness}
+        return "committed" if marks.get(key[1]) == "committed" else "aborted"
 
     def visible(self) -> list[Row]:
         return self.table
@@ -88,6 +99,15 @@ class DatabaseServer:
 
 def _gid(namespace: Namespace, generation: int, sink: str, rest: str) -> str:
     return f"{namespace.pipeline}.{namespace.identity}.{generation}.{sink}.{rest}"
+
+
+def _whose(gid: str) -> Namespace:
+    pipeline, identity, *_ = gid.split(".")
+    return Namespace(pipeline, identity)
+
+
+def _batch(gid: str) -> int:
+    return int(gid.split(".")[4].split("-")[0])
 
 
 class Database(Participant):
@@ -136,6 +156,18 @@ class Database(Participant):
         mark = self.wire("witness", lambda: self.server.insert_tombstone(gid))
         return BranchState.COMMITTED if mark == "committed" else BranchState.ABORTED
 
+    def committed_beyond(self, state: LogState) -> str | None:
+        assert state.generation is not None
+        witness = self.wire("remembered", lambda: dict(self.server.witness))
+        for gid, mark in witness.items():
+            ours = _whose(gid) == state.generation.namespace and mark == "committed"
+            if ours and not state.explains(self.name, _batch(gid), gid):
+                return gid
+        return None
+
+    def prune(self, namespace: Namespace, floor: int) -> None:
+        self.wire("prune", lambda: self.server.prune(namespace, floor))
+
 
 class DatabaseWriter(Writer):
     def __init__(self, sink: Database, gid: str):
@@ -156,12 +188,13 @@ class BlindServer:
     """The library's reference system, as it is without a witness."""
 
     witnesses = False
+    remembers = False
 
     def __init__(self, sink: str, watcher: Watcher):
         self.sink, self.watcher = sink, watcher
         self.memory = MemorySystem(forgets=True)
         self._foreign = f"{FOREIGN.identity}/{sink}/1.0.1.0"
-        self.memory.branches[self._foreign] = Held(FOREIGN, 1, [])
+        self.memory.branches[self._foreign] = Held(FOREIGN, 1, 0, [])
 
     def watched(self, id_: str, effect: Callable[[], BranchState], by: str) -> BranchState:
         """Apply `effect`, and notify the watcher if it ended the branch."""
@@ -203,7 +236,8 @@ class BlindServer:
         last = list(self.memory.branches)[-1]
         if last != self._foreign:
             held = self.memory.branches[last]
-            self.memory.branches[f"{last}-late"] = Held(held.namespace, held.generation, [ALIEN])
+            late = Held(held.namespace, held.generation, held.batch, [ALIEN])
+            self.memory.branches[f"{last}-late"] = late
 
     def tick(self) -> None:
         pass

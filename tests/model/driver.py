@@ -242,6 +242,9 @@ class Driver:
                 raise Crash
             case "copy":
                 world.start_on_copy()
+            case "rewind":
+                if world.rewind(fault.arg):
+                    raise Crash
             case kind if kind in REQUEST or kind == "interrupt_after":
                 return kind
             case _:

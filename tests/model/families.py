@@ -16,6 +16,7 @@ STATEFUL = Config(sinks=("kafka", "kafka"), batches=(3,), tasks=3, stateful=True
 SALTED = Config(sinks=("database", "kafka"), batches=(3,), stateful=True, salted=True)
 SHIFTING = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, shifting=True)
 BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
+WITNESSED = Config(sinks=("database", "database"), batches=(2, 1, 1))
 LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
 
 ALL = (PLAIN, REMOTE, SWALLOWING, STATEFUL, SALTED, SHIFTING, BLIND, LONG)
@@ -162,6 +163,31 @@ def tampered_checkpoints() -> Iterator[Schedule]:
         yield from everywhere(config, kind, arg, step=4)
 
 
+def restored_together() -> Iterator[Schedule]:
+    """Log and checkpoint are restored to one older state, any number of records ago."""
+    for config in (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True)):
+        for back in (0, 1, 2, 4, 7):
+            yield from everywhere(config, "rewind", back, step=2)
+    lost = Fault("expire", 0, "commit", 1)  # a repair, which the restored log does not know
+    for after, back in itertools.product(range(0, 60, 2), range(1, 4)):
+        yield Schedule(WITNESSED, (lost, Fault("rewind", after, arg=back)))
+
+
+def asked_late() -> Iterator[Schedule]:
+    """A driver has read the log; before it asks the systems, the other driver decides."""
+    for place in ("sync", "prepare", "check", "commit"):
+        for nth in range(effects(WITNESSED).count(place)):
+            asked = Fault("switch", 0, "remembered", arg=1)
+            yield Schedule(WITNESSED, (Fault("switch", nth, place), asked))
+
+
+def tombstones() -> Iterator[Schedule]:
+    """A stray ends while it is being aborted, so a tombstone proves the abort; then a crash."""
+    for nth, after in itertools.product(range(3), range(0, 24, 2)):
+        aborted = (Fault("lose_answer", nth, "check"), Fault("expire", 0, "abort"))
+        yield Schedule(WITNESSED, (*aborted, Fault("crash", after)))
+
+
 def late_markers() -> Iterator[Schedule]:
     """A commit is accepted, and its markers follow later; the driver may die before that."""
     yield from everywhere(REMOTE, "slow_markers", step=2)
@@ -202,4 +228,7 @@ FAMILIES = (
     replays_that_differ,
     woken_in_compaction,
     tampered_checkpoints,
+    restored_together,
+    asked_late,
+    tombstones,
 )

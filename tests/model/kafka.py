@@ -50,6 +50,7 @@ class KafkaServer:
     """Coordinator and partition of one topic."""
 
     witnesses = True
+    remembers = False
 
     def __init__(self, sink: str, watcher: Watcher):
         self.sink, self.watcher = sink, watcher

@@ -21,7 +21,7 @@ from poundlock.core.coordinator import Coordinator, Job
 from poundlock.core.log import FileLog, NumberTaken, TransactionLog
 from poundlock.core.model import Compacted, Decided, Finished, Namespace, Receipt, Stray
 from poundlock.core.protocol import Action, BranchState, LogState, Stage
-from poundlock.errors import Unavailable
+from poundlock.errors import LogMismatch, Unavailable
 
 from . import families
 from .database import Database
@@ -467,6 +467,40 @@ def copy_accepted(patch: Patch) -> None:
 
     original = coordinating.check_log_matches
     patch.setattr(coordinating, "check_log_matches", check)
+
+
+@mutant(families.restored_together, "the systems are not asked for what the log does not know")
+def restored_log_accepted(patch: Patch) -> None:
+    patch.setattr(coordinating, "is_newest", lambda log, sinks: True)
+
+
+@mutant(families.restored_together, "of what the systems remember only batches are compared")
+def repairs_not_compared(patch: Patch) -> None:
+    def explains(self: LogState, sink: str, batch: int, id: str | None = None) -> bool:
+        return original(self, sink, batch)
+
+    original = LogState.explains
+    patch.setattr(LogState, "explains", explains)
+
+
+@mutant(families.asked_late, "the log is accused without being read again")
+def accused_at_once(patch: Patch) -> None:
+    def newest(log: TransactionLog, sinks: Mapping[str, Any]) -> bool:
+        if any(sink.committed_beyond(log.state) for sink in sinks.values()):
+            raise LogMismatch("the log was restored to an older state")
+        return True
+
+    patch.setattr(coordinating, "is_newest", newest)
+
+
+@mutant(families.tombstones, "a tombstone counts as a commit that the log does not know")
+def tombstones_accuse(patch: Patch) -> None:
+    def beyond(self: Database, state: LogState) -> str | None:
+        witness = self.wire("remembered", lambda: dict(self.server.witness))
+        named = ((gid, int(gid.split(".")[4].split("-")[0])) for gid in witness)
+        return next((gid for gid, b in named if not state.explains(self.name, b, gid)), None)
+
+    patch.setattr(Database, "committed_beyond", beyond)
 
 
 @mutant(families.races, "a replaced driver reports an error of the systems instead of `Fenced`")

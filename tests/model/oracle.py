@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from poundlock.core.log import Entry
 from poundlock.core.model import (
@@ -179,6 +180,25 @@ class Oracle:
         for key, outcome in self._ended.items():
             if outcome == "committed":
                 self.require(key in known, f"the disk forgot the decision that committed {key[1]}")
+
+    def account(self) -> dict[str, Any]:
+        """Copy what this oracle knows of the log."""
+        names = ("stories", "owner", "query", "floor", "batch_floor", "next", "_named")
+        return {name: deepcopy(getattr(self, name)) for name in names}
+
+    def go_back(self, account: Mapping[str, Any]) -> None:
+        """The log was restored to the state of this account."""
+        for name, value in account.items():
+            setattr(self, name, deepcopy(value))
+
+    def unknown_commits(self) -> list[Key]:
+        """Return the branches that were committed by decisions which are not in the log."""
+        known = {key for story in self.stories.values() for key in story.receipts}
+        return [
+            key
+            for key, outcome in self._ended.items()
+            if outcome == "committed" and key not in known
+        ]
 
     # The systems.
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
 REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
-TAMPER = ("restore", "delete", "copy")
+TAMPER = ("restore", "delete", "copy", "rewind")
 
 # The effects a driver can have, each of them a place for a fault.
 LOG_EFFECTS = (
@@ -27,7 +27,7 @@ LOG_EFFECTS = (
     "del",
 )
 TASK_EFFECTS = ("init", "produce", "prepare")
-DRIVER_EFFECTS = ("check", "commit", "witness", "find", "abort", "sleep", "step")
+DRIVER_EFFECTS = ("remembered", "check", "commit", "witness", "find", "abort", "sleep", "step")
 SPARK_EFFECTS = ("metadata", "offsets", "commits")
 
 
@@ -98,6 +98,7 @@ def configs() -> st.SearchStrategy[Config]:
             (
                 ("kafka",),
                 ("database",),
+                ("database", "database"),
                 ("kafka", "database"),
                 ("kafka", "kafka"),
                 ("kafka", "database"),

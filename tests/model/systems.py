@@ -47,6 +47,7 @@ class System(Protocol):
     """A simulated system, as the world and the oracle see it."""
 
     witnesses: bool
+    remembers: bool  # finished branches show that a log is older than the system
 
     def state_of(self, key: Key) -> str:
         """Return the true state: open, committing, committed or aborted."""

@@ -37,6 +37,7 @@ INTERESTING = (
     "late request arrived",
     "lose_answer",
     "lose_request",
+    "log and checkpoint restored together",
     "machine crashed",
     "paused driver went on",
     "pipeline came through",

@@ -11,7 +11,9 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.log import Entry, FileLog, TransactionLog
@@ -29,7 +31,7 @@ from poundlock.errors import (
 )
 
 from .database import Blind, BlindServer, Database, DatabaseServer
-from .disk import ROOT, DriverDisk, RemoteLog, SimDisk
+from .disk import ROOT, DriverDisk, File, RemoteLog, SimDisk
 from .driver import Driver, Interrupt
 from .kafka import KafkaServer, KafkaSink
 from .oracle import Oracle
@@ -48,6 +50,16 @@ class Violation(AssertionError):
     """Something happened that must never happen."""
 
 
+@dataclass
+class Backup:
+    """A copy of log and checkpoint, and the oracle's account of that log."""
+
+    records: dict[int, bytes]
+    disk: dict[str, bytes]
+    checkpoint: Checkpoint
+    account: dict[str, Any]
+
+
 class World:
     """The simulated world of one schedule."""
 
@@ -55,6 +67,7 @@ class World:
         self.config = schedule.config
         self.faults = deque(schedule.faults)
         self.switches = any(fault.kind == "switch" for fault in schedule.faults)
+        self.rewinds = any(fault.kind == "rewind" for fault in schedule.faults)
         self.waited = 0  # effects since the last fault
         self.effects = 0
         self.trace: list[str] | None = [] if trace else None
@@ -78,6 +91,8 @@ class World:
         self.switched = 0
         self.replans = 0
         self.stopped = False
+        self.backups: list[Backup] = []  # one after each record and each plan
+        self.newest: Backup | None = None  # what was there before an older copy was restored
         self._now = 1_000_000.0
         self._rulings = 0
 
@@ -99,6 +114,7 @@ class World:
             if copy:
                 self.oracle.fail("a driver wrote to the copy of a log")
             self.oracle.published(number, data, writer)
+            self.keep_backup()
 
         if self.config.log == "file":
             disk = DriverDisk(self.disk, effect, published)
@@ -294,6 +310,46 @@ class World:
             self.checkpoint.offsets.clear()
             self.checkpoint.commits.clear()
 
+    # Log and checkpoint restored together.
+
+    def keep_backup(self) -> None:
+        if self.rewinds:
+            self.backups.append(self._backup())
+
+    def _backup(self) -> Backup:
+        disk = {p: f.data for p, f in self.disk.live.items() if f and p.startswith(f"{LOG}/")}
+        checkpoint = deepcopy(self.checkpoint)
+        return Backup(dict(self.records), disk, checkpoint, self.oracle.account())
+
+    def rewind(self, arg: int) -> bool:
+        """Restore an older copy of log and checkpoint, with no driver running."""
+        if not all(server.remembers for server in self.servers.values()) or not self.backups:
+            return False
+        for driver in self.drivers:
+            driver.dead = True
+        self.limbo.clear()
+        self.requests.clear()
+        self.newest = self.newest or self._backup()
+        self._restore(self.backups[-1 - min(arg, len(self.backups) - 1)])
+        self.oracle.count("log and checkpoint restored together")
+        return True
+
+    def _restore(self, backup: Backup) -> None:
+        self.records.clear()
+        self.records.update(backup.records)
+        for files in (self.disk.live, self.disk.kept):
+            for path in [path for path in files if path.startswith(f"{LOG}/")]:
+                del files[path]
+        for path, data in backup.disk.items():
+            self.disk.live[path] = file = File(data)
+            self.disk.kept[path] = file
+            file.synced = data
+        saved = backup.checkpoint
+        self.checkpoint.query = saved.query
+        self.checkpoint.offsets = dict(saved.offsets)
+        self.checkpoint.commits = set(saved.commits)
+        self.oracle.go_back(backup.account)
+
     def start_on_copy(self) -> None:
         """Copy the whole checkpoint and start a second pipeline on it."""
         if not self.oracle.owner:
@@ -328,6 +384,9 @@ class World:
         if not self._explained(driver, error):
             self.oracle.fail(f"{driver.name} stopped without a reason: {error!r}")
         match error:
+            case LogMismatch() if self.newest is not None:
+                self._restore(self.newest)
+                self.newest = None
             case LogMismatch():
                 self._restore_checkpoint()
             case GuaranteeBroken():
@@ -344,6 +403,8 @@ class World:
                 return len(self.drivers) > 1 or driver.hurt
             case Fenced():
                 return self.oracle.last_writer != driver.name
+            case LogMismatch() if self.newest is not None and "older state" in str(error):
+                return bool(self.oracle.unknown_commits())
             case LogMismatch():
                 # The checkpoint was changed from outside, or two drivers wrote to it.
                 return self.replans > 0 or self.checkpoint.swallows

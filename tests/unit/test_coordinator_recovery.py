@@ -23,7 +23,7 @@ from poundlock.core.model import (
     Receipt,
     Repaired,
 )
-from poundlock.core.protocol import BranchState, Stage
+from poundlock.core.protocol import BranchState, LogState, Stage
 from poundlock.errors import (
     BadRow,
     Fenced,
@@ -344,3 +344,67 @@ def test_the_log_is_compacted_regularly() -> None:
     assert set(bench.coordinator.state.batches) == {3, 4, 5}
     with pytest.raises(LogMismatch, match="restored to an older state"):
         bench.run(2)
+
+
+# A log that was restored to an older state.
+
+
+def test_a_log_restored_within_one_generation_is_refused() -> None:
+    bench = Bench()
+    bench.run(0)
+    older = dict(bench.records)
+    bench.run(1)
+    newest = dict(bench.records)
+    bench.records.clear()
+    bench.records.update(older)
+    with pytest.raises(LogMismatch, match=r"committed branch .* batch 1.* older state") as caught:
+        bench.restart()
+    assert caught.value.sink == "a"
+    assert bench.records == older  # a refused driver writes nothing
+
+    bench.records.update(newest)
+    bench.restart()
+    bench.run(2)
+
+
+def test_a_log_restored_to_before_a_repair_is_refused() -> None:
+    bench = Bench(("a",))
+    lose_first(bench)
+    bench.run(rows=(1, 2))
+    kinds = [type(entry.record) for entry in MemoryLog(bench.records).entries()]
+    for number in [n for n in bench.records if n >= kinds.index(Repaired)]:
+        del bench.records[number]
+    with pytest.raises(LogMismatch, match="older state"):
+        bench.restart()
+
+
+def test_a_driver_that_decides_during_a_take_over_is_no_proof_of_an_older_log() -> None:
+    bench = Bench(("a",))
+    bench.run(0)
+    sink, asked = bench.sinks["a"], list[LogState]()
+
+    def beyond(state: LogState) -> str | None:
+        if not asked:
+            bench.run(1)  # the driver before is still at work
+        asked.append(state)
+        return Sink.committed_beyond(sink, state)
+
+    sink.committed_beyond = beyond  # type: ignore[method-assign]
+    other = bench.driver()
+    other.take_over("lock", query=lambda: "query-1", owner="there:2")
+    assert len(asked) == 2 and max(other.state.batches) == 1
+
+
+def test_an_operator_who_accepted_a_loss_may_have_dropped_a_committed_branch() -> None:
+    bench = Bench(("a",))
+    bench.sinks["a"].answer = lambda receipt: BranchState.NO_WITNESS
+    with pytest.raises(InDoubt):
+        bench.run(rows=(1, 2))
+    log = MemoryLog(bench.records)
+    log.load()
+    log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, by="operator"))
+    for held in bench.sinks["a"].server.branches.values():
+        held.state = BranchState.COMMITTED  # it had been, and nobody could tell
+    bench.restart()
+    bench.run(rows=(1, 2))
+    bench.restart()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from poundlock.core.log import TransactionLog
 from poundlock.core.participant import Participant
-from poundlock.errors import LogMismatch
+from poundlock.core.protocol import LogState
+from poundlock.errors import LogMismatch, error_context
 
 
 def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> None:
@@ -41,27 +42,38 @@ def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> 
 
 
 def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
-    """Return whether the log still has the newest generation. Raises `LogMismatch`.
+    """Return whether the log as it was read is still the newest. Raises `LogMismatch`.
 
-    False means that another driver has taken over since the log was read. If a system knows a newer
-    generation than the log, the log was restored to an older state.
+    False means that another driver has written to the log since. If a system knows more than the log
+    even then, the log was restored to an older state.
     """
-    known = log.state.generation
-    assert known is not None
-    seen = {name: sink.newest_generation(known.namespace) for name, sink in sinks.items()}
-    sink = max(seen, key=lambda name: seen[name], default=None)
-    if sink is None or seen[sink] <= known.number:
-        return True
-    now = log.load().generation
-    if now is not None and now.number >= seen[sink]:
-        return False
-    raise LogMismatch(
-        f"the system has seen generation {seen[sink]} of this pipeline, but the log at "
-        f"{log.uri} knows only {known.number}: it was restored to an older state, and later "
-        "batches would be written again. Restore the newest log and checkpoint, or start with a new "
-        "pipeline name and checkpoint location",
-        sink=sink,
-    )
+    for name, sink in sinks.items():
+        evidence = _older_than(sink, log.state)
+        if evidence is None:
+            continue
+        before = log.state
+        if log.load() != before:
+            return False
+        seen, known = evidence
+        raise LogMismatch(
+            f"the system has {seen}, but the log at {log.uri} {known}: it was restored to an older "
+            "state, and later batches would be written again. Restore the newest log and checkpoint, "
+            "or start with a new pipeline name and checkpoint location",
+            sink=name,
+        )
+    return True
+
+
+def _older_than(sink: Participant, state: LogState) -> tuple[str, str] | None:
+    """Return what a system knows of this pipeline, and what the log knows of that, if it is less."""
+    assert state.generation is not None
+    with error_context(sink=sink.name):
+        generation = sink.newest_generation(state.generation.namespace)
+        if generation > state.generation.number:
+            known = f"knows only {state.generation.number}"
+            return f"seen generation {generation} of this pipeline", known
+        beyond = sink.committed_beyond(state)
+    return None if beyond is None else (f"committed {beyond}", "does not know it")
 
 
 def query_mismatch(recorded: str, found: str) -> LogMismatch:

@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Any
 
 from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import Site
 from poundlock.errors import PoundlockError, UsageError
 
@@ -246,10 +246,19 @@ class Participant(ABC):
         """
         return 0
 
+    def committed_beyond(self, state: LogState) -> str | None:
+        """Return a branch or batch that this system has committed and the log does not know.
+
+        None if it knows of none. Decisions precede commits, so such a branch proves that the log was
+        restored to an older state. `LogState.explains` tells; tombstones and undecided branches do
+        not count. The log is read again before it is accused: another driver may have decided since.
+        """
+        return None
+
     def prune(self, namespace: Namespace, floor: int) -> None:  # noqa: B027
         """Delete the witnesses of batches below `floor`, which the log no longer has.
 
-        One of the newest generation stays, for `newest_generation`.
+        One of the newest batch stays, for `newest_generation` and `committed_beyond`.
         """
 
     def close(self) -> None:  # noqa: B027 (a sink without connections needs none)

@@ -209,6 +209,21 @@ class LogState:
         history = self.batches[use.batch]
         return history if history.stage is Stage.DECIDED or use.may_be(stray) else None
 
+    def explains(self, sink: str, batch: int, id: str | None = None) -> bool:
+        """Return whether this log can have committed a branch that its system calls committed.
+
+        Without an id, only the batch is compared. While a batch is unfinished, each branch that was
+        committed is among its receipts: a repair drops only aborted ones. An operator may have
+        dropped others.
+        """
+        if batch < self.batch_floor:
+            return True
+        history = self.batches.get(batch)
+        if history is None:
+            return False
+        settled = history.stage is Stage.FINISHED or history.operator_decision is not None
+        return id is None or settled or any((r.sink, r.id) == (sink, id) for r in history.receipts)
+
     def check(self, record: Record) -> None:
         """Raise `LogCorrupt` if a record cannot follow the ones before."""
         match record:

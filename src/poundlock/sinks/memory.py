@@ -20,7 +20,7 @@ from poundlock.core.participant import (
     Semantic,
     Writer,
 )
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Held:
 
     namespace: Namespace
     generation: int
+    batch: int
     rows: list[Any]
     state: BranchState = BranchState.PREPARED
     expires_at: float | None = None
@@ -120,6 +121,16 @@ class Memory(Participant):
         mine = (held for held in self.server.branches.values() if held.namespace == namespace)
         return max((held.generation for held in mine), default=0)
 
+    def committed_beyond(self, state: LogState) -> str | None:
+        if state.generation is None or self.server.forgets:
+            return None
+        for id_, held in self.server.branches.items():
+            ours = held.namespace == state.generation.namespace
+            committed = ours and held.state is BranchState.COMMITTED
+            if committed and not state.explains(id_.split("/")[1], held.batch, id_):
+                return f"branch {id_} of batch {held.batch}"
+        return None
+
 
 class MemoryWriter(Writer):
     """Gathers rows, then leaves them with the system."""
@@ -143,7 +154,11 @@ class MemoryWriter(Writer):
         )
         ends = None if sink.time_out_s is None else self._began_at + sink.time_out_s
         sink.server.branches[branch_id] = Held(
-            transaction.namespace, transaction.generation, self._rows, expires_at=ends
+            transaction.namespace,
+            transaction.generation,
+            transaction.batch,
+            self._rows,
+            expires_at=ends,
         )
         return PreparedBranch(branch_id, {}, began_at=self._began_at, expires_at=ends)
 
