@@ -153,6 +153,7 @@ def test_a_branch_that_cannot_be_repaired_is_reported(scene: Scene) -> None:
         trial.finish(scene.pipeline(volatile))
     assert scene.rows()["postgres"] == Counter()
     assert scene.open() == ([], [])
-    scene.txn("commit", "--batch", "0", "--accept-loss", "--yes")
+    both = ("--sink", "postgres", "--sink", "mariadb")
+    scene.txn("commit", "--batch", "0", "--accept-loss", *both, "--yes")
     trial.finish(scene.pipeline(volatile))
     assert scene.rows()["kafka"].total() == len(NUMBERS)

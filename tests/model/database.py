@@ -19,6 +19,7 @@ from poundlock.sinks.memory import Held, Memory, MemorySystem, MemoryWriter
 from .systems import ALIEN, ELSEWHERE, FOREIGN, PROTOCOL, Key, Row, Watcher, Wire
 
 UNDEFINED_OBJECT = "42704"
+LOCK_NOT_AVAILABLE = "55P03"
 
 
 class DatabaseServer:
@@ -33,6 +34,7 @@ class DatabaseServer:
         self.table: list[Row] = []
         self.witness: dict[str, str] = {}  # committed, or the tombstone
         self.pruned: dict[str, str] = {}
+        self.stuck: set[str] = set()  # can be rolled back, but not committed
         self.last: str | None = None
 
     def prepare(self, gid: str, rows: list[Row]) -> None:
@@ -42,6 +44,8 @@ class DatabaseServer:
     def commit_prepared(self, gid: str) -> str | None:
         if gid not in self.prepared:
             return UNDEFINED_OBJECT
+        if gid in self.stuck:
+            return LOCK_NOT_AVAILABLE
         self.table.extend(self.prepared.pop(gid))
         self.witness[gid] = "committed"
         self.watcher.committed((self.sink, gid, None))
@@ -89,6 +93,9 @@ class DatabaseServer:
     def proves(self, receipt: Receipt) -> bool:
         return True
 
+    def stick(self) -> None:
+        self.stuck.update(self.prepared)
+
     def straggle(self) -> None:
         if self.last is not None:
             self.prepared[f"{self.last}-late"] = [ALIEN]
@@ -133,8 +140,11 @@ class Database(Participant):
         return [self._commit_one(receipt.id) for receipt in receipts]
 
     def _commit_one(self, gid: str) -> BranchState:
-        if self.wire("commit", lambda: self.server.commit_prepared(gid)) is None:
+        answer = self.wire("commit", lambda: self.server.commit_prepared(gid))
+        if answer is None:
             return BranchState.COMMITTED
+        if answer == LOCK_NOT_AVAILABLE:
+            return BranchState.PREPARED
         mark = self.wire("witness", lambda: self.server.insert_tombstone(gid))
         self.server.watcher.count(f"42704, witness {mark}")
         return BranchState.COMMITTED if mark == "committed" else BranchState.ABORTED
@@ -231,6 +241,9 @@ class BlindServer:
 
     def proves(self, receipt: Receipt) -> bool:
         return False
+
+    def stick(self) -> None:
+        pass
 
     def straggle(self) -> None:
         last = list(self.memory.branches)[-1]

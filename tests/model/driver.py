@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_EFFECTS = 6000
+PATIENCE = 6  # pauses after which an operator stops a driver that waits for what never comes
 
 
 class Interrupt(BaseException):
@@ -42,6 +43,7 @@ class Driver:
         self.dead = self.ended = self.hurt = self.stopping = False
         self.error: BaseException | None = None
         self.batch = -1
+        self.waited = 0
         self.outage = 0
         self.runs = Runs(world.runs)
         self._turn = threading.Lock()
@@ -147,6 +149,9 @@ class Driver:
     def _sleep(self, seconds: float) -> None:
         self._gate("sleep")
         self.world.pass_time(seconds)
+        if self.world.gone or self.world.stuck:
+            self.waited += 1
+            self.stopping = self.waited > PATIENCE
 
     def effect(self, label: str, effect: Callable[[], T]) -> T:
         """Apply an effect on the disk, unless the schedule prevents it."""

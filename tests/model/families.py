@@ -202,6 +202,20 @@ def failed_syncs() -> Iterator[Schedule]:
         yield Schedule(PLAIN, (Fault("lose_request", nth, "sync"), Fault("crash", 8)))
 
 
+def gone_for_good() -> Iterator[Schedule]:
+    """A system never answers again, or never ends its branches; then another fault happens."""
+    for kind, arg in itertools.product(("gone", "stuck"), (0, 1)):
+        yield from everywhere(PLAIN, kind, arg)
+        yield from everywhere(SHIFTING, kind, arg, step=3)
+        for nth, other in itertools.product(range(4), ("crash", "lose_request", "lose_answer")):
+            gone = Fault(kind, nth, "commit", arg)
+            for after in range(0, 24, 2):
+                yield Schedule(PLAIN, (gone, Fault(other, after, "commit")))
+    for nth in range(3):
+        gone = Fault("gone", nth, "commit")
+        yield Schedule(replace(PLAIN, log="remote"), (gone, Fault("outage", 3, "commit", 4)))
+
+
 def replays_that_differ() -> Iterator[Schedule]:
     """A finished batch of a stateful query runs again after writing nothing or everything."""
     for config in (STATEFUL, SALTED):
@@ -231,4 +245,5 @@ FAMILIES = (
     restored_together,
     asked_late,
     tombstones,
+    gone_for_good,
 )

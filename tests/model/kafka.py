@@ -58,6 +58,7 @@ class KafkaServer:
         self.txns: dict[Key, Txn] = {}
         self.end = 0  # the next offset
         self.start = 0  # the first offset that retention has kept
+        self.lost_tail = 0  # what a commit wrote before this offset is never proven to be readable
         self.slow = False  # the next end writes its markers later
         self._next_pid = 0
         # Another pipeline's open transaction, in another topic.
@@ -200,6 +201,10 @@ class KafkaServer:
             (state, pid, epoch + 1) for state in ("CompleteCommit", "CompleteAbort")
         ]
 
+    def stick(self) -> None:
+        """Lose the tail of a partition: what was written there never reaches its readers."""
+        self.lost_tail = self.end
+
     def straggle(self) -> None:
         ids = [id_ for id_ in self.ids if id_ != self._foreign]
         if ids:
@@ -281,6 +286,8 @@ class KafkaSink(Participant):
         if now == ("PrepareCommit", receipt.handle["pid"], receipt.handle["epoch"] + 1):
             return BranchState.PREPARED
         if self.wire("witness", lambda: self.server.stable) <= receipt.handle["last"]:
+            return BranchState.PREPARED
+        if receipt.handle["last"] < self.server.lost_tail:
             return BranchState.PREPARED
         return BranchState.COMMITTED
 

@@ -12,14 +12,21 @@ from typing import Any
 
 import pytest
 
-from poundlock.core import commit as committing
 from poundlock.core import coordinator as coordinating
 from poundlock.core import log as logging
 from poundlock.core import protocol
 from poundlock.core.commit import BranchKey, CommitProgress
 from poundlock.core.coordinator import Coordinator, Job
 from poundlock.core.log import FileLog, NumberTaken, TransactionLog
-from poundlock.core.model import Compacted, Decided, Finished, Namespace, Receipt, Stray
+from poundlock.core.model import (
+    Compacted,
+    Decided,
+    Finished,
+    Namespace,
+    OperatorDecided,
+    Receipt,
+    Stray,
+)
 from poundlock.core.protocol import Action, BranchState, LogState, Stage
 from poundlock.errors import LogMismatch, Unavailable
 
@@ -283,7 +290,7 @@ def compaction_without_record(patch: Patch) -> None:
 
 def _recovery(patch: Patch, stage: Stage, state: BranchState, action: Action) -> None:
     table = {**protocol.RECOVERY, stage: {**protocol.RECOVERY[stage], state: action}}
-    patch.setattr(committing, "RECOVERY", table)
+    patch.setattr(protocol, "RECOVERY", table)
 
 
 @mutant(families.crashes, "branches are committed before the decision is in the log")
@@ -381,6 +388,24 @@ def finished_unseen(patch: Patch) -> None:
 @mutant(families.losses, "a branch that was aborted after the decision counts as done, as in Flink")
 def loss_is_logged_only(patch: Patch) -> None:
     _recovery(patch, Stage.DECIDED, BranchState.ABORTED, Action.DONE)
+
+
+@mutant(families.gone_for_good, "an accepted loss counts only once the branch is lost or unknown")
+def accepted_loss_still_waits(patch: Patch) -> None:
+    waits = {BranchState.PREPARED: Action.COMMIT, BranchState.UNREACHABLE: Action.RETRY}
+    patch.setattr(protocol, "LOSS_ACCEPTED", {**protocol.LOSS_ACCEPTED, **waits})
+
+
+@mutant(families.gone_for_good, "an operator's decision for one sink counts for all of the batch")
+def loss_accepted_for_all(patch: Patch) -> None:
+    def apply(self: LogState, record: Any) -> None:
+        if isinstance(record, OperatorDecided):
+            sinks = {receipt.sink for receipt in self.batches[record.batch].receipts}
+            record = replace(record, sinks=tuple(sinks))
+        original(self, record)
+
+    original = LogState.apply
+    patch.setattr(LogState, "apply", apply)
 
 
 @mutant(families.losses, "a driver that takes over finishes batches whose branches were lost")

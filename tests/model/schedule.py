@@ -11,6 +11,7 @@ PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
 REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
 TAMPER = ("restore", "delete", "copy", "rewind")
+FOR_GOOD = ("gone", "stuck")  # a system that never answers again, or that never ends its branches
 
 # The effects a driver can have, each of them a place for a fault.
 LOG_EFFECTS = (

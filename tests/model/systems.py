@@ -71,6 +71,10 @@ class System(Protocol):
         """Whether the system can tell how this branch ended."""
         ...
 
+    def stick(self) -> None:
+        """Make the open branches such that their commit is never proven."""
+        ...
+
     def straggle(self) -> None:
         """Let a task that was abandoned long ago write and prepare."""
         ...

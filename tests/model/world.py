@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.log import Entry, FileLog, TransactionLog
@@ -95,6 +96,9 @@ class World:
         self.newest: Backup | None = None  # what was there before an older copy was restored
         self._now = 1_000_000.0
         self._rulings = 0
+        self.gone: set[str] = set()  # sinks whose system never answers again
+        self.removed: set[str] = set()  # of those, the ones that the pipeline no longer has
+        self.stuck: set[str] = set()  # sinks with branches whose commit is never proven
 
     def clock(self) -> float:
         self._now += 0.001
@@ -131,13 +135,22 @@ class World:
     def sinks(self, wire: Wire, clock: Callable[[], float]) -> dict[str, Participant]:
         made: dict[str, Participant] = {}
         for name, server in self.servers.items():
+            way = self._way_to(name, wire)
+            if name in self.removed:
+                continue
             if isinstance(server, KafkaServer):
-                made[name] = KafkaSink(server, wire, clock)
+                made[name] = KafkaSink(server, way, clock)
             elif isinstance(server, DatabaseServer):
-                made[name] = Database(server, wire)
+                made[name] = Database(server, way)
             else:
-                made[name] = Blind(server, wire, clock)
+                made[name] = Blind(server, way, clock)
         return made
+
+    def _way_to(self, name: str, wire: Wire) -> Wire:
+        def send(label: str, request: Callable[[], T]) -> T:
+            return wire(label, request if name not in self.gone else _unreachable)
+
+        return send
 
     def has_batch(self, batch: int) -> bool:
         return batch < len(self.sizes)
@@ -278,6 +291,14 @@ class World:
                 self._deliver(len(self.limbo) - 1)
             case "straggler":
                 server.straggle()
+            case "gone":
+                self.gone.add(server.sink)
+                self.oracle.gone.add(server.sink)
+                self.oracle.count("system gone for good")
+            case "stuck":
+                self.stuck.add(server.sink)
+                server.stick()
+                self.oracle.count("branches stuck for good")
             case "slow_markers" if isinstance(server, KafkaServer):
                 server.slow = True
             case "forget_ids" if isinstance(server, KafkaServer):
@@ -383,6 +404,9 @@ class World:
         self.oracle.count(f"stopped by {type(error).__name__}")
         if not self._explained(driver, error):
             self.oracle.fail(f"{driver.name} stopped without a reason: {error!r}")
+        if (self.gone or self.stuck) and isinstance(error, InDoubt | Unavailable | Rejected):
+            self._give_up()
+            return
         match error:
             case LogMismatch() if self.newest is not None:
                 self._restore(self.newest)
@@ -417,7 +441,7 @@ class World:
             case GuaranteeBroken():
                 return self.config.salted or self.config.shifting
             case Rejected() | Unavailable():
-                return driver.hurt or driver.stopping
+                return driver.hurt or driver.stopping or bool(self.gone)
             case _:
                 return False
 
@@ -451,7 +475,21 @@ class World:
             operator_decision = OperatorDecision.ACCEPT_LOSS
         log = self.open_log(_directly, "operator")
         log.load()
-        log.append(OperatorDecided(batch, operator_decision, by="operator"))
+        named = re.findall(r"--sink (\S+)", str(error))  # the message says which
+        log.append(
+            OperatorDecided(batch, operator_decision, tuple(named or self.servers), by="operator")
+        )
+
+    def _give_up(self) -> None:
+        """Accept the loss of what a system never answers for, and remove a system that is gone."""
+        self.removed |= self.gone
+        log = self.open_log(_directly, "operator")
+        for history in log.load().unfinished:
+            sinks = {receipt.sink for receipt in history.receipts} & (self.gone | self.stuck)
+            if sinks - history.operator_decisions.keys():
+                batch, accepted = history.decided.batch, OperatorDecision.ACCEPT_LOSS
+                log.append(OperatorDecided(batch, accepted, tuple(sorted(sinks)), by="operator"))
+                self.oracle.count("loss accepted for good")
 
 
 @contextlib.contextmanager
@@ -468,6 +506,10 @@ def read_once() -> Generator[None]:
         yield
     finally:
         Entry.decode = original
+
+
+def _unreachable() -> NoReturn:
+    raise Unavailable("the system is gone for good")
 
 
 def _directly(label: str, effect: Callable[[], T]) -> T:

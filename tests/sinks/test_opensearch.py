@@ -320,7 +320,7 @@ class TestRefusals:
                 start()
         log = MemoryLog(records)
         log.load()
-        log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))
+        log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, ("out",), "me"))
         start()
         assert read_documents(search_client, sink) == {"a": 1, "c": 3, "d": 4}
         assert sink.find(log.load().generation.namespace) == []  # type: ignore[union-attr]

@@ -14,7 +14,15 @@ from click.testing import CliRunner
 
 from poundlock.cli import _COMMANDS, poundlock
 from poundlock.core.log import FileLog
-from poundlock.core.model import Decided, Fingerprint, Finished, Generation, Namespace, Receipt
+from poundlock.core.model import (
+    Decided,
+    Fingerprint,
+    Finished,
+    Generation,
+    Namespace,
+    OperatorDecision,
+    Receipt,
+)
 
 NAMESPACE = Namespace("sensors", "0123456789abcdef")
 ID = "poundlock.sensors.0123456789abcdef.1.out.7"
@@ -138,10 +146,11 @@ def test_show_prints_the_records_of_a_branch(log: FileLog) -> None:
 def test_an_operator_decision_is_confirmed_and_audited(log: FileLog) -> None:
     arguments = ("txn", "commit", "--log", log.uri, "--batch", "1", "--accept-loss")
     call(*arguments, expect=1, text="n\n")
-    assert FileLog(log.uri.removeprefix("file://")).load().batches[1].operator_decision is None
+    assert FileLog(log.uri.removeprefix("file://")).load().batches[1].operator_decisions == {}
     call(*arguments, text="y\n")
     after = FileLog(log.uri.removeprefix("file://"))
-    assert after.load().batches[1].operator_decision.value == "accept_loss"  # pyright: ignore
+    decisions = after.load().batches[1].operator_decisions
+    assert decisions == {"out": OperatorDecision.ACCEPT_LOSS}
     assert after.audits()[0]["action"] == "decide"
 
 

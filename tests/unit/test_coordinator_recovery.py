@@ -18,12 +18,13 @@ from poundlock.core.model import (
     Decided,
     Fingerprint,
     Finished,
+    Generation,
     OperatorDecided,
     OperatorDecision,
     Receipt,
     Repaired,
 )
-from poundlock.core.protocol import BranchState, LogState, Stage
+from poundlock.core.protocol import LOSS_ACCEPTED, Action, BranchState, LogState, Stage
 from poundlock.errors import (
     BadRow,
     Fenced,
@@ -98,10 +99,12 @@ def test_other_rows_do_not_replace_lost_ones() -> None:
     assert len(bench.sinks["a"].swept) == 2  # the replay's branches are swept
 
 
-def ruled(bench: Bench, operator_decision: OperatorDecision) -> None:
+def ruled(
+    bench: Bench, operator_decision: OperatorDecision, sinks: tuple[str, ...] = ("a", "b")
+) -> None:
     log = MemoryLog(bench.records)
     log.load()
-    log.append(OperatorDecided(0, operator_decision, "me"))
+    log.append(OperatorDecided(0, operator_decision, sinks, "me"))
     bench.restart()
 
 
@@ -149,23 +152,110 @@ def test_accepting_the_loss_settles_an_unknown_outcome() -> None:
 
 def test_accepting_the_loss_drops_only_permanently_refused_branches() -> None:
     bench = Bench(("a",))
-    sink, silent = bench.sinks["a"], iter([Unavailable("down")] * 3)
+    sink = bench.sinks["a"]
 
     def answer(receipt: Receipt) -> PoundlockError | None:
-        if receipt.task == 1:
-            return PermanentlyRefused("1 row is too long", branches=[receipt.id])
-        return next(silent, None) if receipt.task == 2 else None
+        refused = PermanentlyRefused("1 row is too long", branches=[receipt.id])
+        return refused if receipt.task == 1 else None
 
     sink.answer = answer
-    with pytest.raises(PermanentlyRefused, match=r"too long\. Or .* --batch 0 --accept-loss"):
+    with pytest.raises(PermanentlyRefused, match=r"too long\. Or .* --sink a --accept-loss"):
         bench.run(rows=(1, 2, 3))
     with pytest.raises(PermanentlyRefused):
         ruled(bench, OperatorDecision.ACCEPT_REPLAY)
     ruled(bench, OperatorDecision.ACCEPT_LOSS)
     bench.run(rows=(1, 2, 3))
-    assert sink.server.visible == [1, 3] and next(silent, None) is None
+    assert sink.server.visible == [1, 3]
     assert bench.kinds()[-2:] == [Repaired, Finished]
     assert len(sink.swept) == 1
+
+
+NOT_COMMITTED: dict[str, BranchState | Exception] = {
+    **{it.value: it for it in BranchState if LOSS_ACCEPTED[it] is Action.LET_GO},
+    "Unavailable": Unavailable("down for good"),
+    "InDoubt": InDoubt("cannot tell"),
+    "refused": PermanentlyRefused("too long"),
+    "an unexpected error": ConnectionResetError("peer went away"),
+}
+
+
+@pytest.mark.parametrize("answer", NOT_COMMITTED.values(), ids=NOT_COMMITTED)
+@pytest.mark.parametrize("stateful", [False, True])
+def test_an_accepted_loss_ends_the_batch_whatever_the_state_of_its_branches(
+    answer: BranchState | Exception, stateful: bool
+) -> None:
+    bench = Bench()
+    job = decided_only(bench, stateful=stateful)
+
+    def gone(receipt: Receipt) -> BranchState | None:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    bench.sinks["a"].answer = gone
+    asked = len(bench.sinks["a"].asked)
+    ruled(bench, OperatorDecision.ACCEPT_LOSS, ("a",))
+    assert bench.kinds() == [Decided, OperatorDecided, Generation, Repaired, Finished]
+    assert 1 <= len(bench.sinks["a"].asked) - asked <= 2  # one attempt
+    bench.coordinator.run(0, "hash-0", job)
+    assert bench.sinks["b"].server.visible == [1, 2]
+    assert job.drained == stateful
+    assert len(bench.sinks["a"].swept) == 2  # what was left behind
+
+
+def decided_only(bench: Bench, *, stateful: bool = False) -> Job:
+    """Decide batch 0, then let the driver die."""
+    job = Job(bench.sinks, (1, 2), stateful=stateful)
+    for sink in bench.sinks.values():
+        sink.answer = lambda receipt: InDoubt("the driver dies")
+    with pytest.raises(InDoubt):
+        bench.coordinator.run(0, "hash-0", job)
+    for sink in bench.sinks.values():
+        sink.answer = lambda receipt: None
+    return job
+
+
+def test_a_sink_that_was_removed_blocks_until_its_loss_is_accepted() -> None:
+    bench = Bench()
+    decided_only(bench)
+    removed = bench.sinks.pop("a")
+    with pytest.raises(LogMismatch, match=r"'poundlock txn commit .* --sink a --accept-loss'"):
+        bench.restart()
+    ruled(bench, OperatorDecision.ACCEPT_LOSS, ("a",))
+    assert bench.kinds()[-2:] == [Repaired, Finished]
+    assert bench.sinks["b"].server.visible == [1, 2] and removed.server.visible == []
+    bench.sinks["a"] = removed
+    bench.restart()
+    assert len(removed.swept) == 2
+
+
+def test_accepting_the_loss_of_one_sink_does_not_give_up_another() -> None:
+    bench = Bench()
+    decided_only(bench)
+    bench.sinks["b"].answer = lambda receipt: BranchState.NO_WITNESS
+    with pytest.raises(InDoubt, match="--sink b --accept-loss"):
+        ruled(bench, OperatorDecision.ACCEPT_LOSS, ("a",))
+    assert bench.kinds()[-1] is Generation and bench.sinks["a"].server.visible == [1, 2]
+
+
+def test_a_branch_that_was_let_go_may_turn_out_to_be_committed() -> None:
+    bench = Bench(("a",))
+    decided_only(bench)
+    bench.sinks["a"].answer = lambda receipt: BranchState.PREPARED
+    sink, abort = bench.sinks["a"], Sink.abort
+    found = iter([BranchState.UNREACHABLE, BranchState.COMMITTED])
+    sink.abort = lambda strays: [next(found, None) or abort(sink, [it])[0] for it in strays]  # type: ignore[method-assign]
+    ruled(bench, OperatorDecision.ACCEPT_LOSS, ("a",))
+    bench.coordinator.sweep()
+    assert next(found, None) is None and bench.coordinator.state.unfinished == []
+
+
+def test_what_waits_says_how_to_go_on_without_it() -> None:
+    bench = Bench()
+    bench.sinks["a"].answer = lambda receipt: BranchState.PREPARED
+    bench.stopping = True
+    with pytest.raises(InDoubt, match=r"'poundlock txn commit .* --sink a --accept-loss'"):
+        bench.run()
 
 
 def test_accepting_a_replay_does_not_settle_an_unknown_outcome() -> None:
@@ -402,7 +492,7 @@ def test_an_operator_who_accepted_a_loss_may_have_dropped_a_committed_branch() -
         bench.run(rows=(1, 2))
     log = MemoryLog(bench.records)
     log.load()
-    log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, by="operator"))
+    log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, ("a",), by="operator"))
     for held in bench.sinks["a"].server.branches.values():
         held.state = BranchState.COMMITTED  # it had been, and nobody could tell
     bench.restart()

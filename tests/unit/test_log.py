@@ -157,7 +157,7 @@ def test_reading_creates_no_file(tmp_path: Path) -> None:
 def test_a_record_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> None:
     log = written(tmp_path, generation())
     with pytest.raises(LogCorrupt, match="cannot follow"):
-        log.append(OperatorDecided(7, OperatorDecision.ACCEPT_LOSS, "me"))
+        log.append(OperatorDecided(7, OperatorDecision.ACCEPT_LOSS, ("out",), "me"))
     assert len(opened(tmp_path).entries()) == 1
     log.append(decided(0))
 
@@ -351,7 +351,7 @@ def test_a_record_that_reappears_is_ignored(tmp_path: Path) -> None:
 
 def test_an_operator_decision_on_an_old_batch_survives_compaction(tmp_path: Path) -> None:
     log = written(tmp_path, generation(), *finished_batches(3))
-    log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))
+    log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, ("out",), "me"))
     log.append(decided(3))
     log.append(Finished(3))
     log.compact(keep=2)

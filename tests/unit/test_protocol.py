@@ -31,8 +31,11 @@ from poundlock.core.model import (
 )
 from poundlock.core.protocol import (
     FOLLOWS,
+    LOSS_ACCEPTED,
     RECOVERY,
+    Action,
     BatchHistory,
+    BranchState,
     LastUse,
     LogState,
     Mismatch,
@@ -113,10 +116,18 @@ def test_recovery_has_every_cell_of_the_design_and_no_other() -> None:
     assert ours == {(stage, state) for stage, state, _ in ASKED}
 
 
+def test_an_accepted_loss_has_an_action_for_every_state_and_never_blocks() -> None:
+    blocks = {Action.STOP, Action.RETRY, Action.COMMIT, Action.REPAIR}
+    assert set(LOSS_ACCEPTED) == set(BranchState)
+    assert not blocks & set(LOSS_ACCEPTED.values())
+    proven = {state for state, action in LOSS_ACCEPTED.items() if action is not Action.LET_GO}
+    assert proven == {BranchState.COMMITTED, BranchState.HIDDEN}
+
+
 RECORDS: dict[str, Record] = {
     "Decided": decided(),
     "Repaired": Repaired(0, 1, (("out", "b0"),), (receipt("b1"),)),
-    "OperatorDecided": OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"),
+    "OperatorDecided": OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, ("out",), "me"),
     "Finished": Finished(0),
 }
 BEFORE: dict[str, Sequence[Record]] = {
@@ -158,10 +169,10 @@ def test_a_batch_goes_from_decision_to_end() -> None:
     state.apply(Repaired(0, 1, (("out", "b1"),), (receipt("b3"),)))
     assert {r.id for r in state.batches[0].receipts} == {"b2", "b3"}
     assert state.held() == {("out", "b2"), ("out", "b3")}
-    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))
+    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, ("out",), "me"))
     state.apply(Finished(0))
     assert state.batches[0].stage is Stage.FINISHED
-    assert state.batches[0].operator_decision is OperatorDecision.ACCEPT_LOSS
+    assert state.batches[0].operator_decisions == {"out": OperatorDecision.ACCEPT_LOSS}
     assert not state.unfinished and not state.held()
 
 
@@ -177,17 +188,17 @@ def test_a_batch_whose_whole_loss_is_accepted_is_finished() -> None:
 
 def test_an_operator_decision_does_not_reopen_a_finished_batch() -> None:
     state = state_of(
-        decided(), Finished(0), OperatorDecided(0, OperatorDecision.ACCEPT_REPLAY, "me")
+        decided(), Finished(0), OperatorDecided(0, OperatorDecision.ACCEPT_REPLAY, ("out",), "me")
     )
     assert state.batches[0].stage is Stage.FINISHED
-    assert state.batches[0].operator_decision is OperatorDecision.ACCEPT_REPLAY
+    assert state.batches[0].operator_decisions == {"out": OperatorDecision.ACCEPT_REPLAY}
 
 
 def test_compaction_drops_old_batches_and_later_records_about_them() -> None:
     state = state_of(decided(0), Finished(0), decided(1), Finished(1))
     state.apply(Compacted(3, 1, generation()))
     assert set(state.batches) == {1} and state.batch_floor == 1
-    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, "me"))  # on an old batch
+    state.apply(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, ("out",), "me"))  # on an old batch
     assert set(state.batches) == {1}
 
 
@@ -212,7 +223,7 @@ def test_generations_only_rise_within_one_namespace_and_query(wrong: Record) -> 
         Bound("query-1"),
         Decided(3, 2, 1, "hash", (receipt(),), {"out": Fingerprint(3, 2**64 - 1)}),
         Repaired(3, 1, (("out", "b1"),), (receipt("b2"),)),
-        OperatorDecided(3, OperatorDecision.ACCEPT_REPLAY, "me"),
+        OperatorDecided(3, OperatorDecision.ACCEPT_REPLAY, ("out",), "me"),
         Finished(3),
         Compacted(7, 2, generation()),
     ],

@@ -188,9 +188,18 @@ def show(id: str, where: Where, as_json: bool) -> None:
     "--batch", type=int, help="Decide about a batch that cannot be repaired, instead of a branch."
 )
 @click.option(
-    "--accept-loss", is_flag=True, help="With --batch: continue without lost or refused rows."
+    "--accept-loss",
+    is_flag=True,
+    help="With --batch: try once more to commit, then continue without what is not committed.",
 )
 @click.option("--accept-replay", is_flag=True, help="With --batch: use the rows of the replay.")
+@click.option(
+    "--sink",
+    "sinks",
+    metavar="NAME",
+    multiple=True,
+    help="With --batch: a sink to decide about. Needed if the batch has several; may be repeated.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_where
 def commit(
@@ -198,6 +207,7 @@ def commit(
     batch: int | None,
     accept_loss: bool,
     accept_replay: bool,
+    sinks: tuple[str, ...],
     yes: bool,
     where: Where,
     as_json: bool,
@@ -210,6 +220,8 @@ def commit(
     with where.resolver() as resolver:
         if batch is None:
             assert id is not None
+            if sinks:
+                raise click.UsageError("--sink requires --batch")
             _ask(yes, f"Commit {id}?")
             _outcome(as_json, id, resolver.commit(id).value, "committed")
             return
@@ -220,15 +232,18 @@ def commit(
         operator_decision = (
             OperatorDecision.ACCEPT_LOSS if accept_loss else OperatorDecision.ACCEPT_REPLAY
         )
+        meant = resolver.in_doubt(batch, sinks)
+        names = ", ".join(meant)
         _ask(
             yes,
-            f"Record {operator_decision.value} for batch {batch}? A running driver will be stopped.",
+            f"Record {operator_decision.value} for sink {names} of batch {batch}? A running driver "
+            "will be stopped.",
         )
-        resolver.decide(batch, operator_decision)
+        resolver.decide(batch, operator_decision, meant)
         _say(
             as_json,
-            {"batch": batch, "operator_decision": operator_decision.value},
-            f"batch {batch}: {operator_decision.value}",
+            {"batch": batch, "sinks": meant, "operator_decision": operator_decision.value},
+            f"batch {batch}, sink {names}: {operator_decision.value}",
         )
 
 

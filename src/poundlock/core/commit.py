@@ -1,7 +1,8 @@
 """The second phase: commits the branches of a decided batch until none is waiting.
 
 Rules of this file: only branches that the log has decided are committed. All branches are tried even
-if one fails. An unknown answer stays unknown. A comment marks the line that commits.
+if one fails. An unknown answer stays unknown. An operator's decision for a sink counts whatever state
+its branches are in. A comment marks the line that commits.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field
 
 from poundlock.core.expiry import ExpiryWarnings
 from poundlock.core.log import TransactionLog
-from poundlock.core.model import OperatorDecision, Receipt
-from poundlock.core.operator_decisions import unknown_outcome
+from poundlock.core.model import Receipt
+from poundlock.core.operator_decisions import decision_command, unknown_outcome
 from poundlock.core.participant import Participant
-from poundlock.core.protocol import RECOVERY, Action, BatchHistory, BranchState, Stage, Step
+from poundlock.core.protocol import Action, BatchHistory, BranchState, Step, after_commit
 from poundlock.core.surroundings import Surroundings
 from poundlock.errors import (
     InDoubt,
@@ -37,6 +38,7 @@ class CommitProgress:
 
     waiting: list[Receipt] = field(default_factory=list[Receipt])
     lost: set[BranchKey] = field(default_factory=set[BranchKey])  # aborted by their systems
+    let_go: set[BranchKey] = field(default_factory=set[BranchKey])  # an operator accepted the loss
     hidden: bool = False  # an open transaction hides committed rows from readers
     error: PoundlockError | None = None
 
@@ -88,17 +90,17 @@ class Committer:
                 progress.error = progress.error or error
                 continue
             for receipt, state in zip(receipts, states, strict=True):
-                match RECOVERY[Stage.DECIDED][state]:
+                match after_commit(state, history.operator_decisions.get(receipt.sink)):
                     case Action.DONE:
                         pass
                     case Action.SWEEP:
                         progress.hidden = True
                     case Action.REPAIR:
                         progress.lost.add((receipt.sink, receipt.id))
+                    case Action.LET_GO:
+                        progress.let_go.add((receipt.sink, receipt.id))
                     case Action.COMMIT | Action.RETRY:
                         waiting.append(receipt)
-                    case _ if history.operator_decision is OperatorDecision.ACCEPT_LOSS:
-                        progress.lost.add((receipt.sink, receipt.id))
                     case _:
                         unknown = unknown_outcome(self._log.uri, batch, receipt)
                         progress.error = progress.error or unknown
@@ -107,8 +109,12 @@ class Committer:
         if not waiting:
             return None
         self._expiry_warnings.warn(batch, waiting, self._around.clock())
-        names = ", ".join(sorted({receipt.sink for receipt in waiting}))
-        return f"batch {batch}: {len(waiting)} branches of {names} still wait to be committed"
+        names = sorted({receipt.sink for receipt in waiting})
+        command = decision_command(self._log.uri, batch, names)
+        return (
+            f"batch {batch}: {len(waiting)} branches of {', '.join(names)} still wait to be committed "
+            f"(if a system is gone for good: stop the pipeline, and run '{command} --accept-loss')"
+        )
 
     def _groups(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
         """Yield receipts of one sink each, as many as one call of `commit` takes."""
@@ -119,11 +125,15 @@ class Committer:
             yield from (mine[start : start + size] for start in range(0, len(mine), size))
 
     def _group(self, history: BatchHistory, receipts: Sequence[Receipt]) -> list[BranchState]:
-        name = receipts[0].sink
+        name, batch = receipts[0].sink, history.decided.batch
+        if history.accepts_loss(name):
+            return self._once(receipts)
+        command = decision_command(self._log.uri, batch, [name])
         if name not in self._sinks:
             raise LogMismatch(
                 f"the log has decided branches of sink {name!r}, but the pipeline has no such sink. "
-                "Start it once with that sink, or finish them with 'poundlock txn commit'",
+                "Start it once with that sink, or finish them with 'poundlock txn commit'. If its "
+                f"system is gone for good, run '{command} --accept-loss'",
                 sink=name,
             )
         try:
@@ -133,12 +143,8 @@ class Committer:
             logger.warning("sink %s cannot be reached to commit: %s", name, error)
             return [BranchState.UNREACHABLE] * len(receipts)
         except PermanentlyRefused as error:
-            if history.operator_decision is OperatorDecision.ACCEPT_LOSS and error.branches:
-                refused, others = BranchState.NO_WITNESS, BranchState.PREPARED
-                return [refused if r.id in error.branches else others for r in receipts]
             error.args = (
-                f"{error.args[0]}. Or go on without the refused rows: 'poundlock txn commit --log "
-                f"{self._log.uri} --batch {history.decided.batch} --accept-loss'",
+                f"{error.args[0]}. Or go on without the refused rows: '{command} --accept-loss'",
             )
             raise
         except PoundlockError:
@@ -149,6 +155,30 @@ class Committer:
                 f"{error}). The batch is decided and nothing is lost: start the pipeline again",
                 sink=name,
             ) from error
+
+    def _once(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        """Try once to commit branches whose loss an operator has accepted. No error stops the batch."""
+        name, left = receipts[0].sink, list(receipts)
+        found = dict.fromkeys((receipt.id for receipt in receipts), BranchState.UNREACHABLE)
+        while left and name in self._sinks:
+            ids = [receipt.id for receipt in left]
+            try:
+                states = self._sinks[name].commit(left)  # The line that commits, too.
+            except PermanentlyRefused as error:
+                # The system stores what it does not refuse: try again without the refused branches.
+                left = [receipt for receipt in left if receipt.id not in error.branches]
+                if len(left) < len(ids):
+                    continue
+                logger.warning("sink %s: refused, and the loss is accepted: %s", name, error)
+            except Exception as error:  # noqa: BLE001 (the operator has decided about any outcome)
+                logger.warning(
+                    "sink %s: not committed, and the loss is accepted: %s: %s",
+                    *(name, type(error).__name__, error),
+                )
+            else:
+                found |= zip(ids, states, strict=True)
+            break
+        return [found[receipt.id] for receipt in receipts]
 
 
 def _expiry_order(receipt: Receipt) -> tuple[float, str]:

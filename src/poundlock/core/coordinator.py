@@ -33,7 +33,6 @@ from poundlock.core.model import (
     Finished,
     Generation,
     Namespace,
-    OperatorDecision,
     Receipt,
     Repaired,
     Transaction,
@@ -169,9 +168,11 @@ class Coordinator:
         if known is Stage.NONE:
             self._decide(batch, offsets, job)
         commit = self._complete(batch)
-        replayed = bool(commit.lost) and self._repair(batch, commit.lost, job)
+        replayed = self._repair(batch, commit.lost, job)
         if commit.hidden:
             self.sweep()
+        if commit.let_go:
+            self._sweep_reachable()
         if known is not Stage.NONE and not replayed:
             self._drain(batch, job)
         if len(self.state.batches) > 2 * self._around.settings.keep_batches:
@@ -273,12 +274,23 @@ class Coordinator:
     # Commit.
 
     def _complete(self, batch: int) -> CommitProgress:
-        """Commit every branch of a decided batch. Finish the batch if no branch is lost."""
+        """Commit every branch of a decided batch. Finish the batch if no branch is lost.
+
+        What an operator has accepted as lost, and is not proven to be committed, leaves the batch.
+        """
         history = self.state.batches[batch]
         if history.stage is Stage.FINISHED:
             return CommitProgress()
         commit = self._committer.commit(history, between=self._sweep_reachable)
-        if not commit.lost:
+        if commit.let_go:
+            names = ", ".join(sorted({sink for sink, _ in commit.let_go}))
+            logger.warning(
+                "batch %d: %d branches of %s are not proven to be committed, and the loss is accepted",
+                *(batch, len(commit.let_go), names),
+            )
+            accepted = tuple(sorted(commit.let_go))
+            self.log.append(Repaired(batch, self.generation.number, accepted, ()))
+        if not commit.lost and self.state.batches[batch].stage is Stage.DECIDED:
             self._around.report(Step.FINISHING, batch=batch)
             self.log.append(Finished(batch))
             self._around.report(Step.FINISHED, batch=batch)
@@ -287,25 +299,18 @@ class Coordinator:
     # Repair, drain, sweep.
 
     def _repair(self, batch: int, lost: Set[BranchKey], job: Job) -> bool:
-        """Replace lost branches until none is lost. Return whether the batch was replayed.
-
-        If an operator accepted the loss, nothing is replayed.
-        """
-        history = self.state.batches[batch]
-        accepted = history.operator_decision is OperatorDecision.ACCEPT_LOSS
-        attempt = history.decided.attempt
+        """Replace lost branches until none is lost. Return whether the batch was replayed."""
+        attempt = self.state.batches[batch].decided.attempt
+        replayed = bool(lost)
         while lost:
             attempt += 1
             self._around.report(Step.REPAIRING, batch=batch, lost=len(lost))
             names = ", ".join(f"{id_} of sink {sink}" for sink, id_ in sorted(lost)[:3])
             logger.warning(
-                "batch %d: %d branches were lost after the decision (%s); %s",
+                "batch %d: %d branches were lost after the decision (%s); the batch is run again",
                 *(batch, len(lost), names),
-                "the loss is accepted" if accepted else "the batch is run again",
             )
-            chosen = list[Receipt]()
-            if not accepted:
-                chosen = self._replay(batch, lost, self._transaction(batch, attempt), job)
+            chosen = self._replay(batch, lost, self._transaction(batch, attempt), job)
             self.log.append(
                 Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
             )
@@ -313,8 +318,9 @@ class Coordinator:
             rows = sum(receipt.fingerprint.rows for receipt in chosen)
             logger.warning("batch %d: %d rows replace the lost ones", batch, rows)
             lost = self._complete(batch).lost
-        self.sweep()  # the replayed branches that were not chosen
-        return not accepted
+        if replayed:
+            self.sweep()  # the replayed branches that were not chosen
+        return replayed
 
     def _replay(
         self, batch: int, lost: Set[BranchKey], transaction: Transaction, job: Job
@@ -330,14 +336,14 @@ class Coordinator:
                     [r for r in history.receipts if r.sink == sink],
                     lost,
                     [r for r in votes.receipts if r.sink == sink],
-                    operator_decision=history.operator_decision,
+                    operator_decision=history.operator_decisions.get(sink),
                 )
                 if isinstance(result, Mismatch):
                     problems.append(result)
                 else:
                     chosen.extend(result)
-            if job.stateful and history.operator_decision is None:
-                already = {problem.sink for problem in problems}
+            if job.stateful:
+                already = {*history.operator_decisions, *(problem.sink for problem in problems)}
                 differing = compare(history.decided.totals, votes.totals)
                 problems.extend(item for item in differing if item.sink not in already)
             if problems:
@@ -356,8 +362,9 @@ class Coordinator:
             return
         history = self.state.batches[batch]
         self._around.report(Step.DRAINING, batch=batch)
-        problems = compare(history.decided.totals, job.drain())
-        if problems and history.operator_decision is None:
+        differing = compare(history.decided.totals, job.drain())
+        problems = [it for it in differing if it.sink not in history.operator_decisions]
+        if problems:
             raise changed_replay(self.log.uri, batch, problems)
         self._around.report(Step.DRAINED, batch=batch)
 

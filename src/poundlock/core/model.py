@@ -167,9 +167,9 @@ class Stray:
 
 
 class OperatorDecision(Enum):
-    """What an operator decided for a batch that cannot be repaired automatically."""
+    """What an operator decided for a sink in a batch that cannot be repaired automatically."""
 
-    ACCEPT_LOSS = "accept_loss"  # continue without rows that are lost or permanently refused
+    ACCEPT_LOSS = "accept_loss"  # continue without the branches that are not proven to be committed
     ACCEPT_REPLAY = "accept_replay"  # accept the replay's rows, although they differ
 
 
@@ -208,7 +208,10 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Branches that a system lost after the decision, and the branches that replace them."""
+    """Branches that were lost after the decision, and the branches that replace them.
+
+    None replaces a branch whose loss an operator has accepted.
+    """
 
     batch: int
     generation: int
@@ -218,16 +221,17 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDecided:
-    """An operator's decision for a batch that cannot be repaired."""
+    """An operator's decision for some sinks of a batch that cannot be repaired."""
 
     batch: int
     operator_decision: OperatorDecision
+    sinks: tuple[str, ...]
     by: str
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Every branch of the batch is known to be committed."""
+    """Every branch of the batch is known to be committed, except where a loss was accepted."""
 
     batch: int
 
@@ -259,6 +263,7 @@ def record_to_json(record: Record) -> dict[str, Json]:
             body["lost"] = [list(key) for key in record.lost]
         case OperatorDecided():
             body["operator_decision"] = record.operator_decision.value
+            body["sinks"] = list(record.sinks)
         case Compacted():
             body["generation"] = record_to_json(record.generation)
         case Bound() | Finished():
@@ -294,7 +299,10 @@ def record_from_json(data: Mapping[str, Any]) -> Record:
             )
         case "OperatorDecided":
             return OperatorDecided(
-                data["batch"], OperatorDecision(data["operator_decision"]), data["by"]
+                data["batch"],
+                OperatorDecision(data["operator_decision"]),
+                tuple(data["sinks"]),
+                data["by"],
             )
         case "Finished":
             return Finished(data["batch"])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from poundlock.core.model import Receipt
 from poundlock.core.protocol import BatchHistory, Mismatch
 from poundlock.errors import GuaranteeBroken, InDoubt
 
 
-def _command(log: str, batch: int) -> str:
-    return f"poundlock txn commit --log {log} --batch {batch}"
+def decision_command(log: str, batch: int, sinks: Iterable[str]) -> str:
+    """Return the command with which an operator decides about sinks in a batch, without its choice."""
+    named = "".join(f" --sink {sink}" for sink in sorted(sinks))
+    return f"poundlock txn commit --log {log} --batch {batch}{named}"
 
 
 def unknown_outcome(log: str, batch: int, receipt: Receipt) -> InDoubt:
@@ -19,7 +21,8 @@ def unknown_outcome(log: str, batch: int, receipt: Receipt) -> InDoubt:
         f"batch {batch} is decided, but it cannot be proven whether branch {receipt.id} was "
         "committed: its system has neither the branch nor its witness. Check whether its "
         f"{receipt.fingerprint.rows} rows are in the system, and write them by hand if they are not. "
-        f"Then run '{_command(log, batch)} --accept-loss' and start the pipeline again",
+        f"Then run '{decision_command(log, batch, [receipt.sink])} --accept-loss' and start the "
+        "pipeline again",
         sink=receipt.sink,
     )
 
@@ -29,12 +32,13 @@ def unrepairable_loss(
 ) -> GuaranteeBroken:
     """Return the error for lost branches that the replay cannot replace, because its rows differ."""
     batch = history.decided.batch
+    command = decision_command(log, batch, {problem.sink for problem in problems})
     ids = ", ".join(id_ for _, id_ in sorted(lost)[:3])
     return GuaranteeBroken(
         f"batch {batch} was decided, then its system aborted {len(lost)} of {len(history.receipts)} "
         f"branches ({ids}), and the replay cannot replace them: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Nothing was written. Run '{_command(log, batch)} --accept-replay' (accept the replay's "
+        + f". Nothing was written. Run '{command} --accept-replay' (accept the replay's "
         "rows, if a sink lost all its branches) or '--accept-loss' (continue without the lost rows), "
         "then start the pipeline again"
     )
@@ -42,10 +46,11 @@ def unrepairable_loss(
 
 def changed_replay(log: str, batch: int, problems: Sequence[Mismatch]) -> GuaranteeBroken:
     """Return the error for a finished batch whose replay gave other rows, and so another state."""
+    command = decision_command(log, batch, {problem.sink for problem in problems})
     return GuaranteeBroken(
         f"batch {batch} is committed, but its replay computed other rows. Spark's state would no "
         "longer match the output: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Make the query deterministic, or run '{_command(log, batch)} --accept-replay', then "
-        "start the pipeline again"
+        + f". Make the query deterministic, or run '{command} --accept-replay', then start the "
+        "pipeline again"
     )

@@ -62,6 +62,7 @@ class Action(Enum):
     DONE = "done"  # the batch is finished when this is said of all its branches
     SWEEP = "sweep"  # done; then sweep, for the open transaction may be a stray
     REPAIR = "repair"  # lost after the decision
+    LET_GO = "let go"  # an operator accepted the loss: the batch no longer waits for it
     NOTHING = "nothing"
     RETRY = "retry"
     STOP = "stop"  # impossible, or impossible to know: an operator must decide
@@ -71,7 +72,7 @@ class Action(Enum):
 # that is not here is never asked for:
 # - An open branch is looked up when a sweep finds it, at any stage (`strays_to_abort`).
 # - NONE: what a system answers to an abort (`sweep_once`).
-# - DECIDED: what a system answers to a commit (`Committer._round`).
+# - DECIDED: what a system answers to a commit (`after_commit`).
 RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
     Stage.NONE: {
         BranchState.PREPARED: Action.ABORT,
@@ -89,6 +90,17 @@ RECOVERY: Mapping[Stage, Mapping[BranchState, Action]] = {
         BranchState.UNREACHABLE: Action.RETRY,
     },
     Stage.FINISHED: {BranchState.PREPARED: Action.STOP},
+}
+
+# The same for a decided branch of a sink whose loss an operator has accepted, after one attempt to
+# commit it. Only a proven commit still counts. Nothing is waited for, and nothing stops the batch.
+LOSS_ACCEPTED: Mapping[BranchState, Action] = {
+    BranchState.PREPARED: Action.LET_GO,
+    BranchState.COMMITTED: Action.DONE,
+    BranchState.HIDDEN: Action.SWEEP,
+    BranchState.ABORTED: Action.LET_GO,
+    BranchState.NO_WITNESS: Action.LET_GO,
+    BranchState.UNREACHABLE: Action.LET_GO,
 }
 
 # Which record may follow which in the history of one batch.
@@ -136,13 +148,18 @@ class BatchHistory:
     decided: Decided  # without its receipts
     receipts: tuple[Receipt, ...]  # as decided, the lost ones replaced; none of a finished batch
     last: type[Record] = Decided
-    operator_decision: OperatorDecision | None = None
+    operator_decisions: Mapping[str, OperatorDecision] = field(
+        default_factory=dict[str, OperatorDecision]
+    )  # by sink
 
     @property
     def stage(self) -> Stage:
         # A decision without branches is finished at once: an empty batch costs one record.
         done = self.last is Finished or not self.receipts
         return Stage.FINISHED if done else Stage.DECIDED
+
+    def accepts_loss(self, sink: str) -> bool:
+        return self.operator_decisions.get(sink) is OperatorDecision.ACCEPT_LOSS
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +182,8 @@ class LogState:
     """The state that all records of a log add up to.
 
     It holds the receipts of unfinished batches. Of a branch whose batch is finished it holds only the
-    last use of its id, because a sweep may find the branch open.
+    last use of its id, because a sweep may find the branch open. So it does of a branch that was let
+    go: that one may be open, committed or aborted.
     """
 
     generation: Generation | None = None
@@ -174,6 +192,7 @@ class LogState:
     batches: dict[int, BatchHistory] = field(default_factory=dict[int, BatchHistory])
     # By sink and id.
     _uses: dict[str, dict[str, LastUse]] = field(default_factory=dict[str, dict[str, LastUse]])
+    _let_go: dict[tuple[str, str], LastUse] = field(default_factory=dict[tuple[str, str], LastUse])
     _unfinished: set[int] = field(default_factory=set[int])
 
     @property
@@ -221,8 +240,13 @@ class LogState:
         history = self.batches.get(batch)
         if history is None:
             return False
-        settled = history.stage is Stage.FINISHED or history.operator_decision is not None
+        settled = history.stage is Stage.FINISHED or sink in history.operator_decisions
         return id is None or settled or any((r.sink, r.id) == (sink, id) for r in history.receipts)
+
+    def was_let_go(self, stray: Stray) -> bool:
+        """Return whether an operator accepted the loss of this open branch."""
+        use = self._let_go.get((stray.sink, stray.id))
+        return use is not None and use.may_be(stray)
 
     def check(self, record: Record) -> None:
         """Raise `LogCorrupt` if a record cannot follow the ones before."""
@@ -264,7 +288,9 @@ class LogState:
                 history = self.batches[record.batch]
                 lost = frozenset(record.lost)
                 for sink, id_ in lost:
-                    self._uses.get(sink, {}).pop(id_, None)
+                    use = self._uses.get(sink, {}).pop(id_, None)
+                    if use is not None and history.accepts_loss(sink):
+                        self._let_go[sink, id_] = use
                 self._add_uses(record.batch, record.receipts)
                 kept = (r for r in history.receipts if (r.sink, r.id) not in lost)
                 receipts = (*kept, *record.receipts)
@@ -272,8 +298,9 @@ class LogState:
             case OperatorDecided():
                 history = self.batches[record.batch]
                 last = Finished if history.last is Finished else OperatorDecided
-                decision = record.operator_decision
-                self._put(replace(history, last=last, operator_decision=decision))
+                decisions = dict.fromkeys(record.sinks, record.operator_decision)
+                decisions = {**history.operator_decisions, **decisions}
+                self._put(replace(history, last=last, operator_decisions=decisions))
             case Finished():
                 self._put(replace(self.batches[record.batch], receipts=(), last=Finished))
 
@@ -301,6 +328,7 @@ class LogState:
         for receipt in receipts:
             use = LastUse(batch, receipt.identity)
             self._uses.setdefault(receipt.sink, {})[receipt.id] = shared.setdefault(use, use)
+            self._let_go.pop((receipt.sink, receipt.id), None)
 
     def _raise_batch_floor(self, batch_floor: int) -> None:
         self.batch_floor = batch_floor
@@ -308,6 +336,7 @@ class LogState:
         self._unfinished = {number for number in self._unfinished if number >= batch_floor}
         for sink, uses in self._uses.items():
             self._uses[sink] = {id_: use for id_, use in uses.items() if use.batch >= batch_floor}
+        self._let_go = {it: use for it, use in self._let_go.items() if use.batch >= batch_floor}
 
 
 def enter(state: LogState, batch: int, offsets: str, before: str | None = None) -> Stage:
@@ -383,6 +412,23 @@ def strays_to_abort(state: LogState, strays: Iterable[Stray]) -> list[Stray]:
         if action is Action.ABORT:
             chosen.append(stray)
     return chosen
+
+
+def after_commit(state: BranchState, operator_decision: OperatorDecision | None) -> Action:
+    """Return what to do about a decided branch after an attempt to commit it."""
+    accepted = operator_decision is OperatorDecision.ACCEPT_LOSS
+    return (LOSS_ACCEPTED if accepted else RECOVERY[Stage.DECIDED])[state]
+
+
+def after_abort(state: LogState, stray: Stray, found: BranchState) -> Action:
+    """Return what to do about a stray after an attempt to abort it.
+
+    A branch that was let go may have been committed: the commit was attempted, and its outcome
+    accepted unseen.
+    """
+    if found is BranchState.COMMITTED and state.was_let_go(stray):
+        return Action.DONE
+    return RECOVERY[Stage.NONE][found]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from poundlock.core.participant import Participant
-from poundlock.core.protocol import RECOVERY, Action, LogState, Stage, strays_to_abort
+from poundlock.core.protocol import Action, LogState, after_abort, strays_to_abort
 from poundlock.errors import LogMismatch, Unavailable, error_context
 
 
@@ -19,7 +19,9 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
             states = sink.abort(strays) if strays else []
     except Unavailable as error:
         return 0, str(error)
-    actions = [RECOVERY[Stage.NONE][found] for found in states]
+    actions = [
+        after_abort(state, stray, found) for stray, found in zip(strays, states, strict=True)
+    ]
     impossible = [
         stray.id for stray, action in zip(strays, actions, strict=True) if action is Action.STOP
     ]
@@ -29,5 +31,6 @@ def sweep_once(state: LogState, sink: Participant) -> tuple[int, str | None]:
             "committed it. Compare the output with the input before you continue",
             sink=sink.name,
         )
-    left = [s.id for s, action in zip(strays, actions, strict=True) if action is not Action.NOTHING]
+    over = (Action.NOTHING, Action.DONE)
+    left = [s.id for s, action in zip(strays, actions, strict=True) if action not in over]
     return len(strays), f"{left[0]} cannot be aborted now" if left else None

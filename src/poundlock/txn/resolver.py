@@ -199,15 +199,46 @@ class Resolver:
             f"{generation.namespace.pipeline!r} with identity {generation.namespace.identity}"
         )
 
-    def decide(self, batch: int, operator_decision: OperatorDecision) -> None:
-        """Record an operator's decision about an unrepairable batch. Fences a running driver."""
-        log, history = self._need_log(), self.state.batches.get(batch)
+    def in_doubt(self, batch: int, named: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the sinks of a batch that an operator decides about.
+
+        Raises `UsageError` if some that are named are not in the batch, or if none is named and more
+        than one could be meant.
+        """
+        history = self.state.batches.get(batch)
         if history is None:
             raise UsageError(
                 f"the log has no decision for batch {batch}: there is nothing to decide"
             )
-        log.append(OperatorDecided(batch, operator_decision, whoami()))
-        self._audit("decide", f"batch {batch}", batch=batch, outcome=operator_decision.value)
+        written = {receipt.sink for receipt in history.receipts}
+        known = written | set(history.decided.totals)
+        if unknown := sorted(set(named) - known):
+            raise UsageError(
+                f"batch {batch} has no sink {', '.join(unknown)}: its sinks are "
+                f"{', '.join(sorted(known))}"
+            )
+        meant = tuple(sorted(named or written or known))
+        if not named and len(meant) > 1:
+            raise UsageError(
+                f"batch {batch} has branches of {', '.join(meant)}: name those that you decide about "
+                "with --sink NAME, as the error of the pipeline does"
+            )
+        return meant
+
+    def decide(
+        self, batch: int, operator_decision: OperatorDecision, sinks: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Record an operator's decision about sinks of a batch. Fences a running driver."""
+        meant = self.in_doubt(batch, sinks)
+        self._need_log().append(OperatorDecided(batch, operator_decision, meant, whoami()))
+        self._audit(
+            "decide",
+            f"batch {batch}",
+            batch=batch,
+            sinks=list(meant),
+            outcome=operator_decision.value,
+        )
+        return meant
 
     def adopt(self) -> None:
         """Accept that the log was moved to where it is now. Fences a running driver."""
