@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from urllib.parse import quote
 
 from poundlock.servers import mariadb
 from poundlock.servers.demote import demoted
@@ -72,6 +73,18 @@ class MySQLServer(mariadb.MariaDBServer):
         )
 
 
+class MySQL(mariadb.MariaDB):
+    """A running MySQL. It asks for the password itself when it meets an account for the first time.
+
+    So it must be verified. Its own certificates name no host.
+    """
+
+    @property
+    def address(self) -> str:
+        authority = self.directory / "data" / "ca.pem"
+        return f"{super().address}?ssl_mode=VERIFY_CA&ssl_ca={quote(str(authority))}"
+
+
 def running(
     directory: Path | str | None = None, *, variables: Mapping[str, str] | None = None
 ) -> AbstractContextManager[mariadb.MariaDB]:
@@ -79,4 +92,4 @@ def running(
     if IS_MARIADB:
         return mariadb.running(directory, variables=variables)
     server = MySQLServer(variables or {})
-    return private(lambda home, owner: mariadb.MariaDB(server, home, owner), "mysql", directory)
+    return private(lambda home, owner: MySQL(server, home, owner), "mysql", directory)

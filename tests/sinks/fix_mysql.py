@@ -57,6 +57,12 @@ class Place:
             made.preflight()
         return made
 
+    def address(self, login: str) -> str:
+        """Return the address of this database for an account, with the TLS that the server needs."""
+        _, question, options = self.server.address.partition("?")
+        port = self.server.connect_arguments()["port"]
+        return f"mysql://{login}@127.0.0.1:{port}/{self.database}{question}{options}"
+
     def rows(self, table: str = "t", what: str = "*") -> list[tuple[Any, ...]]:
         return sorted(self.ask(f"SELECT {what} FROM {table}"), key=repr)
 
@@ -126,10 +132,10 @@ def write_and_prepare(writer: Writer, rows: Any) -> None:
 
 def create_account(place: Place, rights: str) -> str:
     """Create an account with rights on the database. Return its address."""
-    name, port = f"poor_{place.database}", place.server.connect_arguments()["port"]
+    name = f"poor_{place.database}"
     place.ask(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY 'p'")
     place.ask(f"GRANT {rights} ON {place.database}.* TO {name}@'127.0.0.1'")
-    return f"mysql://{name}:p@127.0.0.1:{port}/{place.database}"
+    return place.address(f"{name}:p")
 
 
 PARTITIONED: tuple[dict[str, Any], ...] = ({}, {"mode": "xa", "key_partitioned": True})

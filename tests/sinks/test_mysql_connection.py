@@ -104,7 +104,7 @@ class TestTheConnection:
         assert place.rows() == []
 
     def test_a_wrong_password_is_reported_but_not_shown(self, place: Place) -> None:
-        url = place.server.url.replace("@", ":Geheim-123@", 1)
+        url = place.address(f"{mariadb.USER}:Geheim-123")
         with pytest.raises(NotAuthorised) as caught:
             place.sink(url=url)
         assert "Geheim" not in str(caught.value) and "Geheim" not in repr(place.sink(look=False))
@@ -237,7 +237,7 @@ class TestTheConnection:
         sink = place.sink()
         receipt = prepare(sink, {"x": [1]})
         sink.close()
-        sink.url += "?connect_timeout=1"
+        sink.url += f"{'&' if '?' in sink.url else '?'}connect_timeout=1"
         monkeypatch.setattr(links.Connections, "answer_s", 1)
         mysql_server.pause()
         try:

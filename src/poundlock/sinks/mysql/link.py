@@ -1,7 +1,7 @@
 """Connections to MySQL and MariaDB.
 
 Rules of this file: the address is resolved when it is used, and never shown; no file is opened because
-a server requests it.
+a server requests it; no server gets a password by asking for it, see `tls`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pymysql.constants import CLIENT
 from poundlock import secret
 from poundlock.errors import Rejected, Unavailable, UsageError
 from poundlock.sinks.mysql.errors import MYSQL, NO_DEFAULT, ROW_NUMBER, reason_of
+from poundlock.sinks.mysql.tls import OPTIONS, Tls, refused_certificate
 from poundlock.sinks.sql.dialect import Dialect
 
 _MODE = (
@@ -56,6 +57,11 @@ class Link(Connection):
     bulks = False  # server and client have agreed to send rows in bulk
     _greeting: bytes | None = None
     _introduces = False
+
+    def __init__(self, *, tls: Tls, **arguments: Any):
+        self._tls = tls
+        context = tls.context()
+        super().__init__(ssl=context, ssl_disabled=context is None, **arguments)
 
     @property
     def is_mariadb(self) -> bool:
@@ -119,26 +125,47 @@ class Link(Connection):
     # lists them in bytes that MySQL leaves empty. The client answers in the same way.
 
     def _get_server_information(self) -> None:
+        with self._watched(self._keep_greeting):
+            super()._get_server_information()  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _keep_greeting(self, packet: bytes) -> None:
+        self._greeting = packet
+
+    @contextlib.contextmanager
+    def _watched(self, see: Callable[[bytes], None]) -> Generator[None]:
+        """Show every packet that is read to `see`, before the driver acts on it."""
         driver: Any = self
         read = driver._read_packet
 
-        def keep(*arguments: Any) -> Any:
+        def read_and_show(*arguments: Any) -> Any:
             packet = read(*arguments)
-            self._greeting = packet.get_all_data()
+            see(packet.get_all_data())
             return packet
 
-        driver._read_packet = keep
+        driver._read_packet = read_and_show
         try:
-            super()._get_server_information()  # pyright: ignore[reportAttributeAccessIssue]
+            yield
         finally:
             del driver._read_packet
 
     def _request_authentication(self) -> None:
+        driver: Any = self
+        offered = bool(driver.server_capabilities & CLIENT.SSL)
+        self._tls.check_offer(offered)
+        self._tls.check_greeting(driver._auth_plugin_name)
+        if not offered:  # PREFERRED: go on without
+            driver.ssl, driver._ssl_required = False, False
+            driver.client_flag &= ~CLIENT.SSL
         self._introduces = _offers_bulks(self._greeting or b"")
         try:
-            super()._request_authentication()  # pyright: ignore[reportAttributeAccessIssue]
+            with self._watched(self._tls.check_demand):
+                super()._request_authentication()  # pyright: ignore[reportAttributeAccessIssue]
+            return
+        except ssl.SSLCertVerificationError as error:
+            problem = refused_certificate(error, self._tls)
         finally:
             self._introduces = False
+        raise problem
 
     def write_packet(self, payload: Any) -> None:
         if self._introduces and payload[9:32] == bytes(23):
@@ -147,17 +174,6 @@ class Link(Connection):
             payload = told + payload[4:28] + struct.pack("<I", _BULKS) + payload[32:]
             self.bulks = True
         super().write_packet(payload)
-
-    def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
-        """Encrypt without verifying, if no ssl option is set and the server can encrypt.
-
-        The driver does the same, but reads the machine's certificates for every connection.
-        """
-        if sslp:
-            return super()._create_ssl_ctx(sslp)  # pyright: ignore[reportAttributeAccessIssue]
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return context
 
     def _read_query_result(self, unbuffered: bool = False) -> int:
         self._result = None
@@ -219,22 +235,31 @@ def connect_arguments(url: str) -> dict[str, Any]:
             "url= must have the form mysql://user:password@host:port/database, or refer to a "
             "URL of that form with env:NAME or file:PATH"
         )
-    options = dict(parse_qsl(parts.query))
-    known = {"ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_identity", "connect_timeout"}
+    if "@" in parts.query:  # a bare ? in the password: what follows is a part of it
+        raise UsageError("url= cannot be read: percent-encode ? as %3F and @ as %40")
+    # An empty option must not be dropped: an empty ssl_ca would verify nothing.
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(pairs)
+    known = {*OPTIONS, "connect_timeout"}
     if unknown := sorted(options.keys() - known):
         raise UsageError(f"url= has unknown options {', '.join(unknown)}; known: {sorted(known)}")
-    arguments: dict[str, Any] = {
+    if len(options) < len(pairs):
+        raise UsageError("url= has an option twice: give each option once")
+    patience = options.get("connect_timeout", "10")
+    if not patience.isdecimal() or not int(patience):
+        raise UsageError(
+            "connect_timeout= in url= is not a number of seconds: give one, such as 10"
+        )
+    return {
         "host": parts.hostname,
         "port": port,
         "user": unquote(parts.username or ""),
-        "password": unquote(parts.password or ""),
+        # In bytes, because the driver knows only the letters of latin1.
+        "password": unquote(parts.password or "").encode(),
         "database": unquote(parts.path.lstrip("/")) or None,
+        "tls": Tls.read(options),
+        "connect_timeout": int(patience),
     }
-    arguments |= {name: value for name, value in options.items() if name.startswith("ssl_")}
-    if "ssl_verify_identity" in options:
-        arguments["ssl_verify_identity"] = options["ssl_verify_identity"].lower() != "false"
-    arguments["connect_timeout"] = int(options.get("connect_timeout", "10"))
-    return arguments
 
 
 def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
