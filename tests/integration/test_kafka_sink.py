@@ -6,6 +6,7 @@ loses nothing and leaves nothing open.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
@@ -223,6 +224,20 @@ def test_rows_without_a_topic_abort_the_batch(
     kafka.assert_exact(even, [str(number) for number in range(0, 20, 2)])
     kafka.assert_exact(odd, [str(number) for number in range(1, 20, 2)])
     kafka.assert_settled(even, odd)
+
+
+def test_a_topic_that_is_not_utf8_is_a_bad_row(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    named = f"IF(CAST(value AS STRING) = '{ROWS[7]}', string(X'61ff'), '{target}') AS topic"
+    frame = read(spark, kafka, source, ["value", named])
+    made = lock.pipeline(frame, name="by-topic", checkpoint_location=str(tmp_path / "c"))
+    out = sinks.Kafka(bootstrap_servers=kafka.servers, name="out")
+    finish(made.to(out, on_bad_row=sinks.Files(tmp_path / "bad", format="json")))
+    kafka.assert_exact(target, [row for row in ROWS if row != ROWS[7]])
+    kafka.assert_settled(target)
+    (dead_letter,) = spark.read.json(str(tmp_path / "bad")).collect()
+    assert json.loads(dead_letter["row"])["topic"] == "base64:Yf8="
 
 
 @pytest.mark.parametrize("name", ["misspelled", "no topic!"])

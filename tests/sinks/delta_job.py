@@ -18,7 +18,7 @@ import poundlock as lock
 from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import Step
-from poundlock.errors import PoundlockError, UsageError
+from poundlock.errors import BadRow, PoundlockError, UsageError
 from poundlock.sinks import Delta
 from poundlock.spark.pipeline.site import SparkSite
 
@@ -194,7 +194,53 @@ class _Tables:
 def _demands(spark, directory: Path) -> dict[str, object]:
     """Constraints of a table, checked before the decision if possible, and otherwise after it."""
     tables = _Tables(spark, directory)
-    return _constraints(tables) | _columns(tables) | _filled(tables) | _files(tables)
+    return (
+        _constraints(tables)
+        | _columns(tables)
+        | _filled(tables)
+        | _files(tables)
+        | _partitions(tables)
+    )
+
+
+def _partitions(tables: _Tables) -> dict[str, object]:
+    """Values that no directory can have, in a new table, and in one without such directories."""
+    long, many = "x" * 300, ["a", "x" * 300, "b\0", "é", None, ""]
+    seen: dict[str, object] = {}
+
+    def refused(sink: Delta, day: list[object]) -> list[int] | str:
+        branch = Branch(Transaction(OURS, 1, 10**6, 1), "checked", 0, 0)
+        try:
+            sink.begin(branch).write(
+                pa.RecordBatch.from_pydict({"n": [1] * len(day), "day": pa.array(day, pa.string())})
+            )
+        except BadRow as error:
+            return sorted(error.rows)
+        return []
+
+    def sink_for(path: str, **options: str) -> Delta:
+        sink = Delta(path, name="checked", **options)  # type: ignore[arg-type]
+        sink.attach(SparkSite(tables.spark, str(tables.directory / "log")))
+        sink.project({"n": Column("n", "bigint"), "day": Column("day", "string")})
+        sink.warnings = sink.preflight()  # type: ignore[attr-defined]
+        return sink
+
+    sink = sink_for(str(tables.directory / "by day"), partition_by="day")
+    seen["locale"] = sink.warnings  # type: ignore[attr-defined]
+    seen["unfit"] = refused(sink, many)
+    good = tables.prepare(sink, n=[1, 2, 3], day=["x" * 251, "a", None])
+    seen["fitting"] = sink.commit([good])[0].value
+    path = str(tables.directory / "mapped")
+    tables.spark.sql(
+        f"CREATE TABLE delta.`{path}` (n BIGINT, day STRING) USING delta PARTITIONED BY (day) "
+        "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    )
+    mapped = sink_for(path)
+    seen["mapped"] = [
+        refused(mapped, many),
+        mapped.commit([tables.prepare(mapped, n=[1, 2], day=[long, "b\0"])])[0].value,
+    ]
+    return seen
 
 
 def _constraints(tables: _Tables) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ def test_a_batch_adds_one_version_to_the_table_after_any_crash(tmp_path: Path) -
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        env=os.environ | {"LC_ALL": "C"},
         timeout=300,
     )
     report = json.loads(done.stdout.splitlines()[-1])
@@ -70,6 +72,10 @@ def check_demands(report: dict[str, Any]) -> None:
     assert re.match(r"BadRow: .*expression of the table fail", report["no number"])
     assert report["relative"] == [None, "committed"]
     assert re.match(r"InDoubt: .*damaged .*Delete the file", report["damaged"])
+    (locale,) = report["locale"]  # of an ASCII locale
+    assert "a row with others in a partition column is a bad row" in locale
+    assert report["unfit"] == [1, 2, 3] and report["fitting"] == "committed"
+    assert report["mapped"] == [[], "committed"]
     for value in ("54321", "7654", "many", "long "):
         assert value not in json.dumps(report)
 

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 import poundlock as lock
 import trial
 from poundlock.core.participant import Column
+from poundlock.core.site import LocalSite
 from poundlock.errors import BadRow, UsageError
 from poundlock.sinks import Files
 from poundlock.sinks.files.types import LINE
@@ -151,6 +152,37 @@ class TestBadInput:
         writer.write(make_rows([1, 3], ["a", "a"]))
         assert writer.prepare() is not None
         assert len(list((tmp_path / "out").rglob("*.parquet"))) == 1  # the first call left nothing
+
+    def test_a_partition_that_is_not_utf8_is_a_bad_row(self, tmp_path: Path) -> None:
+        sink = make_sink(tmp_path / "out")
+        writer = begin(sink, 0, tolerant=True)
+        days = pa.array([b"a", b"\xff"], pa.binary())
+        text = pa.Array.from_buffers(pa.string(), 2, days.buffers())
+        written = make_rows([1, 2], ["a", "b"]).set_column(0, "__by_day", text)
+        with pytest.raises(BadRow) as raised:
+            writer.write(written)
+        assert raised.value.rows == {1: "its day is not UTF-8"}
+
+    def test_partitions_too_long_for_a_path_are_bad_rows(self, tmp_path: Path) -> None:
+        names = [f"c{number}" for number in range(17)]
+        sink = Files(tmp_path / "out", partition_by=names, name="out")
+        sink.attach(LocalSite(str(tmp_path / "rows")))
+        sink.project({"n": Column("n", "int")} | {it: Column(it, "string") for it in names})
+        writer = begin(sink, 0, tolerant=True)
+        longest = "x" * 250
+        values: dict[str, Any] = {f"__by_{it}": ["a", longest] for it in names}
+        with pytest.raises(BadRow) as raised:
+            writer.write(pa.RecordBatch.from_pydict(values | {"n": [1, 2]}))
+        assert "would have a path of more than" in raised.value.rows[1]
+        assert list(raised.value.rows) == [1]
+        room, kept = writer._room, list[str]()
+        for it in names:  # as long as a path may be
+            kept.append(longest[: min(250, max(room - len(it) - 2, 1))])
+            room -= len(it) + 2 + len(kept[-1])
+            room -= 2 * 17 if len(kept) == 1 else 0  # at least one letter for each of the others
+        fitting = {f"__by_{it}": [value] for it, value in zip(names, kept, strict=True)}
+        writer.write(pa.RecordBatch.from_pydict(fitting | {"n": [1]}))
+        assert writer.prepare() is not None
 
     @pytest.mark.parametrize(
         ("format", "row"),

@@ -286,10 +286,71 @@ def test_nan_and_infinity_are_bad_rows(make_search: Any, spark: SparkSession) ->
     assert sink.commit([good]) == [DONE]
 
 
+def test_a_key_of_a_map_that_no_field_can_have_is_a_bad_row(
+    make_search: Any, search_client: Any, spark: SparkSession
+) -> None:
+    """The server makes a field of each key. It refuses some only after the decision."""
+    bad = ["''", "' '", "'.'", "'.a'", "'a..b'", "'a. .b'", "'a. '", "'\t'", "string(X'61ff')"]
+    good = ["'a'", "'a.'", "'c.b'", "' a b '", "'_id'", "'é漢'", "'a\"b'"]
+    rows = ", ".join(
+        f"('{number}', map({key}, 1), array(named_struct('m', map({key}, 1))))"
+        for number, key in enumerate([*bad, *good, "'a', 1, 'b'"])
+    )
+    nulls = "SELECT 'null', null, array(null)"
+    frame = spark.sql(f"SELECT * FROM VALUES {rows} AS t(id, flat, deep) UNION ALL {nulls}")
+    columns = {
+        "flat": Column("flat", "map<string,int>"),
+        "deep": Column("deep", "array<struct<m:map<string,int>>>"),
+    }
+
+    def begin(mappings: Any, used: Any) -> tuple[OpenSearch, pa.RecordBatch]:
+        sink = make_search(mappings)
+        wanted = sink.project({"id": Column("id", "string")} | used)
+        warned = sink.preflight()
+        assert len(warned) == (mappings is None)
+        assert all("each key becomes a field" in it for it in warned)
+        got = frame.selectExpr(*(f"{sql} AS {name}" for name, sql in wanted.items())).collect()
+        return sink, pa.RecordBatch.from_pylist([row.asDict() for row in got])
+
+    for name in columns:
+        sink, written = begin(None, {name: columns[name]})
+        with pytest.raises(BadRow, match="a key of a map in it is blank") as raised:
+            sink.begin(branch(tolerant=True)).write(written)
+        assert sorted(raised.value.rows) == list(range(len(bad)))
+        rest = written.slice(len(bad))
+        assert sink.commit([store_rows(sink, rest)]) == [DONE]
+        for number in range(len(bad) - 1):  # Spark makes a valid text of the last one
+            body = written.column("document")[number].as_py()
+            with pytest.raises(opensearchpy.exceptions.RequestError):
+                search_client.index(index=sink.index, body=body)
+
+    for opaque in (
+        {"dynamic": False},
+        {"properties": {"flat": {"type": "flat_object"}}},
+        {"properties": {"flat": {"type": "object", "enabled": False}}},
+    ):
+        sink, written = begin(opaque, {"flat": columns["flat"]})
+        assert sink.commit([store_rows(sink, written)]) == [DONE]
+
+
+def test_an_id_that_is_not_utf8_is_a_bad_row(make_search: Any) -> None:
+    """The server refuses the whole request, and with it every other row of a decided batch."""
+    sink = make_search()
+    ids = [b"a", b"\xff", "é".encode(), b"\xc3", b"\xed\xa0\x80", b"\x00"]
+    column = pa.array(ids, pa.binary())
+    text = pa.Array.from_buffers(pa.string(), len(ids), column.buffers())
+    written = make_rows([str(number) for number in range(len(ids))]).set_column(0, "id", text)
+    with pytest.raises(BadRow) as raised:
+        sink.begin(branch(tolerant=True)).write(written)
+    assert raised.value.rows == dict.fromkeys([1, 3, 4], "the id is not UTF-8")
+    good = written.take(pa.array([0, 2, 5]))
+    assert sink.commit([store_rows(sink, good)]) == [DONE]
+
+
 def _struct(values: Any) -> str:
     return f"struct<{','.join(f'{name}:{kind}' for name, (kind, _) in values.items())}>"
 
 
 def test_the_size_of_a_document_includes_its_id() -> None:
     written = make_rows(["a"]).set_column(2, "document", pa.array(["x" * ((100 << 20) - 100)]))
-    assert "larger than 100 MiB" in bad_rows(written)[0]
+    assert "larger than 100 MiB" in bad_rows(written, any_key=False)[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import redis
-from fix_redis import DONE, branch, list_leftovers, stage_rows
+from fix_redis import DONE, SPACE, branch, list_leftovers, stage_rows
 
 from poundlock.core.model import Fingerprint, Receipt
 from poundlock.core.participant import Column
@@ -189,6 +189,11 @@ class TestRefusals:
             ({"key": "id", "expire": 1e20}, "from 0.001 to"),
             ({"key": "id", "expire": float("nan")}, "from 0.001 to"),
             ({"hash": "h", "field": "f", "value": "v", "operation": "add"}, "'increment'"),
+            ({"hash": "{h}:poundlock.w", "field": "f", "value": "v"}, "hash= names keys of"),
+            ({"list": "{l}:poundlock.w", "value": "v"}, "list= names keys of"),
+            ({"stream": "{s}:poundlock.w"}, "stream= names keys of"),
+            ({"counter": "{c}:poundlock.w", "value": "v"}, "counter= names keys of"),
+            ({"key": "id", "prefix": "{poundlock}:poundlock."}, "prefix= names keys of"),
         ],
     )
     def test_contradictory_arguments_are_refused(self, options: Any, says: str) -> None:
@@ -215,6 +220,35 @@ class TestRefusals:
             3: "the value is not a finite number",
         }
         assert not list_leftovers(redis_client)
+
+    @pytest.mark.parametrize(
+        ("options", "values"),
+        [
+            ({"value": "v"}, {"value": ["1", None, "1", "1", "1", "1"]}),
+            ({}, {".x": ["1", None, "1", "1", "1", "1"]}),
+            ({"value": "n", "operation": "increment"}, {"value": [1] * 6}),
+        ],
+    )
+    @pytest.mark.parametrize("prefix", ["", "{", "{poundlock}:pound"])
+    def test_a_key_of_the_sinks_own_is_a_bad_row(
+        self, make_redis: Any, redis_client: Any, prefix: str, options: Any, values: Any
+    ) -> None:
+        """With such a key a row could overwrite or delete the witness of its own batch."""
+        sink = make_redis(key="id", prefix=prefix, **options)
+        writer = sink.begin(branch(tolerant=True))
+        witness = f"{{poundlock}}:poundlock.trial.{SPACE.identity}.out.witness"
+        wrong = [witness, witness.replace("{poundlock}", "{a}b\n}"), f"{witness} "]
+        keys = [*wrong, "{x}:poundlockish", "x{}:poundlock.x", "{}poundlock.x"]
+        whole = [key if key.startswith(prefix) else prefix + key for key in keys]
+        rows = {"key": [key.removeprefix(prefix).encode() for key in whole]} | values
+        with pytest.raises(BadRow) as raised:
+            writer.write(pa.RecordBatch.from_pydict(rows))
+        expected = [row for row, key in enumerate(whole) if "}:poundlock." in key and key[0] == "{"]
+        assert expected[:3] == [0, 1, 2] and 3 not in expected
+        assert raised.value.rows == dict.fromkeys(
+            expected, "the key is reserved for staged rows and witnesses"
+        )
+        assert not redis_client.keys("*poundlock.*")
 
     def test_a_row_too_large_for_one_value_is_a_bad_row(
         self, make_redis: Any, redis_client: Any

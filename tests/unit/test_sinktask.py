@@ -148,6 +148,16 @@ def test_a_task_without_a_branch_only_counts_rows(picky: Picky) -> None:
 
 # Later than Python's last year.
 FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))
+# Spark does not check that a string is UTF-8.
+BROKEN = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())[0]
+
+
+def nested(value: pa.Scalar) -> pa.Scalar:
+    struct = pa.StructArray.from_arrays([pa.array([value], value.type)], names=["t"])
+    return pa.ListArray.from_arrays([0, 1], struct)[0]
+
+
+NESTED_FAR, NESTED_BROKEN = nested(FAR), nested(BROKEN)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +166,9 @@ FAR = pa.scalar(2 * 253_402_300_800_000_000).cast(pa.timestamp("us"))
         (pa.scalar(b"abc"), "abc"),
         (pa.scalar(b"\xff"), "base64:/w=="),
         (pa.scalar(1.5), 1.5),
+        (NESTED_FAR, [{"t": "18029-12-31 00:00:00.000000"}]),
+        (BROKEN, "base64:/w=="),
+        (NESTED_BROKEN, [{"t": "base64:/w=="}]),
         (FAR, "18029-12-31 00:00:00.000000"),
     ],
 )

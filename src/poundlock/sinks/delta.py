@@ -33,6 +33,7 @@ from poundlock.core.site import reachable
 from poundlock.core.sparksql import holds, quoted
 from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, UsageError
 from poundlock.filesystem import open_filesystem
+from poundlock.sinks.partitions import SparkDirectories, room_for_directories
 from poundlock.sinks.rowstore import RowStore, StoredBranches, StoredWriter
 
 _WRITES = 1000  # at most, of one batch: there are several only if branches were lost and repaired
@@ -44,6 +45,7 @@ _FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
 _CONSTRAINT = "delta.constraints."
 _SCHEMA = b"poundlock.schema"  # in the metadata of stored rows: their columns in Spark SQL
 _UNFIT = "void|interval"
+_FILE_SYSTEMS = {"s3a": "s3", "gs": "gcs", "abfs": "abfs", "abfss": "abfs", "hdfs": "hdfs"}
 _NO_PARTITION = "array<|map<|struct<|variant|binary"
 _NO_NAME = frozenset(" ,;{}()\n\t=")  # without column mapping, which a new table does not have
 
@@ -97,6 +99,7 @@ class Delta(StoredBranches):
         self.merge_schema = merge_schema
         self._schema = ""
         self._invariants = _Invariants()
+        self._directories = SparkDirectories()
 
     def __repr__(self) -> str:
         return f"Delta({self.path!r}, name={self.name!r})"
@@ -142,17 +145,43 @@ class Delta(StoredBranches):
             if type(error).__name__ != "AnalysisException":
                 raise
             self._check_new(spark)
-            return []
+            return self._read_directories(spark, self.partition_by)
         schema, properties, partitions = _read_requirements(spark, self.path)
         found = _Invariants.of(schema, properties)
         self._check_table(spark, table, found, partitions)
         self._invariants, warnings = self._select_checks(spark, found)
-        return warnings
+        # Otherwise the names of directories are chosen at random.
+        by_value = (
+            properties.get("delta.columnMapping.mode", "none") == "none"
+            and properties.get("delta.randomizeFilePrefixes") != "true"
+        )
+        return warnings + self._read_directories(spark, partitions if by_value else ())
+
+    def _read_directories(self, spark: Any, partitions: Sequence[str]) -> list[str]:
+        """Find out which directories Spark can make for values. Return warnings."""
+        uri, jvm = self._path(spark).toUri(), spark._jvm
+        encoding = str(jvm.System.getProperty("sun.jnu.encoding"))
+        is_ascii = uri.getScheme() == "file" and encoding.upper() not in ("UTF-8", "UTF8")
+        columns = tuple(name.lower() for name in partitions)
+        file = "/part-00000-01234567-89ab-cdef-0123-456789abcdef.c000.snappy.parquet.crc"
+        room = room_for_directories(_FILE_SYSTEMS.get(uri.getScheme(), ""), uri.getPath() + file)
+        self._directories = SparkDirectories(columns, room, is_ascii)
+        if not columns or not is_ascii:
+            return []
+        return [
+            f"the JVM's locale has the encoding {encoding}, so it can make directories only of ASCII "
+            "characters: a row with others in a partition column is a bad row. Start Spark with "
+            "LC_ALL=C.UTF-8"
+        ]
+
+    def _path(self, spark: Any) -> Any:
+        path = spark._jvm.org.apache.hadoop.fs.Path(self.path)
+        system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        return system.makeQualified(path)
 
     def _check_new(self, spark: Any) -> None:
         """Check that a table can be created. Delta would check it only after the decision."""
-        hadoop = spark._jvm.org.apache.hadoop.fs
-        path = hadoop.Path(self.path)
+        path = self._path(spark)
         system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         # An interrupted write of this sink has left files too. It continues from its intent.
         if system.exists(path) and len(system.listStatus(path)) and not self._has_intents():
@@ -465,7 +494,7 @@ class _Writer(StoredWriter):
         self._sink = sink
 
     def write(self, rows: pa.RecordBatch) -> None:
-        broken = self._sink._invariants.broken(rows)
+        broken = self._sink._directories.unfit(rows) | self._sink._invariants.broken(rows)
         if broken:
             reasons = "; ".join(sorted(set(broken.values())))
             raise BadRow(

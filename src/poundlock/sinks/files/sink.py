@@ -42,12 +42,12 @@ from poundlock.sinks.files.types import (
     TextFile,
     column_problems,
     csv_text,
-    escaped,
     expressions,
     format_of,
     text_line,
 )
 from poundlock.sinks.files.writer import OURS, FilesWriter
+from poundlock.sinks.partitions import escaped
 
 
 class Files(Participant):

@@ -7,7 +7,6 @@ would. Rules of this file: one Python call per partition of a batch of rows, non
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from poundlock.core.participant import Column
 from poundlock.core.sparksql import TIMES, holds, row_json, row_struct
+from poundlock.sinks.partitions import directory_of
 
 LINE = "__line"  # the column of a text format
 
@@ -31,7 +31,6 @@ _UNFIT_PARTITION = f"void|interval|variant|binary|{_NESTED}"
 # Otherwise Spark removes the blanks around a text.
 _BLANKS = "'ignoreLeadingWhiteSpace', 'false', 'ignoreTrailingWhiteSpace', 'false'"
 
-NULL = "__HIVE_DEFAULT_PARTITION__"
 PARTITION = "__by_"  # prefix of the columns by which rows are split, as text
 
 COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
@@ -39,8 +38,6 @@ COMPRESSIONS: Mapping[str, Mapping[str, str]] = {
     "json": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
     "csv": {"none": "", "gzip": ".gz", "bz2": ".bz2"},
 }
-LONGEST = 255  # bytes in one name, on all usual file systems
-_SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
 
 
 def column_problems(
@@ -75,19 +72,6 @@ def expressions(columns: Mapping[str, Column], format: str) -> dict[str, str]:
     return {LINE: line}
 
 
-def escaped(text: str) -> str:
-    """Quote a column's name or value so that it can be part of a directory's name."""
-    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
-
-
-def directory_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
-    """Return the directory of a partition, `a=1/b=2`. As in Spark, an empty text counts as null."""
-    return "/".join(
-        f"{escaped(column)}={escaped(value) if value else NULL}"
-        for column, value in zip(columns, values, strict=True)
-    )
-
-
 def split(
     rows: pa.RecordBatch, columns: Sequence[str]
 ) -> Iterator[tuple[str, pa.RecordBatch, np.ndarray]]:
@@ -107,17 +91,6 @@ def split(
     for first, mine in zip(firsts, places, strict=True):
         values = [part[int(first)].as_py() for part in encoded]
         yield directory_of(columns, values), data.take(pa.array(mine)), mine
-
-
-def too_long(directory: str) -> str | None:
-    """Say why a directory cannot be created. None if it can."""
-    for name in directory.split("/"):
-        if len(name.encode()) > LONGEST:
-            column = name.partition("=")[0]
-            return (
-                f"its directory, {column[:40]}=..., would have a name of more than {LONGEST} bytes"
-            )
-    return None
 
 
 def suffix(format: str, compression: str) -> str:

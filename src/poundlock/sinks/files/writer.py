@@ -6,6 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
@@ -16,7 +17,9 @@ from poundlock.core.site import reachable
 from poundlock.errors import BadRow, Rejected
 from poundlock.filesystem import open_filesystem, sync
 from poundlock.sinks.files.manifest import METADATA, DataFile, put
-from poundlock.sinks.files.types import split, suffix, too_long
+from poundlock.sinks.files.types import PARTITION, split, suffix
+from poundlock.sinks.partitions import room_for_directories, too_long
+from poundlock.sinks.text import not_utf8
 
 if TYPE_CHECKING:
     from poundlock.sinks.files.sink import Files
@@ -41,6 +44,10 @@ class FilesWriter(Writer):
         # stores need none: they show only complete files, and would copy a file to rename it.
         stored = self._system.type_name in _OBJECT_STORES
         self._hidden = "" if self._exact or stored else "."
+        # A file's number has five digits or some more, and Hadoop writes a checksum beside a file.
+        ending = suffix(sink.format, sink.compression)
+        longest = f"{self._root}//..part-{self._name}-0000000000{ending}.crc"
+        self._room = room_for_directories(self._system.type_name, longest)
         self._most_open = _OPEN_OBJECTS if stored else _OPEN_FILES
         self._open = dict[str, tuple[str, Any]]()  # by partition, the least recently used first
         self._begun: list[str] = []  # paths below the root, of all files that may exist
@@ -58,11 +65,21 @@ class FilesWriter(Writer):
         return f"{self._root}/{OURS}/{self._name}{kind}"
 
     def write(self, rows: pa.RecordBatch) -> None:
-        parts = list(split(rows, self._sink.partition_by))
         bad: dict[int, str] = {}
+        for column in self._sink.partition_by:
+            broken = np.flatnonzero(not_utf8(rows.column(PARTITION + column)))
+            bad |= dict.fromkeys(broken.tolist(), f"its {column} is not UTF-8")
+        self._raise_bad(bad)
+        parts = list(split(rows, self._sink.partition_by))
         for directory, _, places in parts:
-            if problem := too_long(directory):
+            if problem := too_long(directory, self._room):
                 bad |= dict.fromkeys(places.tolist(), problem)
+        self._raise_bad(bad)
+        with reachable(self._sink.place):
+            for directory, mine, _ in parts:
+                self._file(directory, mine.schema).write(mine)
+
+    def _raise_bad(self, bad: dict[int, str]) -> None:
         if bad:
             raise BadRow(
                 f"{len(bad)} rows have a partition value that cannot be a directory's name: "
@@ -70,9 +87,6 @@ class FilesWriter(Writer):
                 sink=self._sink.name,
                 rows=bad,
             )
-        with reachable(self._sink.place):
-            for directory, mine, _ in parts:
-                self._file(directory, mine.schema).write(mine)
 
     def _file(self, directory: str, schema: pa.Schema) -> Any:
         found = self._open.pop(directory, None)

@@ -15,6 +15,7 @@ from poundlock.errors import BadRow, Rejected
 from poundlock.sinks.kafka.branches import NEVER_MS, transactional_id
 from poundlock.sinks.kafka.producer import ArrowProducer
 from poundlock.sinks.kafka.settings import DEFAULTS
+from poundlock.sinks.text import not_utf8
 
 if TYPE_CHECKING:
     from poundlock.sinks.kafka.sink import Kafka
@@ -59,6 +60,14 @@ class KafkaWriter(Writer):
                 "column",
                 sink=self._sink.name,
                 rows=_reasons(topics.is_null(), "it has no topic"),
+            )
+        broken = not_utf8(topics)
+        if broken.any():
+            raise BadRow(
+                f"{np.count_nonzero(broken)} rows have a topic that is not UTF-8: correct the topic "
+                "column",
+                sink=self._sink.name,
+                rows=_reasons(broken, "its topic is not UTF-8"),
             )
         for name in topics.unique().to_pylist():
             self._send(name, rows.filter(pc.field("topic") == name))

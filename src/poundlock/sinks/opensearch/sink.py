@@ -29,8 +29,15 @@ from poundlock.core.sparksql import row_json
 from poundlock.errors import InDoubt, UsageError
 from poundlock.sinks.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.sinks.opensearch.client import connect, translate_error
-from poundlock.sinks.opensearch.types import ROLES, bad_names, compare, not_finite
-from poundlock.sinks.opensearch.writer import NOT_FINITE, SendingWriter, StoringWriter
+from poundlock.sinks.opensearch.types import (
+    ROLES,
+    bad_key,
+    bad_names,
+    compare,
+    not_finite,
+    takes_any_key,
+)
+from poundlock.sinks.opensearch.writer import BAD_KEY, NOT_FINITE, SendingWriter, StoringWriter
 from poundlock.sinks.rowstore import RowStore, StoredBranches
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
@@ -90,6 +97,7 @@ class OpenSearch(StoredBranches):
         self._id, self._version, self._delete = id, version, delete
         self._columns: dict[str, Column] = {}
         self._is_alias = False  # as preflight saw it
+        self.takes_any_key = False  # of a map: whether the index makes no fields of them
         self._client: Driver | None = None
         self._ids: RowStore | None = None
         if id is None and self.semantic is Semantic.EXACTLY_ONCE:
@@ -139,6 +147,9 @@ class OpenSearch(StoredBranches):
         conditions = [not_finite(column.sql, column.type) for column in fields.values()]
         if any(conditions):
             wanted[NOT_FINITE] = f"coalesce({' OR '.join(filter(None, conditions))}, false)"
+        conditions = [bad_key(column.sql, column.type) for column in fields.values()]
+        if any(conditions):
+            wanted[BAD_KEY] = f"coalesce({' OR '.join(filter(None, conditions))}, false)"
         return wanted | {"document": row_json(fields)}
 
     @property
@@ -159,6 +170,10 @@ class OpenSearch(StoredBranches):
             it["aliases"][self.index] for it in indices.values() if self.index in it["aliases"]
         ]
         self._is_alias = bool(aliases)
+        types = {name: column.type for name, column in self._columns.items()}
+        self.takes_any_key = all(
+            takes_any_key(found.get("mappings", {}), types) for found in indices.values()
+        )
         self._reject(_alias_problem(self.index, aliases, may_change=may_change))
         warnings = [
             it for index, found in indices.items() for it in self._check_index(index, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from poundlock.core.participant import Column
@@ -13,6 +13,9 @@ Verdict = Literal["fits", "doubtful", "wrong"]
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _AS_ID = (*_INTEGERS, "boolean", "date", "string")
 _PLAIN_NAME = re.compile(r"[\w-]+")
+_BLANK = "[\x01- ]*"  # the characters that Java trims
+# A name is split at its dots, except those at its end, and no part may be blank.
+_NO_FIELD = f"^{_BLANK}[.]*$|(^|[.]){_BLANK}[.]+[^.]|[.]{_BLANK}[\x01- ]$"
 _METADATA = re.compile(
     "_(id|index|routing|source|version|seq_no|field_names|ignored|nested_path|data_stream_timestamp)"
 )
@@ -66,28 +69,53 @@ def bad_names(columns: Iterable[str]) -> list[str]:
     return problems
 
 
-def not_finite(sql: str, kind: str, depth: int = 0) -> str | None:
+def not_finite(sql: str, kind: str) -> str | None:
     """Return the condition that a value is or contains a float that is NaN or infinite.
 
     None if its type has no floats. Spark writes such a float as text, which no number field accepts.
     """
-    if kind in ("float", "double"):
-        return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
+    return _anywhere(_is_not_finite, sql, kind)
+
+
+def bad_key(sql: str, kind: str) -> str | None:
+    """Return the condition that a map in a value has a key that cannot be the name of a field.
+
+    None if its type has no such maps.
+    """
+    return _anywhere(_has_bad_key, sql, kind)
+
+
+def _is_not_finite(sql: str, kind: str) -> str | None:
+    is_float = kind in ("float", "double")
+    return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))" if is_float else None
+
+
+def _has_bad_key(sql: str, kind: str) -> str | None:
+    if not kind.startswith("map<string,"):
+        return None
+    return f"exists(map_keys({sql}), key -> NOT is_valid_utf8(key) OR key RLIKE '{_NO_FIELD}')"
+
+
+def _anywhere(
+    test: Callable[[str, str], str | None], sql: str, kind: str, depth: int = 0
+) -> str | None:
+    """Return the condition that `test` holds for a value or for anything in it, to any depth."""
     outer, _, inner = kind.partition("<")
     inner, item = inner[:-1], f"item{depth}"
+    found = [test(sql, kind)]
     if outer == "array":
-        found = not_finite(item, inner, depth + 1)
-        return found and f"exists({sql}, {item} -> {found})"
-    if outer == "map":
-        found = not_finite(item, list(_split(inner))[-1], depth + 1)
-        return found and f"exists(map_values({sql}), {item} -> {found})"
-    if outer == "struct":
+        within = _anywhere(test, item, inner, depth + 1)
+        found.append(within and f"exists({sql}, {item} -> {within})")
+    elif outer == "map":
+        within = _anywhere(test, item, list(_split(inner))[-1], depth + 1)
+        found.append(within and f"exists(map_values({sql}), {item} -> {within})")
+    elif outer == "struct":
         fields = [part.partition(":") for part in _split(inner)]
-        if not all(_PLAIN_NAME.fullmatch(name) for name, _, _ in fields):
-            return None  # such names cannot be distinguished from types
-        found = [not_finite(f"{sql}.`{name}`", type_, depth) for name, _, type_ in fields]
-        return f"({' OR '.join(filter(None, found))})" if any(found) else None
-    return None
+        if all(_PLAIN_NAME.fullmatch(name) for name, _, _ in fields):
+            # Other names cannot be distinguished from types.
+            found += [_anywhere(test, f"{sql}.`{name}`", it, depth) for name, _, it in fields]
+    conditions = list(filter(None, found))
+    return f"({' OR '.join(conditions)})" if conditions else None
 
 
 def _split(types: str) -> Iterator[str]:
@@ -99,6 +127,24 @@ def _split(types: str) -> Iterator[str]:
             yield types[start:place]
             start = place + 1
     yield types[start:]
+
+
+def takes_any_key(mapping: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
+    """Whether no map among the columns makes fields of its keys.
+
+    `columns` are names and Spark's types.
+    """
+    return not any(_makes_fields(mapping, name) for name, kind in columns.items() if "map<" in kind)
+
+
+def _makes_fields(mapping: Mapping[str, Any], name: str) -> bool:
+    """Whether the index makes fields of what is inside a column."""
+    field = mapping.get("properties", {}).get(name, {})
+    return not (
+        field.get("type") == "flat_object"
+        or field.get("enabled") is False
+        or str(field.get("dynamic", mapping.get("dynamic"))).lower() == "false"
+    )
 
 
 def compare(
@@ -114,6 +160,13 @@ def compare(
     doubtful: list[str] = []
     if mapping.get("_routing", {}).get("required"):
         wrong.append("its mapping requires a routing value with each document, and none is sent")
+    doubtful += [
+        f"column {name!r} has maps, and each key becomes a field: a key that begins with another one "
+        "and a dot, a value of another type, or too many keys stop the pipeline. Map the column as "
+        "flat_object, or with enabled: false"
+        for name, kind in columns.items()
+        if "map<" in kind and _makes_fields(mapping, name)
+    ]
     for name, kind in columns.items():
         if name not in fields:
             if strict and not kind.startswith("void"):

@@ -16,6 +16,7 @@ from poundlock.core.naming import name_of
 from poundlock.core.participant import PreparedBranch, Writer, tolerate_loss
 from poundlock.errors import BadRow
 from poundlock.sinks.rowstore import StoredWriter
+from poundlock.sinks.text import not_utf8
 
 if TYPE_CHECKING:
     from poundlock.sinks.opensearch.sink import OpenSearch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
 
 NOT_FINITE = "not_finite"  # the column that says whether a number of the row is NaN or infinite
+BAD_KEY = "bad_key"  # the column that says whether a key of a map cannot be the name of a field
 
 _LONGEST_ID = 512  # bytes; the server's own limit
 # The default of http.max_content_length, less the line before the document. That line has the id, of
@@ -40,7 +42,7 @@ class StoringWriter(StoredWriter):
         self._seen = pa.table({"id": pa.array([], pa.string()), "hash": pa.array([], pa.int64())})
 
     def write(self, rows: pa.RecordBatch) -> None:
-        bad = bad_rows(rows)
+        bad = bad_rows(rows, any_key=self._sink.takes_any_key)
         if self._hashes is not None:
             bad |= {row: it for row, it in repeated(rows, self._seen).items() if row not in bad}
         if bad:
@@ -49,7 +51,9 @@ class StoringWriter(StoredWriter):
                 sink=self._sink.name,
                 rows=bad,
             )
-        super().write(rows.select([it for it in rows.schema.names if it != NOT_FINITE]))
+        super().write(
+            rows.select([it for it in rows.schema.names if it not in (NOT_FINITE, BAD_KEY)])
+        )
         if self._hashes is not None:
             mine = pa.Table.from_batches([rows.select(["id", "hash"])]).cast(self._seen.schema)
             self._seen = pa.concat_tables([self._seen, mine])
@@ -81,7 +85,7 @@ class SendingWriter(Writer):
             self._sent = 0
             return
         sink = self._sink
-        bad = bad_rows(rows)
+        bad = bad_rows(rows, any_key=sink.takes_any_key)
         known = bool(bad)  # before anything is sent
         if not known:
             with tolerate_loss(sink.name, sink.semantic):
@@ -110,8 +114,11 @@ class SendingWriter(Writer):
         """Do nothing: the rows that were sent cannot be taken back."""
 
 
-def bad_rows(rows: pa.RecordBatch) -> dict[int, str]:
-    """Return the rows that the server surely refuses, and why."""
+def bad_rows(rows: pa.RecordBatch, *, any_key: bool) -> dict[int, str]:
+    """Return the rows that the server surely refuses, and why.
+
+    `any_key`: the index does not make fields of the keys of maps.
+    """
     names = rows.schema.names
     sizes = np.asarray(pc.fill_null(pc.binary_length(rows.column("document")), 0))
     bad = {
@@ -121,13 +128,17 @@ def bad_rows(rows: pa.RecordBatch) -> dict[int, str]:
     if NOT_FINITE in names:
         reason = "a number in it is NaN or infinite, which JSON cannot express"
         bad |= {int(row): reason for row in np.flatnonzero(np.asarray(rows.column(NOT_FINITE)))}
+    if BAD_KEY in names and not any_key:
+        reason = "a key of a map in it is blank, in whole or at a dot, or is not UTF-8"
+        bad |= {int(row): reason for row in np.flatnonzero(np.asarray(rows.column(BAD_KEY)))}
     if "version" in names:
         versions = np.asarray(pc.fill_null(rows.column("version"), -1))
         bad |= {int(row): "the version is null or negative" for row in np.flatnonzero(versions < 0)}
     if "id" in names:
-        lengths = pc.binary_length(
-            rows.column("id").cast(pa.large_string()).cast(pa.large_binary())
-        )
+        ids = rows.column("id").cast(pa.large_binary())
+        reason = "the id is not UTF-8"
+        bad |= {int(row): reason for row in np.flatnonzero(not_utf8(ids))}
+        lengths = pc.binary_length(ids)
         sizes = np.asarray(pc.fill_null(lengths, -1))
         reasons = {-1: "the id is null", 0: "the id is empty"}
         bad |= {

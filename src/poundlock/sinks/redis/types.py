@@ -8,11 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from poundlock.core.naming import PREFIX
 from poundlock.core.participant import Column
 from poundlock.core.projection import Projection
 from poundlock.core.sparksql import row_json, to_json
 from poundlock.errors import UsageError
 
+pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
+
+# The sinks' own keys are {TAG}:poundlock.REST. A tag may contain anything.
+_RESERVED_BEGIN, _RESERVED = "{", f"}}:{PREFIX}."
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _NESTED = ("struct", "array", "map")
 _DIGITS = 15  # of a decimal: floating point keeps as many
@@ -78,6 +87,24 @@ class Shape:
         return replace(self, fields=fields, float=floats)
 
 
+def is_reserved(key: str) -> bool:
+    """Whether a key is in the namespace of witnesses and staged rows, of this sink or of any other."""
+    return key.startswith(_RESERVED_BEGIN) and _RESERVED in key
+
+
+def reserved_keys(keys: pa.Array, prefix: str) -> np.ndarray:
+    """Return which keys, given as bytes, are reserved once they follow the prefix."""
+    if prefix and not prefix.startswith(_RESERVED_BEGIN):
+        return np.zeros(len(keys), bool)
+    nothing, before = (pa.scalar(text.encode(), pa.large_binary()) for text in ("", prefix))
+    whole = pc.binary_join_element_wise(before, keys, nothing)
+    found = pc.and_(
+        pc.starts_with(whole, _RESERVED_BEGIN.encode()),
+        pc.match_substring(whole, _RESERVED.encode()),
+    )
+    return np.asarray(pc.fill_null(found, False))
+
+
 @dataclass(frozen=True)
 class ColumnRoles:
     """Which column of the DataFrame has which role."""
@@ -103,6 +130,11 @@ def parse_options(
     _check_options(option, adds, options)
     value, order_by, expire = options["value"], options["order_by"], options["expire"]
     order = order_by is not None
+    if is_reserved(options["prefix"] if option == "key" else target):
+        raise UsageError(
+            f"{'prefix' if option == 'key' else option}= names keys of Poundlock's own, "
+            f"'{{...}}:{PREFIX}.': there the sinks keep staged rows and witnesses. Choose other keys"
+        )
     if option == "hash":
         shape = Shape("hash_add" if adds else "hash_set", target, order=order)
         return shape, ColumnRoles(options["field"], value, order_by)

@@ -21,7 +21,7 @@ from poundlock.core.naming import name_of
 from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerate_loss
 from poundlock.errors import BadRow, PoundlockError, Rejected
 from poundlock.sinks.redis.branches import own_witness
-from poundlock.sinks.redis.types import Shape
+from poundlock.sinks.redis.types import Shape, reserved_keys
 
 if TYPE_CHECKING:
     from poundlock.sinks.redis.sink import Redis
@@ -93,6 +93,9 @@ class RedisWriter(Writer):
 
         if shape.keyed:
             reject(rows.column("key").is_null(), "the key is null")
+        if shape.many:
+            reserved = reserved_keys(as_bytes(rows.column("key")), shape.prefix)
+            reject(reserved, "the key is reserved for staged rows and witnesses")
         if shape.order:
             reject(rows.column("order").is_null(), "the column of order_by is null")
         if shape.adds or shape.kind == "list":

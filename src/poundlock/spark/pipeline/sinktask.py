@@ -141,12 +141,32 @@ def _fingerprint(hashes: pa.Array) -> Fingerprint:
 
 
 def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert times to text. Python has none after the year 9999, which may be why the row is bad."""
-    columns = [
-        column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
-        for column in rows.columns
-    ]
+    """Convert what Python cannot read, which may be why the row is bad.
+
+    Times become text, because Python has none after the year 9999. Spark does not check that texts are
+    UTF-8: if one is not, texts become bytes.
+    """
+    try:
+        rows.validate(full=True)
+        text = pa.string()
+    except pa.ArrowInvalid:
+        text = pa.binary()
+    columns = [column.cast(_readable_type(column.type, text)) for column in rows.columns]
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
+
+
+def _readable_type(kind: pa.DataType, text: pa.DataType) -> pa.DataType:
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if pa.types.is_string(kind):
+        return text
+    if isinstance(kind, pa.StructType):
+        return pa.struct([it.with_type(_readable_type(it.type, text)) for it in kind])
+    if isinstance(kind, pa.MapType):
+        return pa.map_(_readable_type(kind.key_type, text), _readable_type(kind.item_type, text))
+    if isinstance(kind, pa.ListType):
+        return pa.list_(kind.value_field.with_type(_readable_type(kind.value_type, text)))
+    return kind
 
 
 def _plain(value: Any) -> Any:

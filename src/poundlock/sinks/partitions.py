@@ -1,0 +1,99 @@
+"""Directories of partitions as in Hive, `a=1/b=2`, and the values that they cannot have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from poundlock.sinks.text import not_utf8
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+_LONGEST = 255  # bytes in one name, on all usual file systems
+# Bytes in a whole path, by the name that pyarrow has for the file system.
+_LONGEST_PATHS = {"s3": 1024, "gcs": 1024, "abfs": 1024, "hdfs": 8000}
+_LONGEST_LOCAL = 4095
+
+
+def escaped(text: str) -> str:
+    """Quote a column's name or value so that it can be part of a directory's name."""
+    return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text)
+
+
+def directory_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
+    """Return the directory of a partition, `a=1/b=2`. As in Spark, an empty text counts as null."""
+    return "/".join(
+        f"{escaped(column)}={escaped(value) if value else _NULL}"
+        for column, value in zip(columns, values, strict=True)
+    )
+
+
+def room_for_directories(file_system: str, around: str) -> int:
+    """Return how many bytes a partition's directory may have, beside the rest of the path."""
+    return _LONGEST_PATHS.get(file_system, _LONGEST_LOCAL) - len(around.encode())
+
+
+def too_long(directory: str, room: int) -> str | None:
+    """Say why a directory cannot be created. None if it can. `room` is for all of it, in bytes."""
+    for name in directory.split("/"):
+        if len(name.encode()) > _LONGEST:
+            column = name.partition("=")[0]
+            return (
+                f"its directory, {column[:40]}=..., would have a name of more than {_LONGEST} bytes"
+            )
+    if len(directory.encode()) > room:
+        return f"its directories would have a path of more than {room} bytes"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkDirectories:
+    """The directories that Spark makes for the partitions of a table, and what they cannot hold."""
+
+    columns: tuple[str, ...] = ()  # in lower case
+    room: int = _LONGEST_LOCAL
+    ascii: bool = False  # whether the JVM can only make paths of ASCII characters
+
+    def unfit(self, rows: pa.RecordBatch) -> dict[int, str]:
+        """Return the rows whose directory cannot be created, and why. One call per value."""
+        bad: dict[int, str] = {}
+        sizes = np.zeros(len(rows), np.int64)
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if name.lower() not in self.columns or not pa.types.is_string(column.type):
+                continue
+            broken = not_utf8(column)
+            bad |= dict.fromkeys(np.flatnonzero(broken).tolist(), f"{name} is not UTF-8")
+            texts = column.filter(pa.array(~broken)).dictionary_encode()
+            places = np.flatnonzero(~broken)
+            index = texts.indices.fill_null(len(texts.dictionary)).to_numpy(zero_copy_only=False)
+            values = [*texts.dictionary.to_pylist(), None]
+            sizes[places] += np.array([len(_spelled(name, it)) for it in values])[index]
+            for number, value in enumerate(values):
+                if problem := self._problem(name, value):
+                    bad |= dict.fromkeys(places[index == number].tolist(), problem)
+        reason = (
+            f"the directories of its partition would have a path of more than {self.room} bytes"
+        )
+        return dict.fromkeys(np.flatnonzero(sizes > self.room).tolist(), reason) | bad
+
+    def _problem(self, name: str, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if "\0" in value:
+            return f"{name} contains a NUL, and no directory can have it in its name"
+        if self.ascii and not value.isascii():
+            return (
+                f"{name} is not ASCII, and the locale of the JVM lets it make no such directory: start "
+                "Spark with LC_ALL=C.UTF-8"
+            )
+        if len(_spelled(name, value)) - 1 > _LONGEST:
+            return f"the directory of {name} would have a name of more than {_LONGEST} bytes"
+        return None
+
+
+def _spelled(name: str, value: str | None) -> bytes:
+    return (directory_of([name], [value]) + "/").encode()
