@@ -84,9 +84,22 @@ def die(pipeline: lock.Pipeline, step: Step, *, times: int = 1, after: Step | No
 
 
 def records(checkpoint: Path) -> list[dict[str, Any]]:
-    """Return the records of a pipeline's log, oldest first, as they stand on the disk."""
-    files = sorted((checkpoint / "poundlock").glob("[0-9]*.json"))
-    return [json.loads(file.read_text())["body"]["record"] for file in files]
+    """Return the records of a pipeline's log, oldest first, as they stand on the disk.
+
+    Each receipt has its sink and its id.
+    """
+    return [record_on_disk(it) for it in sorted((checkpoint / "poundlock").glob("[0-9]*.json"))]
+
+
+def record_on_disk(file: Path) -> dict[str, Any]:
+    record = json.loads(file.read_text().splitlines()[0])["body"]["record"]
+    if "receipts" in record:
+        record["receipts"] = [
+            {"sink": part["sink"], "id": part["prefix"] + id_}
+            for part in record["receipts"]
+            for id_ in part["ids"]
+        ]
+    return record
 
 
 def decided(checkpoint: Path) -> list[str]:

@@ -234,7 +234,7 @@ class FaultyDisk(Disk):
         self._faults = faults
 
     def link(self, source: str, target: str) -> None:
-        kind = json.loads(Path(source).read_text())["body"]["record"]["kind"]
+        kind = json.loads(Path(source).read_text().splitlines()[0])["body"]["record"]["kind"]
         self._faults.reached(f"log:{kind}:aside")
         super().link(source, target)
         self._faults.reached(f"log:{kind}:linked")

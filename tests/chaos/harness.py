@@ -53,6 +53,7 @@ from confluent_kafka import Producer
 from expected import EXPECTED, Row, assert_same, make_rows
 from kafka_oracle import create_topics, open_transactions, quiet, read, stable_and_high
 
+import trial
 from poundlock.jvm import jars
 
 HERE = Path(__file__).parent
@@ -400,7 +401,7 @@ class Chaos:
     def log(self, pipeline: str) -> list[dict[str, Any]]:
         """Read the records of the transaction log as plain JSON."""
         files = (self.checkpoint(pipeline) / "poundlock").glob("[0-9]*.json")
-        return [json.loads(file.read_text())["body"]["record"] for file in sorted(files)]
+        return [trial.record_on_disk(file) for file in sorted(files)]
 
 
 def class_archive(bootstrap_servers: str) -> Path:

@@ -11,7 +11,7 @@ import functools
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -498,10 +498,13 @@ def read_once() -> Generator[None]:
     original = Entry.__dict__["decode"]
 
     @functools.lru_cache(1024)
-    def decode(number: int, data: bytes) -> Entry:
-        return original.__func__(Entry, number, data, "the model")
+    def decode(number: int, data: bytes, finished: frozenset[int]) -> Entry:
+        return original.__func__(Entry, number, data, "the model", finished)
 
-    Entry.decode = staticmethod(lambda number, data, where: decode(number, data))  # type: ignore
+    def cached(number: int, data: bytes, where: str, finished: Set[int] = frozenset()) -> Entry:
+        return decode(number, data, frozenset(finished))
+
+    Entry.decode = staticmethod(cached)  # type: ignore
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from poundlock.core.model import (
     Fingerprint,
     Finished,
     Generation,
+    Json,
     Namespace,
     OperatorDecided,
     OperatorDecision,
@@ -255,16 +256,17 @@ def damage_number(data: bytes) -> bytes:
     return Entry(7, "nonce", 0.0, Bound("query-1")).encode()
 
 
+def with_body(data: bytes, **fields: object) -> bytes:
+    text, rest = module._unseal(data)
+    return module._seal(module._canonical(json.loads(text) | fields), rest)
+
+
 def damage_format(data: bytes) -> bytes:
-    body = json.loads(data)["body"] | {"format": 99}
-    text = module._canonical(body)
-    return json.dumps({"body": body, "checksum": module._checksum(text)}).encode()
+    return with_body(data, format=99)
 
 
 def damage_kind(data: bytes) -> bytes:
-    body = json.loads(data)["body"] | {"record": {"kind": "Unheard"}}
-    text = module._canonical(body)
-    return json.dumps({"body": body, "checksum": module._checksum(text)}).encode()
+    return with_body(data, record={"kind": "Unheard"})
 
 
 @pytest.mark.parametrize(
@@ -281,6 +283,42 @@ def test_a_damaged_record_stops_everything(
         opened(tmp_path)
     with pytest.raises(LogCorrupt):  # the running driver checks its predecessor too
         log.append(decided(0))
+
+
+@pytest.mark.parametrize("part", [b'"task"', b'"ids"'])
+def test_damaged_receipts_stop_everything_even_if_their_batch_is_finished(
+    tmp_path: Path, part: bytes
+) -> None:
+    written(tmp_path, generation(), decided(0), Finished(0))
+    data = file_of(tmp_path, 1).read_bytes()
+    file_of(tmp_path, 1).write_bytes(data.replace(part, part.upper()))
+    with pytest.raises(LogCorrupt, match=r"record 1 .* checksum"):
+        opened(tmp_path)
+
+
+def test_a_load_reads_no_receipts_of_finished_batches(tmp_path: Path) -> None:
+    handle: dict[str, Json] = {"pid": 7, "written": [["t", 0, 17]]}
+    receipts = tuple(
+        Receipt("out", f"b{task}", task, Fingerprint(task, 1), handle) for task in (1, 2)
+    )
+    decisions = [Decided(batch, 1, 1, "hash", receipts, {}) for batch in (0, 1)]
+    written(tmp_path, generation(), decisions[0], Finished(0), decisions[1])
+    # Receipts that cannot be read, under a checksum that is right.
+    path = file_of(tmp_path, 1)
+    path.write_bytes(module._seal(module._unseal(path.read_bytes())[0], b"not JSON"))
+    log = opened(tmp_path)
+    assert not log.state.batches[0].receipts
+    assert log.state.batches[1].receipts == receipts
+    log.append(Finished(1))
+    use = log.state.last_use("out", "b2")
+    assert use is not None and use.batch == 1
+    assert opened(tmp_path).state == log.state
+
+
+def test_the_records_that_name_a_branch_are_read_whole(tmp_path: Path) -> None:
+    log = written(tmp_path, generation(), *finished_batches(3), decided(3))
+    assert [entry.record for entry in log.naming("b")] == [decided(batch) for batch in range(4)]
+    assert log.naming("other") == []
 
 
 def test_a_missing_record_stops_everything(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poundlock.core.encoding import record_from_json, record_to_json
 from poundlock.core.model import (
     Bound,
     Compacted,
@@ -25,8 +26,6 @@ from poundlock.core.model import (
     Record,
     Repaired,
     Stray,
-    record_from_json,
-    record_to_json,
     total,
 )
 from poundlock.core.protocol import (
@@ -229,7 +228,7 @@ def test_generations_only_rise_within_one_namespace_and_query(wrong: Record) -> 
     ],
 )
 def test_records_survive_the_log(record: Record) -> None:
-    assert record_from_json(record_to_json(record)) == record
+    assert record_from_json(*record_to_json(record)) == record
 
 
 # Entering a batch.
@@ -330,13 +329,13 @@ def test_the_last_use_of_an_id_is_known_until_its_batch_is_compacted_away() -> N
     state = state_of(decided(0, receipt("b1")), Finished(0))
     state.apply(Decided(1, 1, 1, "hash-1", (Receipt("out", "b1", 0, Fingerprint(), handle),), {}))
     for _ in range(2):
-        assert state.last_use("out", "b1") == LastUse(1, (("pid", 1), ("epoch", 9)))
+        assert state.last_use("out", "b1") == LastUse(1, (("epoch", 9), ("pid", 1)))
         assert state.last_use("other", "b1") is None
         state.apply(Finished(1) if state.unfinished else Compacted(4, 1, generation()))
     state.apply(decided(2, receipt("b2")))
     state.apply(Compacted(5, 2, generation()))
     assert state.last_use("out", "b1") is None
-    assert state.last_use("out", "b2") == LastUse(2, (("pid", 1), ("epoch", 2)))
+    assert state.last_use("out", "b2") == LastUse(2, (("epoch", 2), ("pid", 1)))
 
 
 def test_a_finished_batch_keeps_no_receipts() -> None:

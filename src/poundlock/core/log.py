@@ -19,16 +19,17 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from poundlock.core.model import Compacted, Decided, Json, Record, record_from_json, record_to_json
+from poundlock.core.encoding import BranchIds, branch_ids, record_from_json, record_to_json
+from poundlock.core.model import Compacted, Decided, Finished, Json, Record
 from poundlock.core.protocol import LogState
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 
-FORMAT = 1
+FORMAT = 2
 
 _RECORD = re.compile(r"(\d{20})\.json")
 
@@ -50,31 +51,43 @@ class Entry:
     nonce: str
     at: float  # seconds since 1970, only for display
     record: Record
+    unread: tuple[BranchIds, ...] = ()  # the ids of receipts that were left out
 
     def encode(self) -> bytes:
+        record, rest = record_to_json(self.record)
         body = {
             "format": FORMAT,
             "number": self.number,
             "nonce": self.nonce,
             "at": self.at,
-            "record": record_to_json(self.record),
+            "record": record,
         }
-        text = _canonical(body)
-        return f'{{"body":{text},"checksum":"{_checksum(text)}"}}\n'.encode()
+        return _seal(_canonical(body), _canonical(rest) if rest else b"")
 
     @classmethod
-    def decode(cls, number: int, data: bytes, where: str) -> Entry:
-        """Decode a published record. Any damage raises `LogCorrupt`."""
+    def decode(
+        cls, number: int, data: bytes, where: str, finished: Set[int] = frozenset()
+    ) -> Entry:
+        """Decode a published record. Any damage raises `LogCorrupt`.
+
+        Of the receipts of these finished batches, only the ids are read.
+        """
         try:
-            outer = json.loads(data)
-            body = outer["body"]
-            if outer["checksum"] != _checksum(_canonical(body)):
-                raise ValueError("its checksum is wrong")
-            if body["format"] > FORMAT:
+            text, rest = _unseal(data)
+            body = json.loads(text)
+            if body["format"] != FORMAT:
                 raise ValueError(f"its format is {body['format']}, but this release reads {FORMAT}")
             if body["number"] != number:
                 raise ValueError(f"it has the number {body['number']}")
-            return cls(number, body["nonce"], body["at"], record_from_json(body["record"]))
+            record = body["record"]
+            unread = "receipts" in record and record["batch"] in finished
+            return cls(
+                number,
+                body["nonce"],
+                body["at"],
+                record_from_json(record, None if unread else json.loads(rest or "[]")),
+                branch_ids(record) if unread else (),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LogCorrupt(
                 f"record {number} of the log at {where} is damaged: {error}. Restore it from a copy, "
@@ -82,12 +95,30 @@ class Entry:
             ) from error
 
 
-def _canonical(body: object) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+# A record in a file: a line with the body and the checksum of all, and a line with the rest, if any.
+_LINE = re.compile(rb'\{"body":(.*),"checksum":"([0-9a-f]{64})"\}\n')
 
 
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _seal(text: bytes, rest: bytes) -> bytes:
+    return b'{"body":%b,"checksum":"%b"}\n%b' % (text, _checksum(text, rest), rest)
+
+
+def _unseal(data: bytes) -> tuple[bytes, bytes]:
+    match = _LINE.match(data)
+    if match is None:
+        raise ValueError("it is not whole")
+    text, rest = match[1], data[match.end() :]
+    if match[2] != _checksum(text, rest):
+        raise ValueError("its checksum is wrong")
+    return text, rest
+
+
+def _canonical(body: object) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _checksum(text: bytes, rest: bytes) -> bytes:
+    return hashlib.sha256(text + b"\n" + rest).hexdigest().encode()
 
 
 class TransactionLog(ABC):
@@ -142,7 +173,7 @@ class TransactionLog(ABC):
 
     def load(self) -> LogState:
         """Read all records since the last compaction, and replace the state."""
-        entries = self.entries()
+        entries = self._entries(whole=False)
         floors = [e.record.batch_floor for e in entries if isinstance(e.record, Compacted)]
         self.state = LogState(batch_floor=max(floors, default=0))
         self._decided_at.clear()
@@ -154,11 +185,30 @@ class TransactionLog(ABC):
         return self.state
 
     def entries(self) -> list[Entry]:
-        """Return all records since the last compaction, oldest first."""
+        """Return all records since the last compaction, oldest first. They may take much memory."""
+        return self._entries(whole=True)
+
+    def naming(self, id: str) -> list[Entry]:
+        """Return the records since the last compaction that have a receipt with this id."""
+        found = list[Entry]()
+        for entry in self._entries(whole=False):
+            if any(id in part.ids for part in entry.unread):
+                entry = self._read_whole(entry)
+            if any(receipt.id == id for receipt in getattr(entry.record, "receipts", ())):
+                found.append(entry)
+        return found
+
+    def _read_whole(self, entry: Entry) -> Entry:
+        with self._reachable():
+            data = self._read(entry.number)
+        return entry if data is None else Entry.decode(entry.number, data, self.uri)
+
+    def _entries(self, *, whole: bool) -> list[Entry]:
+        """Return all records. If not `whole`, those of finished batches are without receipts."""
         # A compaction by another driver can open a gap between listing and reading: try again.
         for _ in range(self.settle_tries):
             with self._reachable():
-                entries = self._read_back()
+                entries = self._read_back(whole)
             if entries is not None:
                 return entries
         raise LogCorrupt(
@@ -267,22 +317,24 @@ class TransactionLog(ABC):
         )
 
     def _apply(self, entry: Entry) -> None:
-        self.state.apply(entry.record)
+        self.state.apply(entry.record, entry.unread)
         if isinstance(entry.record, Decided):
             self._decided_at[entry.record.batch] = entry.number
-        self._last, self._next = entry, entry.number + 1
+        self._last, self._next = replace(entry, unread=()), entry.number + 1
 
-    def _read_back(self) -> list[Entry] | None:
+    def _read_back(self, whole: bool) -> list[Entry] | None:
         """Read from the newest record down to the floor. Return None if a number is missing."""
-        entries, floor = list[Entry](), 0
+        entries, floor, finished = list[Entry](), 0, set[int]()
         for number in sorted(self._numbers(), reverse=True):
             if number < floor:
                 break  # compacted: ignored even if it reappears
             data = self._read(number)
             if data is None or (entries and entries[-1].number != number + 1):
                 return None
-            entries.append(Entry.decode(number, data, self.uri))
+            entries.append(Entry.decode(number, data, self.uri, finished))
             record = entries[-1].record
+            if isinstance(record, Finished) and not whole:
+                finished.add(record.batch)
             if isinstance(record, Compacted):
                 floor = max(floor, record.floor)
         if entries and entries[-1].number != floor:

@@ -1,4 +1,4 @@
-"""The nouns of the protocol: frozen values, and their form in the log.
+"""The nouns of the protocol: frozen values. Their form in the log is in `encoding`.
 
 Rules of this file: values only, with no behaviour beyond arithmetic and conversion to text. Every value
 in the log converts to plain JSON and back without loss. No value holds a secret or a row.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -123,8 +123,8 @@ class Receipt:
 
     @property
     def identity(self) -> tuple[tuple[str, Scalar], ...]:
-        """The plain values of the handle. They tell one use of an id from a later one."""
-        items = self.handle.items()
+        """The plain values of the handle, by name. They tell one use of an id from a later one."""
+        items = sorted(self.handle.items())
         return tuple((k, it) for k, it in items if it is None or isinstance(it, str | int | float))
 
     def to_json(self) -> dict[str, Json]:
@@ -246,70 +246,3 @@ class Compacted:
 
 
 Record: TypeAlias = Generation | Bound | Decided | Repaired | OperatorDecided | Finished | Compacted
-
-
-def record_to_json(record: Record) -> dict[str, Json]:
-    """Convert a record to JSON: its fields by name, and the kind. `record_from_json` is the inverse."""
-    body: dict[str, Any] = {it.name: getattr(record, it.name) for it in fields(record)}
-    match record:
-        case Generation():
-            namespace: Namespace = body.pop("namespace")
-            body |= {"pipeline": namespace.pipeline, "identity": namespace.identity}
-        case Decided():
-            body["receipts"] = [receipt.to_json() for receipt in record.receipts]
-            body["totals"] = {sink: value.to_json() for sink, value in record.totals.items()}
-        case Repaired():
-            body["receipts"] = [receipt.to_json() for receipt in record.receipts]
-            body["lost"] = [list(key) for key in record.lost]
-        case OperatorDecided():
-            body["operator_decision"] = record.operator_decision.value
-            body["sinks"] = list(record.sinks)
-        case Compacted():
-            body["generation"] = record_to_json(record.generation)
-        case Bound() | Finished():
-            pass
-    return {"kind": type(record).__name__, **body}
-
-
-def record_from_json(data: Mapping[str, Any]) -> Record:
-    """Build a record from its JSON. A KeyError, TypeError or ValueError means a damaged record."""
-    match data["kind"]:
-        case "Generation":
-            namespace = Namespace(data["pipeline"], data["identity"])
-            return Generation(data["number"], namespace, data["uri"], data["query"], data["owner"])
-        case "Bound":
-            return Bound(data["query"])
-        case "Decided":
-            return Decided(
-                batch=data["batch"],
-                attempt=data["attempt"],
-                generation=data["generation"],
-                offsets=data["offsets"],
-                receipts=tuple(Receipt.from_json(item) for item in data["receipts"]),
-                totals={
-                    sink: Fingerprint.from_json(value) for sink, value in data["totals"].items()
-                },
-            )
-        case "Repaired":
-            return Repaired(
-                batch=data["batch"],
-                generation=data["generation"],
-                lost=tuple((sink, id_) for sink, id_ in data["lost"]),
-                receipts=tuple(Receipt.from_json(item) for item in data["receipts"]),
-            )
-        case "OperatorDecided":
-            return OperatorDecided(
-                data["batch"],
-                OperatorDecision(data["operator_decision"]),
-                tuple(data["sinks"]),
-                data["by"],
-            )
-        case "Finished":
-            return Finished(data["batch"])
-        case "Compacted":
-            generation = record_from_json(data["generation"])
-            if not isinstance(generation, Generation):
-                raise TypeError("a compaction record must carry its generation")
-            return Compacted(data["floor"], data["batch_floor"], generation)
-        case kind:
-            raise ValueError(f"unknown kind of record {kind!r}")

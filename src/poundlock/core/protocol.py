@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from poundlock.core.encoding import BranchIds
 from poundlock.core.model import (
     Bound,
     Compacted,
@@ -267,8 +268,11 @@ class LogState:
             case _:
                 pass
 
-    def apply(self, record: Record) -> None:
-        """Apply the next record. Raises `LogCorrupt` if it cannot follow the ones before."""
+    def apply(self, record: Record, unread: Iterable[BranchIds] = ()) -> None:
+        """Apply the next record. Raises `LogCorrupt` if it cannot follow the ones before.
+
+        `unread` are the ids of its receipts if they were left out, because the batch is finished.
+        """
         self.check(record)
         match record:
             case Generation():
@@ -281,7 +285,7 @@ class LogState:
             case _ if record.batch < self.batch_floor:
                 pass  # an operator decision on a batch that has been compacted away
             case Decided():
-                self._add_uses(record.batch, record.receipts)
+                self._add_uses(record.batch, record.receipts, unread)
                 decided = replace(record, receipts=())
                 self._put(BatchHistory(decided, record.receipts))
             case Repaired():
@@ -291,7 +295,7 @@ class LogState:
                     use = self._uses.get(sink, {}).pop(id_, None)
                     if use is not None and history.accepts_loss(sink):
                         self._let_go[sink, id_] = use
-                self._add_uses(record.batch, record.receipts)
+                self._add_uses(record.batch, record.receipts, unread)
                 kept = (r for r in history.receipts if (r.sink, r.id) not in lost)
                 receipts = (*kept, *record.receipts)
                 self._put(replace(history, receipts=receipts, last=Repaired))
@@ -323,12 +327,20 @@ class LogState:
         else:
             self._unfinished.discard(batch)
 
-    def _add_uses(self, batch: int, receipts: Iterable[Receipt]) -> None:
+    def _add_uses(
+        self, batch: int, receipts: Iterable[Receipt], unread: Iterable[BranchIds]
+    ) -> None:
         shared = dict[LastUse, LastUse]()  # most systems tell their branches apart by the id alone
         for receipt in receipts:
             use = LastUse(batch, receipt.identity)
             self._uses.setdefault(receipt.sink, {})[receipt.id] = shared.setdefault(use, use)
             self._let_go.pop((receipt.sink, receipt.id), None)
+        for part in unread:
+            uses = self._uses.setdefault(part.sink, {})
+            for id_, identity in part.identities():
+                use = LastUse(batch, identity)
+                uses[id_] = shared.setdefault(use, use)
+                self._let_go.pop((part.sink, id_), None)
 
     def _raise_batch_floor(self, batch_floor: int) -> None:
         self.batch_floor = batch_floor

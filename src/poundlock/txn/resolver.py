@@ -127,7 +127,7 @@ class Resolver:
     def show(self, id: str) -> dict[str, Any]:
         """Return everything that is known about one branch, finished or not."""
         records: list[dict[str, Any]] = []
-        for entry in self.log.entries() if self.log else []:
+        for entry in self.log.naming(id) if self.log else []:
             for receipt in getattr(entry.record, "receipts", ()):
                 if receipt.id == id:
                     kind = type(entry.record).__name__
