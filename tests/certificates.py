@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from poundlock.servers.demote import hand_over
 
 
 @dataclass(frozen=True)
@@ -36,3 +42,20 @@ class Authority:
 
     def _openssl(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=self.directory, check=True, capture_output=True)
+
+
+@contextmanager
+def readable_by_servers(*files: Path) -> Iterator[Path]:
+    """Copy files to a directory where a server that is not root can read them."""
+    outer = Path(tempfile.mkdtemp())
+    try:
+        outer.chmod(0o755)
+        place = outer / "certificates"
+        place.mkdir()
+        for file in files:
+            shutil.copy(file, place)
+            (place / file.name).chmod(0o600)
+        hand_over(place)
+        yield place
+    finally:
+        shutil.rmtree(outer)

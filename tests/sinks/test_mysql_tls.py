@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,10 +13,9 @@ import pytest
 from fix_mysql import OPEN, OURS, Place, batch_of, begin
 from rogue_mysql import CACHING, CLEAR, DIALOG, OLD, SHA256, RogueServer
 
-from certificates import Authority, Certificate
+from certificates import Authority, Certificate, readable_by_servers
 from mysqld import running
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.servers.demote import hand_over
 from poundlock.sinks import MySQL
 from poundlock.sinks.mysql.link import Link, connect
 
@@ -48,16 +45,9 @@ def wrong(authority: Authority) -> Certificate:
 
 @pytest.fixture(scope="module")
 def readable(authority: Authority, right: Certificate, wrong: Certificate) -> Iterator[Path]:
-    """The certificates, where a server that is not root can read them."""
-    outer = Path(tempfile.mkdtemp())
-    outer.chmod(0o755)
-    files = outer / "certificates"
-    hand_over(files)
-    for file in (authority.file, right.file, right.key, wrong.file, wrong.key):
-        shutil.copy(file, files)
-    hand_over(files)
-    yield files
-    shutil.rmtree(outer)
+    files = (authority.file, right.file, right.key, wrong.file, wrong.key)
+    with readable_by_servers(*files) as place:
+        yield place
 
 
 @pytest.fixture(scope="module", params=["right"])

@@ -1,4 +1,4 @@
-"""`poundlock doctor`: checks Python, Java, jars, brokers and settings, and says what to do."""
+"""`poundlock doctor`: checks this machine, brokers, databases and settings, and says what to do."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import click
+
+_ENCRYPTED = {True: "encrypted", False: "not encrypted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +34,40 @@ class Finding:
     help="A setting of librdkafka, as for a Kafka sink.",
 )
 @click.option("--topic", "topics", multiple=True, help="A topic that a pipeline will write to.")
+@click.option(
+    "--postgres",
+    metavar="DSN",
+    multiple=True,
+    help="Check the connection to this PostgreSQL too, and say what its sslmode protects from.",
+)
+@click.option(
+    "--mysql",
+    metavar="URL",
+    multiple=True,
+    help="Check the connection to this MySQL or MariaDB too, and say what its ssl_mode protects from.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
-    bootstrap_servers: str | None, settings: tuple[str, ...], topics: tuple[str, ...], as_json: bool
+    bootstrap_servers: str | None,
+    settings: tuple[str, ...],
+    topics: tuple[str, ...],
+    postgres: tuple[str, ...],
+    mysql: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Check this machine and the brokers, and say how to solve each problem."""
+    """Check this machine, the brokers and the databases, and say how to solve each problem.
+
+    Give a DSN or URL as env:NAME or file:PATH, because every user can read a command line.
+    """
     checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _java, _jars, _workers]
     findings = [finding for check in checks for finding in check()]
     if bootstrap_servers:
         pairs = dict(setting.split("=", 1) for setting in settings)
         findings += list(_kafka(bootstrap_servers, pairs, topics))
+    for dsn in postgres:
+        findings += _database("PostgreSQL", dsn, _postgres)
+    for url in mysql:
+        findings += _database("MySQL", url, _mysql)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -122,3 +149,34 @@ def _kafka(servers: str, settings: dict[str, str], topics: tuple[str, ...]) -> I
         yield Finding(what, True, limit)
         for warning in warnings:
             yield Finding(what, True, f"warning: {warning}")
+
+
+def _database(system: str, address: str, connect: Callable[[str], str]) -> Iterator[Finding]:
+    from poundlock.errors import PoundlockError
+
+    # Any other address may hold a password.
+    what = f"{system} at {address}" if address.startswith(("env:", "file:")) else system
+    try:
+        found = connect(address)
+    except PoundlockError as error:
+        yield Finding(what, False, type(error).__name__, str(error))
+    else:
+        yield Finding(what, True, found)
+
+
+def _postgres(dsn: str) -> str:
+    from poundlock.sinks.postgres.link import connect
+    from poundlock.sinks.postgres.tls import protection
+
+    with closing(connect(dsn)) as link:
+        found = protection(link)
+    return f"{_ENCRYPTED[found.encrypted]}; sslmode={found.mode}: {found.text}"
+
+
+def _mysql(url: str) -> str:
+    from poundlock.sinks.mysql.link import connect
+    from poundlock.sinks.mysql.tls import MODES
+
+    with closing(connect(url, sink="doctor", lock_timeout=10)) as link:
+        mode = link.tls.mode
+        return f"{_ENCRYPTED[link.encrypted]}; ssl_mode={mode}: {MODES[mode]}"

@@ -64,6 +64,15 @@ class Link(Connection):
         super().__init__(ssl=context, ssl_disabled=context is None, **arguments)
 
     @property
+    def tls(self) -> Tls:
+        return self._tls
+
+    @property
+    def encrypted(self) -> bool:
+        driver: Any = self
+        return isinstance(driver._sock, ssl.SSLSocket)
+
+    @property
     def is_mariadb(self) -> bool:
         return "MariaDB" in self.get_server_info()
 

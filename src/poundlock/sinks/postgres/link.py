@@ -19,7 +19,10 @@ from poundlock.sinks.sql.dialect import Dialect
 
 _WAIT_S = 30.0  # for a connection, while other tasks hold them all
 _REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry")
-_MISTAKEN = ("does not exist", "invalid sslmode", "certificate", "could not translate host name")
+_MISTAKEN = (
+    *("does not exist", "invalid sslmode", "certificate", "could not translate host name"),
+    *("does not support SSL", "does not match host name"),
+)
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": "10",
     "application_name": "poundlock",
