@@ -1,0 +1,136 @@
+"""Bugs in the log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from poundlock.core import log as logging
+from poundlock.core.log import FileLog, NumberTaken, TransactionLog
+from poundlock.core.model import Compacted
+
+from .. import families
+from .planting import Patch, mutant
+
+
+@mutant(families.machine_crashes, "a record is published without being synced")
+def no_sync_of_the_record(patch: Patch) -> None:
+    def sync(self: FileLog, path: str) -> None:
+        if not path.endswith(".tmp"):
+            original(self, path)
+
+    original = FileLog._sync
+    patch.setattr(FileLog, "_sync", sync)
+
+
+@mutant(families.machine_crashes, "the directory is not synced after a record was linked into it")
+def no_sync_of_the_directory(patch: Patch) -> None:
+    def sync(self: FileLog, path: str) -> None:
+        if path != self._directory:
+            original(self, path)
+
+    original = FileLog._sync
+    patch.setattr(FileLog, "_sync", sync)
+
+
+@mutant(
+    families.machine_crashes, "the log's directory is created, but its name is not made durable"
+)
+def no_sync_above_the_directory(patch: Patch) -> None:
+    patch.setattr(
+        FileLog, "_make_directory", lambda self: self._disk.make_directory(self._directory)
+    )
+
+
+@mutant(
+    families.unsynced_links,
+    "a driver relies on records that another driver linked and did not sync",
+)
+def trusts_found_names(patch: Patch) -> None:
+    def create(self: FileLog, number: int, data: bytes) -> None:
+        self._names_are_durable = True
+        original(self, number, data)
+
+    original = FileLog._create
+    patch.setattr(FileLog, "_create", create)
+
+
+@mutant(
+    families.interrupted_links,
+    "after an interrupted link the record is found, and counts as durable",
+)
+def interrupted_link(patch: Patch) -> None:
+    def create(self: FileLog, number: int, data: bytes) -> None:
+        if self._disk.names(self._directory).count(f"{number:020}.json"):
+            raise NumberTaken
+        original(self, number, data)
+
+    original = FileLog._create
+    patch.setattr(FileLog, "_create", create)
+
+
+@mutant(families.failed_syncs, "a failed fsync is repeated, and the second answer is trusted")
+def fsync_again(patch: Patch) -> None:
+    def sync(self: FileLog, path: str) -> None:
+        try:
+            self._disk.sync(path)
+        except OSError:
+            self._disk.sync(path)
+
+    patch.setattr(FileLog, "_sync", sync)
+
+
+@mutant(families.races, "a create that returns counts as success, and is not read back")
+def no_read_back(patch: Patch) -> None:
+    def publish(self: TransactionLog, entry: logging.Entry) -> logging.Entry:
+        try:
+            self._create(entry.number, entry.encode())
+        except Exception:  # noqa: BLE001
+            return original(self, entry)
+        return entry
+
+    original = TransactionLog._publish
+    patch.setattr(TransactionLog, "_publish", publish)
+
+
+@mutant(families.replaced_drivers, "a driver does not check whether its last record still exists")
+def no_look_at_the_predecessor(patch: Patch) -> None:
+    patch.setattr(TransactionLog, "_owns_predecessor", lambda self: True)
+
+
+@mutant(families.races, "an append that finds its number used uses the next one")
+def next_number(patch: Patch) -> None:
+    def settle(self: TransactionLog) -> None:
+        while self._pending is not None:
+            found = self._publish(self._pending)
+            if found.nonce == self._pending.nonce:
+                self._pending = None
+                self._apply(found)
+            else:
+                self._pending = replace(self._pending, number=self._pending.number + 1)
+
+    patch.setattr(TransactionLog, "settle", settle)
+
+
+@mutant(families.woken_in_compaction, "compaction deletes the newest records first")
+def compaction_from_the_top(patch: Patch) -> None:
+    def compact(self: TransactionLog, keep: int) -> None:
+        batch_floor = sorted(self.state.batches)[-keep]
+        floor = self._decided_at[batch_floor]
+        assert self.state.generation is not None
+        self.append(Compacted(floor, batch_floor, self.state.generation))
+        for number in sorted(self._numbers(), reverse=True):
+            if number < floor:
+                self._delete(number)
+
+    patch.setattr(TransactionLog, "compact", compact)
+
+
+@mutant(families.woken_in_compaction, "compaction deletes without a record that states its floor")
+def compaction_without_record(patch: Patch) -> None:
+    def compact(self: TransactionLog, keep: int) -> None:
+        floor = self._decided_at[sorted(self.state.batches)[-keep]]
+        for number in sorted(self._numbers()):
+            if number < floor:
+                self._delete(number)
+
+    patch.setattr(TransactionLog, "compact", compact)

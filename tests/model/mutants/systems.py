@@ -1,0 +1,108 @@
+"""Bugs in how a sink asks its system and reads the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from poundlock.core.model import Namespace, Receipt, Stray
+from poundlock.core.protocol import Action, BranchState, Stage
+
+from .. import families
+from ..database import Database
+from ..kafka import KafkaSink
+from .planting import Patch, change_recovery, mutant
+
+
+def _asked_before(sink: KafkaSink, id_: str, handle: Mapping[str, Any]) -> bool:
+    asked = sink.server.__dict__.setdefault("asked", set())
+    request = (id_, handle["epoch"])
+    again = request in asked
+    asked.add(request)
+    return again
+
+
+@mutant(
+    families.lost_messages,
+    "a commit is repeated with EndTxn 4, whose PRODUCER_FENCED is read as timed out",
+)
+def retry_with_version_4(patch: Patch) -> None:
+    def commit_one(self: KafkaSink, receipt: Receipt) -> BranchState:
+        if not _asked_before(self, receipt.id, receipt.handle):
+            return original(self, receipt)
+        pid, epoch = receipt.handle["pid"], receipt.handle["epoch"]
+        answer = self.wire(
+            "commit", lambda: self.server.end_txn(receipt.id, pid, epoch, commit=True, version=4)
+        )
+        return self._seen(receipt) if answer == "NONE" else BranchState.ABORTED
+
+    original = KafkaSink._commit_one
+    patch.setattr(KafkaSink, "_commit_one", commit_one)
+
+
+@mutant(
+    families.lost_messages,
+    "the first attempt is EndTxn 4, and INVALID_TXN_STATE to a later 5 is trusted unchecked",
+)
+def version_4_first(patch: Patch) -> None:
+    def end(self: KafkaSink, id_: str, handle: Mapping[str, Any], *, commit: bool) -> str:
+        version = 5 if _asked_before(self, id_, handle) else 4
+        pid, epoch = handle["pid"], handle["epoch"]
+        return self.wire(
+            "commit" if commit else "abort",
+            lambda: self.server.end_txn(id_, pid, epoch, commit=commit, version=version),
+        )
+
+    patch.setattr(KafkaSink, "_end", end)
+    patch.setattr(KafkaSink, "_contradicted", lambda self, receipt: BranchState.ABORTED)
+
+
+@mutant(
+    families.lost_messages,
+    "after a lost answer the producer is initialised again before its outcome is known",
+)
+def init_before_outcome(patch: Patch) -> None:
+    def end(self: KafkaSink, id_: str, handle: Mapping[str, Any], *, commit: bool) -> str:
+        if _asked_before(self, id_, handle):
+            self.wire("init", lambda: self.server.init_producer_id(id_))
+        return original(self, id_, handle, commit=commit)
+
+    original = KafkaSink._end
+    patch.setattr(KafkaSink, "_end", end)
+
+
+@mutant(families.stragglers, "PRODUCER_FENCED counts as success")
+def fenced_is_success(patch: Patch) -> None:
+    patch.setattr(KafkaSink, "_witness", lambda self, receipt: BranchState.COMMITTED)
+
+
+@mutant(
+    families.late_markers,
+    "a commit counts as seen when it was answered, before its markers are written",
+)
+def unseen_commit(patch: Patch) -> None:
+    patch.setattr(KafkaSink, "_seen", lambda self, receipt: BranchState.COMMITTED)
+
+
+@mutant(families.losses, "42704 counts as committed, and the witness is not asked")
+def undefined_is_success(patch: Patch) -> None:
+    def commit_one(self: Database, gid: str) -> BranchState:
+        self.wire("commit", lambda: self.server.commit_prepared(gid))
+        return BranchState.COMMITTED
+
+    patch.setattr(Database, "_commit_one", commit_one)
+
+
+@mutant(families.races, "a branch whose outcome cannot be proven is written again")
+def unproven_is_lost(patch: Patch) -> None:
+    change_recovery(patch, Stage.DECIDED, BranchState.NO_WITNESS, Action.REPAIR)
+
+
+@mutant(families.crashes, "the sweep compares names by prefix: `lock` touches `lock-2`")
+def sweep_by_prefix(patch: Patch) -> None:
+    def find(self: Database, namespace: Namespace) -> list[Stray]:
+        gids = self.wire("find", lambda: list(self.server.prepared))
+        ours = [gid for gid in gids if gid.startswith(namespace.pipeline)]
+        return [Stray(self.name, gid, int(gid.split(".")[2]), "prepared") for gid in ours]
+
+    patch.setattr(Database, "find", find)
