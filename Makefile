@@ -35,6 +35,12 @@ bench: setup
 	$(BIN)/python -m benchmarks.streams
 	$(BIN)/python -m benchmarks.cep
 
+# Is this version slower than another commit? Not part of test.
+BEFORE ?= HEAD~1
+.PHONY: versions
+versions: setup
+	$(BIN)/python -m benchmarks.versions $(BEFORE)
+
 # Runs the scenarios on Flink itself again. Needs a download of 400 MB and a JDK. Not part of test.
 .PHONY: flink
 flink: setup .venv-flink/.ready
