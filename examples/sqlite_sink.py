@@ -25,7 +25,7 @@ from poundlock import Participant
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import name_of, parse_name, to_forget
 from poundlock.core.participant import Column, Commitment, PreparedBranch, Writer
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import BadRow, InDoubt, Rejected, Unavailable, UsageError
 
 _STATES = {
@@ -132,6 +132,13 @@ class SqliteTable(Participant):
         names = (parse_name(name) for name, _ in self._branches())
         mine = [name.generation for name in names if name and name.namespace == namespace]
         return max(mine, default=0)
+
+    def committed_beyond(self, state: LogState) -> str | None:
+        assert state.generation is not None
+        names = (parse_name(name) for name, word in self._branches() if word == "committed")
+        ours = (state.generation.namespace, self.name)
+        mine = [name for name in names if name and (name.namespace, name.sink) == ours]
+        return state.first_unexplained(self.name, ((name.batch, str(name)) for name in mine))
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         states = {parse_name(name): state for name, state in self._branches()}

@@ -15,9 +15,19 @@ import pyarrow as pa
 import pytest
 
 from poundlock.compliance.subject import Subject
-from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray, Transaction
+from poundlock.core.model import (
+    Branch,
+    Decided,
+    Fingerprint,
+    Finished,
+    Generation,
+    Namespace,
+    Receipt,
+    Stray,
+    Transaction,
+)
 from poundlock.core.participant import Participant, PreparedBranch
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import Unavailable
 
 __all__ = [  # the tests, and the fixture that they share
@@ -87,6 +97,10 @@ def receipt_of(
         system=sink.system,
     )
     return sink.annotate([receipt])[0]
+
+
+def decision(batch: int, *receipts: Receipt) -> Decided:
+    return Decided(batch, 1, 1, "", receipts, {})
 
 
 def commit(sink: Participant, receipts: Sequence[Receipt]) -> list[BranchState]:
@@ -264,6 +278,31 @@ class TestRestoresItAfterAFailure:
         commit(sink, [old])
         assert again(subject, sink).newest_generation(OURS) == 4
         assert sink.newest_generation(SIMILAR) == 0
+
+    def test_a_commit_that_the_log_does_not_know_is_reported(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        log = LogState()
+        log.apply(Generation(1, OURS, "file:/log", None, "here"))
+        assert sink.committed_beyond(log) is None
+        first = prepare(subject, sink, range(3))
+        log.apply(decision(0, first))
+        assert commit(sink, [first]) == [DONE]
+        assert sink.committed_beyond(log) is None, "the batch is decided"
+        log.apply(Finished(0))
+        assert sink.committed_beyond(log) is None, "the batch is finished"
+        prepare(subject, sink, range(3, 6), batch=1)
+        assert sink.committed_beyond(log) is None, "the branch is open"
+        assert abort(sink, sink.find(OURS)) == [LOST]
+        assert sink.committed_beyond(log) is None, "the branch was aborted"
+        second = prepare(subject, sink, range(3, 6), batch=1, attempt=2)
+        assert commit(sink, [second]) == [DONE]
+        assert again(subject, sink).committed_beyond(log) is not None
+        log.apply(decision(1, second))
+        assert sink.committed_beyond(log) is None
+        foreign = LogState()
+        foreign.apply(Generation(1, SIMILAR, "file:/log", None, "here"))
+        assert sink.committed_beyond(foreign) is None
 
 
 class TestCommitsItIdempotently:

@@ -244,6 +244,16 @@ class LogState:
         settled = history.stage is Stage.FINISHED or sink in history.operator_decisions
         return id is None or settled or any((r.sink, r.id) == (sink, id) for r in history.receipts)
 
+    def first_unexplained(self, sink: str, committed: Iterable[tuple[int, str]]) -> str | None:
+        """Return the first branch that its system has committed and this log cannot have, if any.
+
+        `committed` has batch and id of each branch of one sink.
+        """
+        for batch, id_ in committed:
+            if not self.explains(sink, batch, id_):
+                return f"branch {id_} of batch {batch}"
+        return None
+
     def was_let_go(self, stray: Stray) -> bool:
         """Return whether an operator accepted the loss of this open branch."""
         use = self._let_go.get((stray.sink, stray.id))

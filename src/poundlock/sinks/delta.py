@@ -28,7 +28,7 @@ from poundlock import errors
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import reachable
 from poundlock.core.sparksql import holds, quoted
 from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, UsageError
@@ -353,13 +353,12 @@ class Delta(StoredBranches):
             self.row_store.settle(name, sent=True)
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
-        space = batch.namespace
         with _translate_errors(f"{self.path} could not be written", self.name, decided=True):
             writer = (
                 self._rows(members)
                 .write.format("delta")
                 .mode("append")
-                .option("txnAppId", f"poundlock.{space.pipeline}.{space.identity}.{self.name}")
+                .option("txnAppId", self._app_id(batch.namespace))
                 .option("txnVersion", str(batch.version(write)))
                 .option("mergeSchema", str(self.merge_schema).lower())
             )
@@ -395,6 +394,24 @@ class Delta(StoredBranches):
                     found.append(json.loads(stream.read()))
             except FileNotFoundError:
                 return found
+
+    def committed_beyond(self, state: LogState) -> str | None:
+        """Look also at the table. The stored rows are kept beside the log, and restored with it."""
+        assert state.generation is not None
+        spark, app = self._spark(), self._app_id(state.generation.namespace)
+        delta_log, none = (
+            spark._jvm.org.apache.spark.sql.delta.DeltaLog,
+            spark._jvm.scala.Option.empty(),
+        )
+        with _translate_errors(f"{self.path} could not be read", self.name, decided=False):
+            table = delta_log.forTable(spark._jsparkSession, self.path)
+            version = table.update(False, none, none).transactions().get(app)
+        if version.isDefined() and not state.explains(self.name, batch := version.get() // _WRITES):
+            return f"rows of batch {batch}"
+        return super().committed_beyond(state)
+
+    def _app_id(self, namespace: Namespace) -> str:
+        return f"poundlock.{namespace.pipeline}.{namespace.identity}.{self.name}"
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         ours = re.escape(f"{namespace.pipeline}.{namespace.identity}.{self.name}.")

@@ -124,12 +124,14 @@ class Memory(Participant):
     def committed_beyond(self, state: LogState) -> str | None:
         if state.generation is None or self.server.forgets:
             return None
-        for id_, held in self.server.branches.items():
-            ours = held.namespace == state.generation.namespace
-            committed = ours and held.state is BranchState.COMMITTED
-            if committed and not state.explains(id_.split("/")[1], held.batch, id_):
-                return f"branch {id_} of batch {held.batch}"
-        return None
+        committed = (
+            (held.batch, id_)
+            for id_, held in self.server.branches.items()
+            if held.namespace == state.generation.namespace
+            and held.state is BranchState.COMMITTED
+            and id_.split("/")[1] == self.name
+        )
+        return state.first_unexplained(self.name, committed)
 
 
 class MemoryWriter(Writer):

@@ -24,7 +24,7 @@ import pyarrow.fs as pafs
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.naming import BranchName, name_of, parse_name, to_forget
 from poundlock.core.participant import Column, Participant, PreparedBranch, Writer
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import Site, reachable
 from poundlock.errors import InDoubt, PermanentlyRefused, PoundlockError, Unavailable, UsageError
 from poundlock.filesystem import open_filesystem, sync
@@ -243,6 +243,12 @@ class StoredBranches(Participant):
 
     def newest_generation(self, namespace: Namespace) -> int:
         return max((name.generation for name, _ in self._mine(namespace)), default=0)
+
+    def committed_beyond(self, state: LogState) -> str | None:
+        assert state.generation is not None
+        mine = self._mine(state.generation.namespace)
+        sent = ((it.batch, str(it)) for it, found in mine if found is BranchState.COMMITTED)
+        return state.first_unexplained(self.name, sent)
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         states = dict(self._mine(namespace))

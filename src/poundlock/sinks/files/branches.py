@@ -59,10 +59,15 @@ class Branches:
 
     def list_known(self, namespace: Namespace, sink: str) -> list[BranchName]:
         """Return the branches that left a mark or committed files."""
+        marked = self._read_marks()
+        mine = [name for name in marked if (name.namespace, name.sink) == (namespace, sink)]
+        return self.list_committed(namespace, sink) + mine
+
+    def list_committed(self, namespace: Namespace, sink: str) -> list[BranchName]:
+        """Return the branches whose files the manifest names."""
         self._manifest.load()
         published = (parse_name(name) for name in self._manifest.owners)
-        known = [*(name for name in published if name is not None), *self._read_marks()]
-        return [name for name in known if (name.namespace, name.sink) == (namespace, sink)]
+        return [it for it in published if it and (it.namespace, it.sink) == (namespace, sink)]
 
     def prune(self, namespace: Namespace, sink: str, floor: int) -> None:
         self._manifest.load()

@@ -28,7 +28,7 @@ import pyarrow.fs as pafs
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import derive_sink_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic, frame_mismatch
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import Site, reachable
 from poundlock.errors import UsageError
 from poundlock.filesystem import open_filesystem
@@ -277,6 +277,11 @@ class Files(Participant):
     def newest_generation(self, namespace: Namespace) -> int:
         known = self.branches.list_known(namespace, self.name)
         return max((name.generation for name in known), default=0)
+
+    def committed_beyond(self, state: LogState) -> str | None:
+        assert state.generation is not None
+        names = self.branches.list_committed(state.generation.namespace, self.name)
+        return state.first_unexplained(self.name, ((name.batch, str(name)) for name in names))
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         self.branches.prune(namespace, self.name, floor)

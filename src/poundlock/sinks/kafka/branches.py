@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import GuaranteeBroken, NoFreeId, Unavailable
 from poundlock.sinks.kafka import transactions
 from poundlock.sinks.kafka.client import ClientOwner, KafkaClient
@@ -168,20 +168,49 @@ class KafkaBranches(ClientOwner, Participant):
         parsed = (parse_transactional_id(txn.transactional_id) for txn in known)
         return max((it.generation for it in parsed if it and it.namespace == namespace), default=0)
 
+    def committed_beyond(self, state: LogState) -> str | None:
+        """Compare each id's last transaction with its last use in the log.
+
+        Kafka remembers one transaction of an id. So of the ids that were used again, it shows only
+        those whose last transaction was committed.
+        """
+        assert state.generation is not None
+        ids = self._list_own(state.generation.namespace, states=("CompleteCommit",))
+        uses = {id_: dict(use.identity) for id_ in ids if (use := state.last_use(self.name, id_))}
+        described = self.client.run(transactions.describe, uses)
+        for id_, use in uses.items():
+            now = described[id_]
+            # A commit raises the epoch by one. With a new producer id nothing can be compared.
+            if (
+                now is not None
+                and now.state == "CompleteCommit"
+                and now.producer_id == use["producer_id"]
+                and now.epoch > int(use["epoch"] or 0) + 1
+            ):
+                return f"a transaction of {id_} with epoch {now.epoch - 1}"
+        return None
+
     def find(self, namespace: Namespace) -> list[Stray]:
-        prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
-        mine: dict[str, int] = {}
-        for txn in self.client.run(transactions.list_by_prefix, prefix):
-            parsed = parse_transactional_id(txn.transactional_id)
-            # Names are compared whole, because one name may be the beginning of another.
-            if parsed and (parsed.namespace, parsed.sink) == (namespace, self.name):
-                mine[txn.transactional_id] = parsed.generation
+        mine = self._list_own(namespace)
         described = self.client.run(transactions.describe, mine)
         return [
             stray_of(self.name, id_, generation, now)
             for id_, generation in mine.items()
             if (now := described[id_]) is not None and now.state == "Ongoing"
         ]
+
+    def _list_own(
+        self, namespace: Namespace, states: Sequence[str] = transactions.OPEN_STATES
+    ) -> dict[str, int]:
+        """Return this sink's ids whose transactions are in these states, with their generations."""
+        prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
+        mine: dict[str, int] = {}
+        for txn in self.client.run(transactions.list_by_prefix, prefix, states=states):
+            parsed = parse_transactional_id(txn.transactional_id)
+            # Names are compared whole, because one name may be the beginning of another.
+            if parsed and (parsed.namespace, parsed.sink) == (namespace, self.name):
+                mine[txn.transactional_id] = parsed.generation
+        return mine
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         answers = end_transactions(self.client, list(map(_identity, strays)), commit=False)

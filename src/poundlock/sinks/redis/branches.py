@@ -9,10 +9,11 @@ from typing import Any
 from poundlock.core.model import Namespace, Receipt
 from poundlock.core.naming import BranchName, parse_name, to_forget
 from poundlock.errors import GuaranteeBroken, Rejected
-from poundlock.sinks.redis.client import ABORT, MOVE, STAGE, Client, as_text
+from poundlock.sinks.redis.client import ABORT, MOVE, STAGE, Client, as_pairs, as_text
 from poundlock.sinks.redis.types import Shape
 
 _FIELDS_AT_ONCE = 1000  # of the witness, in one command
+_BEGUN = ("committed", "moving")  # what the witness says of a branch whose move has begun
 _DAY_MS = 24 * 3600 * 1000
 
 
@@ -128,6 +129,13 @@ class Branches:
         witness, _ = self._keys(namespace, self._tag)
         with self._client.errors("reading the witness"):
             return _names(self._client.execute("HKEYS", witness, key=witness))
+
+    def list_committed(self, namespace: Namespace) -> list[BranchName]:
+        """Return the branches that were moved, or half moved."""
+        witness, _ = self._keys(namespace, self._tag)
+        with self._client.errors("reading the witness"):
+            found = as_pairs(self._client.execute("HGETALL", witness, key=witness))
+        return _names(name for name, word in found.items() if word in _BEGUN)
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         witness, _ = self._keys(namespace, self._tag)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
@@ -139,6 +139,14 @@ class Client:
 
 def as_text(answer: Any) -> str:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+
+
+def as_pairs(answer: Any) -> dict[str, str]:
+    """Read an answer of names and values: a dictionary, or names and values in turn."""
+    if isinstance(answer, Mapping):
+        return {as_text(name): as_text(value) for name, value in answer.items()}
+    flat = [as_text(it) for it in answer]
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _contains(text: str, parts: Sequence[str]) -> bool:

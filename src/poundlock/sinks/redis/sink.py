@@ -24,10 +24,10 @@ import pyarrow as pa
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import derive_sink_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic, Writer
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import NotAuthorised, PoundlockError, UsageError
 from poundlock.sinks.redis.branches import Branches
-from poundlock.sinks.redis.client import Client, as_text
+from poundlock.sinks.redis.client import Client, as_pairs, as_text
 from poundlock.sinks.redis.types import parse_options, project
 from poundlock.sinks.redis.writer import RedisWriter
 
@@ -216,6 +216,11 @@ class Redis(Participant):
         names = self.branches.list_witnessed(namespace) + self.branches.list_open(namespace)
         return max((name.generation for name in names), default=0)
 
+    def committed_beyond(self, state: LogState) -> str | None:
+        assert state.generation is not None
+        names = self.branches.list_committed(state.generation.namespace)
+        return state.first_unexplained(self.name, ((name.batch, str(name)) for name in names))
+
     def prune(self, namespace: Namespace, floor: int) -> None:
         self.branches.prune(namespace, floor)
 
@@ -238,7 +243,7 @@ def _check_settings(client: Client, key: str) -> tuple[list[str], int | None]:
         with client.errors("reading the configuration"):
             found: dict[str, str] = {}
             for name in _SETTINGS:
-                found |= _pairs(client.execute("CONFIG", "GET", name, key=key))
+                found |= as_pairs(client.execute("CONFIG", "GET", name, key=key))
     except PoundlockError as error:
         if not isinstance(error, NotAuthorised) and "unknown command" not in str(error):
             raise
@@ -266,11 +271,3 @@ def _check_settings(client: Client, key: str) -> tuple[list[str], int | None]:
         )
     longest = found.get("proto-max-bulk-len")
     return warnings, int(longest) if longest else None
-
-
-def _pairs(answer: Any) -> dict[str, str]:
-    """Read the answer to CONFIG GET: a dictionary, or names and values in turn."""
-    if isinstance(answer, Mapping):
-        return {as_text(name): as_text(value) for name, value in answer.items()}
-    flat = [as_text(it) for it in answer]
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import Site
 from poundlock.sinks.sql.receipts import mode_of
 from poundlock.sinks.sql.witness import Witness
@@ -68,6 +68,10 @@ class SqlSink(Participant):
         with self.lend() as link:
             over = self.witness.newest_generation(link, namespace)
         return max(over, self.branches.newest_generation(namespace))
+
+    def committed_beyond(self, state: LogState) -> str | None:
+        with self.lend() as link:
+            return self.witness.committed_beyond(link, state)
 
 
 class BranchesByMode:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poundlock.core.model import Namespace
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import NotAuthorised, Rejected, Unavailable
 from poundlock.sinks.sql.dialect import Failure, Link
 from poundlock.sinks.sql.naming import read_id
@@ -267,6 +267,26 @@ class Witness:
             [namespace.pipeline, namespace.identity],
         )
         return int(found[0][0] or 0) if found else 0
+
+    def committed_beyond(self, link: Link, state: LogState) -> str | None:
+        """Return a batch or branch of this sink that the table calls committed and the log lacks."""
+        assert state.generation is not None
+        mark, space = link.dialect.mark, state.generation.namespace
+        mine = f"{_WHOSE.format(mark)} AND sink = {mark} AND state = 'committed'"
+        whose = [space.pipeline, space.identity, self.sink]
+        batches = self._query(link, f"SELECT DISTINCT batch FROM {self.table} WHERE {mine}", whose)
+        for (batch,) in batches or []:
+            if not state.explains(self.sink, int(batch)):
+                return f"rows of batch {batch}"
+        # Of a batch that is not finished, each branch is compared. There is seldom more than one.
+        query = f"SELECT branch FROM {self.table} WHERE {mine} AND batch = {mark}"
+        for history in state.unfinished:
+            batch = history.decided.batch
+            rows = self._query(link, query, [*whose, batch]) or []
+            beyond = state.first_unexplained(self.sink, ((batch, str(id_)) for (id_,) in rows))
+            if beyond is not None:
+                return beyond
+        return None
 
     def prune(self, link: Link, namespace: Namespace, floor: int, keep: Sequence[str] = ()) -> None:
         """Forget this sink's branches of batches below `floor`, except those in `keep`.
