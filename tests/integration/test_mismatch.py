@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import pymysql
 import pytest
 
 import oracle
 import poundlock as lock
 import trial
 from poundlock import sinks
+from poundlock.core.protocol import Step
 from poundlock.errors import LogMismatch
 
 FIRST = [f"first {number}" for number in range(20)]
@@ -39,6 +43,54 @@ def test_restoring_log_and_checkpoint_together_is_noticed(scene: Any, kafka: ora
     with pytest.raises(LogMismatch, match=r"seen generation 2 .* knows only 1: it was restored"):
         pipeline.start(availableNow=True)
     kafka.assert_exact(target, FIRST + SECOND)
+
+
+SINKS = ("kafka", "postgres", "staged", "mariadb", "valkey", "files")
+
+
+@pytest.fixture
+def sink(request: pytest.FixtureRequest, kafka: oracle.Kafka, topic: Any, tmp_path: Path) -> Any:
+    """A sink with an empty target in the system of this name."""
+    match request.param:
+        case "kafka":
+            return sinks.Kafka(topic(partitions=2), bootstrap_servers=kafka.servers)
+        case "postgres" | "staged" as mode:
+            server = request.getfixturevalue("postgres_server")
+            with psycopg.connect(server.dsn(), autocommit=True) as connection:
+                connection.execute(f"CREATE TABLE restored_{mode} (value text)")
+            commit = "staged" if mode == "staged" else "prepared"
+            return sinks.Postgres(f"restored_{mode}", dsn=server.dsn(), mode=commit)
+        case "mariadb":
+            server = request.getfixturevalue("mariadb_server")
+            with pymysql.connect(**server.connect_arguments()) as connection:
+                connection.cursor().execute("CREATE TABLE restored (value text)")
+            return sinks.MySQL("restored", url=server.address)
+        case "valkey":
+            server = request.getfixturevalue("valkey_server")
+            return sinks.Redis(list="restored", value="value", url=server.address)
+        case _:
+            return sinks.Files(str(tmp_path / "files"))
+
+
+@pytest.mark.parametrize("sink", SINKS, indirect=True)
+def test_restoring_both_within_one_generation_is_noticed(
+    spark: Any, kafka: oracle.Kafka, topic: Any, tmp_path: Path, sink: Any
+) -> None:
+    source, checkpoint, backup = topic(partitions=2), tmp_path / "checkpoint", tmp_path / "backup"
+    kafka.produce(source, FIRST)
+    select = ["CAST(value AS STRING) AS value"]
+    frame = trial.read(spark, kafka, source, select, maxOffsetsPerTrigger=10)
+
+    def copy(step: Step, facts: Mapping[str, object]) -> None:
+        if step is Step.ENTERED and facts["batch"] == 1:
+            shutil.copytree(checkpoint, backup)
+
+    pipeline = lock.pipeline(frame, name="restored", checkpoint_location=str(checkpoint)).to(sink)
+    trial.finish(pipeline.observe(copy))
+    shutil.rmtree(checkpoint)
+    shutil.copytree(backup, checkpoint)
+    with pytest.raises(LogMismatch, match=r"committed .* does not know it: it was restored"):
+        pipeline.start(availableNow=True)
 
 
 def test_a_deleted_log_is_noticed(scene: Any, kafka: oracle.Kafka) -> None:
