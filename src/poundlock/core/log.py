@@ -72,13 +72,8 @@ class Entry:
 
         Of the receipts of these finished batches, only the ids are read.
         """
-        try:
-            text, rest = _unseal(data)
-            body = json.loads(text)
-            if body["format"] != FORMAT:
-                raise ValueError(f"its format is {body['format']}, but this release reads {FORMAT}")
-            if body["number"] != number:
-                raise ValueError(f"it has the number {body['number']}")
+        with _readable(number, where):
+            body, rest = cls._open(number, data)
             record = body["record"]
             unread = "receipts" in record and record["batch"] in finished
             return cls(
@@ -88,11 +83,38 @@ class Entry:
                 record_from_json(record, None if unread else json.loads(rest or "[]")),
                 branch_ids(record) if unread else (),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LogCorrupt(
-                f"record {number} of the log at {where} is damaged: {error}. Restore it from a copy, "
-                "and never delete it"
-            ) from error
+
+    @classmethod
+    def nonce_in(cls, number: int, data: bytes, where: str) -> str:
+        """Return the nonce of a published record, without decoding its receipts.
+
+        Any damage raises `LogCorrupt`.
+        """
+        with _readable(number, where):
+            body, _ = cls._open(number, data)
+            record_from_json(body["record"], None)
+            return body["nonce"]
+
+    @staticmethod
+    def _open(number: int, data: bytes) -> tuple[dict[str, Any], bytes]:
+        text, rest = _unseal(data)
+        body = json.loads(text)
+        if body["format"] != FORMAT:
+            raise ValueError(f"its format is {body['format']}, but this release reads {FORMAT}")
+        if body["number"] != number:
+            raise ValueError(f"it has the number {body['number']}")
+        return body, rest
+
+
+@contextlib.contextmanager
+def _readable(number: int, where: str) -> Generator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LogCorrupt(
+            f"record {number} of the log at {where} is damaged: {error}. Restore it from a copy, "
+            "and never delete it"
+        ) from error
 
 
 # A record in a file: a line with the body and the checksum of all, and a line with the rest, if any.
@@ -118,7 +140,10 @@ def _canonical(body: object) -> bytes:
 
 
 def _checksum(text: bytes, rest: bytes) -> bytes:
-    return hashlib.sha256(text + b"\n" + rest).hexdigest().encode()
+    found = hashlib.sha256(text)
+    for part in (b"\n", rest):
+        found.update(part)
+    return found.hexdigest().encode()
 
 
 class TransactionLog(ABC):
@@ -233,8 +258,7 @@ class TransactionLog(ABC):
         if self._pending is None:
             return
         entry = self._pending
-        found = self._publish(entry)
-        if found.nonce != entry.nonce or not self._owns_predecessor():
+        if self._publish(entry) != entry.nonce or not self._owns_predecessor():
             self._pending = None
             raise self._fenced()
         self._pending = None
@@ -265,8 +289,8 @@ class TransactionLog(ABC):
                     self._delete(number)
         self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
 
-    def _publish(self, entry: Entry) -> Entry:
-        """Create the record and return the record that then has its number."""
+    def _publish(self, entry: Entry) -> str:
+        """Create the record and return the nonce of the record that then has its number."""
         data, error = entry.encode(), None
         for _ in range(self.settle_tries):
             try:
@@ -283,7 +307,7 @@ class TransactionLog(ABC):
                 error = unreadable
                 continue
             if found is not None:
-                return Entry.decode(entry.number, found, self.uri)
+                return Entry.nonce_in(entry.number, found, self.uri)
         raise Unavailable(
             f"record {entry.number} of the log at {self.uri} could not be written and its fate is "
             f"unknown ({type(error).__name__}: {error}). Nothing was committed or aborted since. Make "
@@ -308,7 +332,7 @@ class TransactionLog(ABC):
             data = self._read(self._last.number)
         if data is None:
             return False
-        return Entry.decode(self._last.number, data, self.uri).nonce == self._last.nonce
+        return Entry.nonce_in(self._last.number, data, self.uri) == self._last.nonce
 
     def _fenced(self) -> Fenced:
         return Fenced(

@@ -225,7 +225,7 @@ class Kafka(KafkaBranches):
     def annotate(self, receipts: Sequence[Receipt]) -> list[Receipt]:
         # A topic that is deleted and created again has the same name and offsets, but another id.
         handles: list[Mapping[str, Any]] = [receipt.handle for receipt in receipts]
-        names = [{part[0] for part in handle["written"]} for handle in handles]
+        names = [list[str](handle["written"]) for handle in handles]
         topics = self.client.run(cluster.topics, set[str]().union(*names))
         ids = {name: topic.id if topic else None for name, topic in topics.items()}
         return [
@@ -238,7 +238,8 @@ class Kafka(KafkaBranches):
         topics = handle.get("topics", {})
         return [
             LastRecord(topic, topics.get(topic) or "", partition, last)
-            for topic, partition, last in handle["written"]
+            for topic, (partitions, lasts) in handle["written"].items()
+            for partition, last in zip(partitions, lasts, strict=True)
         ]
 
     def witness(self, receipt: Receipt) -> Evidence:

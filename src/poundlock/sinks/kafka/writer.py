@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from poundlock.core.model import Branch
+from poundlock.core.model import Branch, Json
 from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerate_loss
 from poundlock.errors import BadRow, Rejected
 from poundlock.sinks.kafka.branches import NEVER_MS, transactional_id
@@ -123,9 +124,9 @@ class KafkaWriter(Writer):
             {
                 "producer_id": identity.producer_id,
                 "epoch": identity.epoch,
-                "written": [
-                    [topic, number, last] for (topic, number), (_, last) in sorted(written.items())
-                ],
+                "written": _columns(
+                    (topic, number, last) for (topic, number), (_, last) in written.items()
+                ),
             },
             began_at=self._began_at,
             expires_at=ends,
@@ -145,3 +146,15 @@ class KafkaWriter(Writer):
 def _reasons(marked: Any, reason: str) -> dict[int, str]:
     """Return the reason for each marked row, by row number."""
     return dict.fromkeys(map(int, np.flatnonzero(np.asarray(marked))), reason)
+
+
+def _columns(written: Iterable[tuple[str, int, int]]) -> dict[str, Json]:
+    """Return the partitions of each topic and the last offset in each, as two lists.
+
+    The driver reads thousands of these. A list for each partition would take much more of its time.
+    """
+    partitions, last_offsets = dict[str, list[Json]](), dict[str, list[Json]]()
+    for topic, number, last in sorted(written):
+        partitions.setdefault(topic, []).append(number)
+        last_offsets.setdefault(topic, []).append(last)
+    return {topic: [numbers, last_offsets[topic]] for topic, numbers in partitions.items()}
