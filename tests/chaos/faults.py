@@ -36,7 +36,7 @@ from poundlock.core.log import Disk
 from poundlock.core.model import Branch, Receipt, Stray
 from poundlock.core.participant import Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
-from poundlock.errors import PoundlockError, Rejected
+from poundlock.errors import PoundlockError, Rejected, Unavailable
 
 _POLL_S = 0.01
 
@@ -128,11 +128,22 @@ class Faults:
     def _kill_executor(self, name: str) -> None:
         """Kill the JVM of this task's executor: the parent of the daemon that forked us."""
         assert os.getpid() != self.driver
-        executor = _parent(os.getppid())
+        executor = _executor()
         assert b"CoarseGrainedExecutorBackend" in Path(f"/proc/{executor}/cmdline").read_bytes()
         os.kill(executor, signal.SIGKILL)
         while True:
             time.sleep(_POLL_S)
+
+    def _cut_off(self, name: str) -> None:
+        """From now on, no task on this executor reaches the sink (only in a task)."""
+        assert os.getpid() != self.driver
+        Path(self.reports, f"{name}.{_executor()}.cut-off").touch()
+        self.check_reachable()
+
+    def check_reachable(self) -> None:
+        """Raise the error of a sink that this executor cannot reach, if `cut-off` was carried out."""
+        if any(Path(self.reports).glob(f"{self.pipeline}@*.{_executor()}.cut-off")):
+            raise Unavailable("no route to the system from this executor\nconnection refused")
 
     def _fail(self, name: str) -> None:
         """Raise an exception that Poundlock does not expect."""
@@ -140,6 +151,11 @@ class Faults:
 
     def _reject(self, name: str) -> None:
         raise Rejected(f"injected at {name}")
+
+
+def _executor() -> int:
+    """Return the JVM of this task's executor: the parent of the daemon that forked us."""
+    return _parent(os.getppid())
 
 
 def _parent(pid: int) -> int:
@@ -160,6 +176,7 @@ class Watched(Participant):
             task=branch.task,
             retry=branch.retry,
         )
+        self.faults.check_reachable()
         reached("task:beginning")
         writer = WatchedWriter(super().begin(branch), reached)
         reached("task:began")

@@ -19,6 +19,7 @@ must be reached in this run (`nth`), and facts that must hold. `then` is one of
     note           only write the report
     fail, reject   raise an unknown error, or a no vote
     kill-worker, kill-executor    in a task: this Python worker, or the JVM of its executor
+    cut-off        in a task: from now on, no task on its executor reaches the sink
 
 A fault is carried out once in a run, by the first process that reaches it, after its report was
 written and synced. `live` is `start` and `finish`. For more than one driver at a time, use
@@ -116,7 +117,7 @@ class Life:
         self.reports = [
             json.loads(file.read_text())
             for file in reports.iterdir()
-            if file.suffix not in (".go", ".aside")
+            if file.suffix not in (".go", ".aside", ".cut-off")
         ]
         self.reports.sort(key=lambda report: report["at"])
 

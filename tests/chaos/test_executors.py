@@ -6,6 +6,8 @@ committed. The batch must succeed, with exactly the rows of the attempt that Spa
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,9 @@ EXECUTORS = {
     "spark.executor.memory": "600m",
     "spark.executor.cores": "1",
     "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    "spark.executorEnv.PYTHONPATH": str(HERE),
+    "spark.executorEnv.PYTHONPATH": os.pathsep.join(
+        [str(HERE), os.environ.get("PYTHONPATH", "")]  # what the driver imports, too
+    ),
 }
 SPECULATION = {
     "spark.speculation": "true",
@@ -91,6 +95,43 @@ def test_output_is_exact_when_executor_worker_and_task_are_lost_after_prepare(
     child.release(kind, "returning")
     life = child.finish().ended()
     assert life.reached == {kind: [*names(lost), "returning"]}
+    chaos.check()
+
+
+def test_a_pipeline_goes_on_when_one_executor_cannot_reach_a_sink(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
+    """Its tasks fail at once, so it is free for more tasks more often than the executor that works."""
+    query = Query("outputs", rows=150)
+    servers = kafka_server.bootstrap_servers
+    chaos = Chaos(tmp_path, servers, [query], master=LOCAL_CLUSTER, conf=EXECUTORS)
+    cut_off = Fault("task:beginning", "cut-off", match={"batch": 1})
+    life = chaos.live({"outputs": cut_off}).ended()
+    assert life.reached == {"outputs": ["task:beginning"]}
+    assert "aborted" not in life.output, "Spark runs the tasks elsewhere, within one attempt"
+    chaos.check()
+
+
+def test_the_sinks_error_is_raised_when_no_executor_reaches_it(
+    kafka_server: Cluster, tmp_path: Path
+) -> None:
+    query = Query("outputs", rows=60, settings={"tries": 1})
+    servers = kafka_server.bootstrap_servers
+    chaos = Chaos(tmp_path, servers, [query], master=LOCAL_CLUSTER, conf=EXECUTORS)
+    batch = {"batch": 1, "sink": "hot"}
+    cut_off = [
+        Fault("task:beginning", "cut-off", match=batch, name="one"),
+        Fault("task:beginning", "cut-off", match=batch, name="the other"),
+    ]
+    life = chaos.live({"outputs": cut_off})
+    assert life.returncode == 1
+    assert re.search(
+        r"^poundlock\.errors\.Unavailable: \[outputs.*, sink \S+\] no route to the system from this "
+        r"executor\nconnection refused\npipeline outputs ended with Unavailable$",
+        life.output,
+        re.MULTILINE,
+    ), life.tail()
+    chaos.live().ended()  # both executors are new
     chaos.check()
 
 

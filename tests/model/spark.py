@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import Rejected, Unavailable
+from poundlock.errors import Unavailable
 
 from .schedule import Config
 from .systems import Row
@@ -142,7 +142,7 @@ class SimJob:
                 prepared.began_at,
                 prepared.expires_at,
             )
-        raise Rejected("a task failed too often", transaction=str(transaction), sink=sink)
+        raise Unavailable("a task failed too often", transaction=str(transaction), sink=sink)
 
 
 @dataclass

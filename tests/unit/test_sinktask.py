@@ -10,8 +10,9 @@ import pytest
 
 from poundlock.core.model import Branch, Fingerprint, Namespace, Transaction
 from poundlock.core.participant import PreparedBranch, Writer
-from poundlock.errors import BadRow, Rejected
+from poundlock.errors import BadRow, Rejected, Unavailable
 from poundlock.sinks.memory import Memory, MemorySystem, MemoryWriter
+from poundlock.spark.failures import TaskFailed, failed_task_error
 from poundlock.spark.pipeline.sinktask import SinkTask
 from poundlock.spark.pipeline.task import WriteTask, read_votes
 
@@ -115,6 +116,37 @@ def test_a_task_that_may_run_once_refuses_a_second_run(
         assert sink.server.branches == {}
     else:
         assert len(read_votes(votes)[0]) == 1
+
+
+@pytest.mark.parametrize("at_most_once", [False, True])
+def test_a_system_that_is_away_fails_the_task_unless_it_may_run_once(
+    monkeypatch: pytest.MonkeyPatch, at_most_once: bool
+) -> None:
+    def begin(branch: Branch) -> Writer:
+        raise Unavailable("no route to the host\n\tconnection {refused}")
+
+    context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: 0)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    sink = Memory("out", MemorySystem())
+    sink.begin = begin  # type: ignore[method-assign]
+    rows, hashes = columns([1])
+    batch = pa.RecordBatch.from_arrays([rows, hashes], names=["rows0", "hash0"])
+    task = WriteTask([sink], {}, TRANSACTION, frozenset({"out"}), at_most_once=at_most_once)
+    if at_most_once:
+        votes = [vote for answer in task(iter([batch])) for vote in answer.column(0).to_pylist()]
+        with pytest.raises(Unavailable) as caught:
+            read_votes(votes)
+        error: object = caught.value
+    else:
+        with pytest.raises(TaskFailed) as failed:
+            list(task(iter([batch])))
+        text = (
+            f"Job aborted: Task 0 failed 4 times: {type(failed.value)}: {failed.value}\n\tat org."
+        )
+        error = failed_task_error(RuntimeError(text))
+    assert isinstance(error, Unavailable)
+    assert error.args == ("no route to the host\n\tconnection {refused}",)
+    assert (error.sink, error.transaction) == ("out", str(TRANSACTION))
 
 
 def test_bad_rows_are_written_as_dead_letters_in_their_own_branch(picky: Picky) -> None:

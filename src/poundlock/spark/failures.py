@@ -1,13 +1,49 @@
-"""Recovers errors of operators from the text of Spark's errors."""
+"""Carries errors from tasks to the driver: as data in a vote, or in the text of Spark's own error."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from poundlock.errors import OperatorFailed, PoundlockError, StateExpired, UsageError
+from poundlock import errors
+from poundlock.errors import OperatorFailed, PoundlockError, StateExpired, Unavailable, UsageError
 
 _KINDS = {kind.__name__: kind for kind in (OperatorFailed, StateExpired, UsageError)}
 _RAISED = re.compile(rf"(?:^|\] )poundlock\.errors\.({'|'.join(_KINDS)}): (.*)$", re.MULTILINE)
+_MARK = "poundlock-error: "  # before an error as JSON, on a line of its own
+_MARKED = re.compile(rf"^{_MARK}(\{{.*\}})$", re.MULTILINE)
+
+
+class TaskFailed(Exception):
+    """Ends a task that could not reach a system, so that Spark runs it again, elsewhere if it can.
+
+    The text has the error for the reader of Spark's log, and once more for `failed_task_error`.
+    """
+
+    def __init__(self, error: Unavailable):
+        super().__init__(f"{error}\n{_MARK}{json.dumps(error_to_json(error))}\n")
+
+
+def error_to_json(error: PoundlockError) -> dict[str, Any]:
+    return {
+        "kind": type(error).__name__,
+        "message": str(error.args[0]),
+        "transaction": error.transaction,
+        "sink": error.sink,
+    }
+
+
+def error_from_json(body: Mapping[str, Any]) -> PoundlockError:
+    kind = getattr(errors, body["kind"], errors.Rejected)
+    return kind(body["message"], transaction=body["transaction"], sink=body["sink"])
+
+
+def failed_task_error(error: BaseException) -> PoundlockError | None:
+    """Return the error with which a task failed too often (`TaskFailed`), None if there is none."""
+    found = _MARKED.findall(str(error))
+    return error_from_json(json.loads(found[-1])) if found else None
 
 
 def operator_error(error: BaseException) -> PoundlockError | None:

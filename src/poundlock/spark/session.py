@@ -50,6 +50,14 @@ def configure(
         raise UsageError(
             f"state_backend={state_backend!r} is unknown: use one of {', '.join(BACKENDS)}"
         )
+    if "spark.excludeOnFailure" not in _submitted():
+        # An executor that cannot reach a system fails its tasks at once, so that Spark would run them
+        # there again and again. Now it runs a failed task elsewhere, and if there is no other
+        # executor, the batch fails without the 120 s that Spark would wait for one.
+        exclude = "excludeOnFailure"
+        builder = builder.config(f"spark.{exclude}.taskAndStage.enabled", "true").config(
+            f"spark.scheduler.{exclude}.unschedulableTaskSetTimeout", "1s"
+        )
     provider = f"org.apache.spark.sql.execution.streaming.state.{BACKENDS[state_backend]}"
     return (
         builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "20000")

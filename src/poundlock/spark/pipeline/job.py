@@ -18,7 +18,7 @@ from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
 from poundlock.errors import Rejected
-from poundlock.spark.failures import operator_error
+from poundlock.spark.failures import failed_task_error, operator_error
 from poundlock.spark.pipeline.task import VOTE_SCHEMA, WriteTask, read_votes
 
 logger = logging.getLogger("poundlock")
@@ -95,7 +95,7 @@ class SparkJob:
                     "(prepare_timeout): tasks that have not voted count as rejected. Make batches "
                     "smaller or the limit longer"
                 ) from error
-            if failed := operator_error(error):
+            if failed := failed_task_error(error) or operator_error(error):
                 raise failed from error
             raise Rejected(f"the tasks failed: {_first_line(error)}") from error
         receipts, totals, bad = read_votes([row.vote for row in rows])

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from poundlock.core.log import NumberTaken
 from poundlock.core.site import create_local
 from poundlock.errors import PoundlockError, Unavailable
+from poundlock.spark.failures import TaskFailed, failed_task_error
 from poundlock.spark.pipeline.task import encode_refusal, read_votes
 from poundlock.spark.storage import HadoopFiles, local_path
 
@@ -41,10 +42,13 @@ class SparkSite:
         if not items:
             return []
 
-        # Errors are returned as values: Spark would run a task that raised again.
+        # Refusals are returned as values: Spark would run a task that raised again. That is wanted
+        # only where the system was not reached, because another executor may reach it.
         def task(item: T) -> tuple[R | None, str | None]:
             try:
                 return function(item), None
+            except Unavailable as error:
+                raise TaskFailed(error) from error
             except PoundlockError as error:
                 return None, encode_refusal(error)
 
@@ -52,6 +56,8 @@ class SparkSite:
         try:
             answers = context.parallelize(list(items), len(items)).map(task).collect()
         except (PySparkException, Py4JError) as error:
+            if failed := failed_task_error(error):
+                raise failed from error
             raise Unavailable(f"the tasks that send rows failed: {error}") from error
         for _, error in answers:
             if error is not None:

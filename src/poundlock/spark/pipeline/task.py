@@ -5,7 +5,8 @@ Rules of this file:
 - There is no Python call per row.
 - The input is always read to its end, because Spark commits a query's state only then.
 - A no vote is returned as data. The driver gets the original error, and Spark does not run the task
-  again.
+  again. A system that does not answer (`Unavailable`) is no refusal: it fails the task, and Spark
+  runs the task again, because another executor may reach the system.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from poundlock import errors
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import PoundlockError, Rejected
+from poundlock.errors import PoundlockError, Rejected, Unavailable
 from poundlock.spark.columns import hash_column, read_rows
+from poundlock.spark.failures import TaskFailed, error_from_json, error_to_json
 from poundlock.spark.pipeline.sinktask import SinkTask
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class WriteTask:
                 sink_task.abandon()
             if not isinstance(error, PoundlockError):
                 raise
+            if isinstance(error, Unavailable) and not self.at_most_once:
+                raise TaskFailed(error) from error
             for _ in batches:
                 pass
             votes = [encode_refusal(error)]
@@ -122,13 +125,7 @@ def encode_vote(sink: str, offered: Fingerprint, receipt: Receipt | None, bad: i
 
 def encode_refusal(refusal: PoundlockError) -> str:
     """Encode a no vote: the error, which the driver raises."""
-    body = {
-        "kind": type(refusal).__name__,
-        "message": str(refusal.args[0]),
-        "transaction": refusal.transaction,
-        "sink": refusal.sink,
-    }
-    return json.dumps({"no": body})
+    return json.dumps({"no": error_to_json(refusal)})
 
 
 def read_votes(
@@ -143,7 +140,7 @@ def read_votes(
     bad: dict[str, int] = {}
     for vote in map(json.loads, votes):
         if "no" in vote:
-            raise _refusal(vote["no"])
+            raise error_from_json(vote["no"])
         sink = vote["sink"]
         part = Fingerprint.from_json(vote)
         totals[sink] = totals.get(sink, Fingerprint()) + part
@@ -152,8 +149,3 @@ def read_votes(
         if vote["bad"]:
             bad[sink] = bad.get(sink, 0) + vote["bad"]
     return receipts, totals, bad
-
-
-def _refusal(body: Mapping[str, Any]) -> PoundlockError:
-    kind = getattr(errors, body["kind"], errors.Rejected)
-    return kind(body["message"], transaction=body["transaction"], sink=body["sink"])
