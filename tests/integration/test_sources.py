@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -425,6 +426,49 @@ def test_an_at_most_once_batch_is_not_tried_again(
         with pytest.raises(Rejected, match="away for a moment"):
             trial.finish(pipeline)
     assert (tmp_path / "written").read_text() == ("1\n1\n" if replayable else "1\n")
+
+
+def test_rows_are_written_at_most_once_when_spark_repeats_a_stage(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Shuffled rows vanish while they are written, and Spark computes and reads them again.
+
+    It then runs the tasks again that have not ended, and counts their attempts from 0.
+    """
+
+    class Vanishing(sinks.Simple):
+        """The first task that writes removes what has been shuffled, and lasts until the others end."""
+
+        def __init__(self, place: Path):
+            super().__init__("out")
+            self.place = place
+
+        def write(self, rows: pa.RecordBatch) -> None:
+            with open(self.place, "a") as file:
+                file.writelines(f"{row['n']}\n" for row in rows.to_pylist())
+            try:
+                (self.place.parent / "first").touch(exist_ok=False)
+            except FileExistsError:
+                self.wait(lambda: (self.place.parent / "vanished").exists())
+                return
+            for place in os.environ["SPARK_LOCAL_DIRS"].split(","):
+                for file in Path(place).rglob("shuffle_*.data"):
+                    file.unlink()
+            (self.place.parent / "vanished").touch()
+            self.wait(lambda: len(self.place.read_text().split()) >= 12)
+
+        def wait(self, ended: Callable[[], bool]) -> None:
+            deadline = time.monotonic() + 60
+            while not ended():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+    rows = [(n,) for n in range(12)]
+    collection = lock.from_collection(spark, rows, "n int", directory=tmp_path / "rows")
+    frame = lock.custom(collection.repartition(12, "n"), replayable=False, name="mine")
+    trial.finish(make_pipeline(frame, Vanishing(tmp_path / "written"), tmp_path))
+    written = (tmp_path / "written").read_text().split()
+    assert sorted(map(int, written)) == [n for (n,) in rows]
 
 
 def test_a_socket_is_read_at_most_once(spark: SparkSession, tmp_path: Path) -> None:

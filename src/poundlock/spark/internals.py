@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Generator
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -25,6 +26,22 @@ def analyzed_plan(frame: DataFrame) -> Any:
     """Return the analysed logical plan of a frame."""
     java: Any = frame._jdf
     return java.queryExecution().analyzed()
+
+
+@contextlib.contextmanager
+def computed(frame: DataFrame) -> Generator[DataFrame]:
+    """Compute a frame, and give a frame that reads the rows from where they were computed.
+
+    Its job has one stage, which reads no shuffle. So Spark never submits this stage a second time: a
+    stage is submitted again only when it cannot fetch a shuffle's rows. If an executor is lost, so are
+    its rows, and the tasks that read them fail.
+    """
+    rows = frame.localCheckpoint()
+    try:
+        yield rows
+    finally:
+        with contextlib.suppress(Py4JError):  # the JVM also drops them when nothing refers to them
+            analyzed_plan(rows).rdd().unpersist(False)
 
 
 def parsed_sql(spark: SparkSession, text: str) -> Any:

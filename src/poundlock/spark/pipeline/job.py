@@ -12,12 +12,13 @@ from typing import Protocol
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
 from poundlock.errors import Rejected
+from poundlock.spark import internals
 from poundlock.spark.failures import failed_task_error, operator_error
 from poundlock.spark.pipeline.task import VOTE_SCHEMA, WriteTask, read_votes
 
@@ -87,7 +88,7 @@ class SparkJob:
     def _run(self, task: WriteTask) -> tuple[list[Receipt], dict[str, Fingerprint]]:
         try:
             with self._time_limit() as overran:
-                rows = self.frame.mapInArrow(task, VOTE_SCHEMA).collect()
+                rows = self._collect(task)
         except (PySparkException, Py4JError) as error:
             if overran.is_set():
                 raise Rejected(
@@ -104,6 +105,14 @@ class SparkJob:
             where = f"sent to sink {target.name}" if target else "left out (on_bad_row='skip')"
             logger.warning("sink %s could not take %d rows: they are %s", name, count, where)
         return receipts, {sink.name: Fingerprint() for sink in self.sinks} | totals
+
+    def _collect(self, task: WriteTask) -> list[Row]:
+        if not task.at_most_once:
+            return self.frame.mapInArrow(task, VOTE_SCHEMA).collect()
+        # A stage that is submitted again numbers the attempts of its tasks from 0 again, so a task
+        # could not tell that it had been run before.
+        with internals.computed(self.frame) as computed:
+            return computed.mapInArrow(task, VOTE_SCHEMA).collect()
 
     @contextmanager
     def _time_limit(self) -> Iterator[threading.Event]:
