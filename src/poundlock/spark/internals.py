@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from py4j.java_gateway import get_field, is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import cloudpickle
+from pyspark import SparkConf, SparkContext, cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -99,6 +99,23 @@ def watermark_delay(node: Any) -> int:
 def jvm(spark: SparkSession) -> Any:
     """Return the JVM's classes."""
     return spark._jvm
+
+
+def jvm_runs() -> bool:
+    """Return whether this program has started a JVM, or was started by one."""
+    return SparkContext._gateway is not None
+
+
+def jvm_environment(name: str) -> str | None:
+    """Return a variable of the JVM's environment; None if it is not set or no JVM runs."""
+    running: Any = SparkContext._jvm
+    return running.java.lang.System.getenv(name) if jvm_runs() else None
+
+
+def submitted_settings() -> dict[str, str]:
+    """Return the settings of the JVM that started this program."""
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def hadoop_conf(spark: SparkSession) -> Any:

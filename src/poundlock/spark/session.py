@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
 
 from pyspark.sql import SparkSession
 
 from poundlock.errors import UsageError
 from poundlock.jvm import jars
+from poundlock.spark import internals
+
+logger = logging.getLogger("poundlock")
 
 _ROCKSDB = "RocksDBStateStoreProvider"
 _STATE = "spark.sql.streaming.stateStore"
@@ -21,6 +28,9 @@ BACKENDS = {
     "files": "HDFSBackedStateStoreProvider",
     "memory": "HDFSBackedStateStoreProvider",
 }
+
+_LOOPBACK = "127.0.0.1"
+_UI_ADDRESS = "SPARK_LOCAL_IP"  # no setting has this address, only the JVM's environment
 
 
 def configure(
@@ -90,6 +100,9 @@ def session(
     task of a stateful query opens its own store. `delta` adds Delta Lake. The `state_backend` "rocksdb"
     writes only changes to checkpoints. "files" and "memory" keep state in the executors' memory and its
     changes in files, and support only Spark's own operators. `conf` overrides everything else.
+
+    With a local master, Spark listens on the loopback interface only, and so does its UI. Set
+    SPARK_LOCAL_IP in the environment to choose another address for the UI.
     """
     builder = configure(
         SparkSession.Builder().appName(app_name),
@@ -97,22 +110,63 @@ def session(
         delta=delta,
         state_backend=state_backend,
     )
-    if master or "spark.master" not in _submitted():
-        builder = builder.master(master or "local[*]")
-    if (master or "local").startswith("local"):
-        if "spark.sql.shuffle.partitions" not in _submitted():
+    submitted, given = _submitted(), dict(conf or {})
+    chosen = given.get("spark.master") or master or submitted.get("spark.master") or "local[*]"
+    builder = builder.master(chosen)
+    local = chosen.startswith("local")
+    if local:
+        if "spark.sql.shuffle.partitions" not in submitted:
             parallelism = parallelism or os.cpu_count() or 1
-        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config(
-            "spark.driver.host", "127.0.0.1"
+        for name in ("spark.driver.bindAddress", "spark.driver.host"):
+            builder = builder.config(name, _LOOPBACK)
+        if _ui_is_open() and "spark.ui.enabled" not in submitted | given:
+            logger.warning(
+                "Spark's UI is off, because it would listen on every interface of this machine. To "
+                f"have it, set {_UI_ADDRESS}={_LOOPBACK} in the environment of spark-submit"
+            )
+            builder = builder.config("spark.ui.enabled", "false")
+    elif internals.jvm_environment(_UI_ADDRESS) == _LOOPBACK and _UI_ADDRESS not in os.environ:
+        raise UsageError(
+            f"the executors of {chosen} could not reach this program: its JVM was started for a local "
+            "master, and listens on the loopback interface only. Use the cluster from another program, "
+            f"or set {_UI_ADDRESS} to this machine's address before the first session"
         )
     if parallelism is not None:
         builder = builder.config("spark.sql.shuffle.partitions", str(parallelism))
     builder = builder.config("spark.ui.showConsoleProgress", "false")
-    for key, value in (conf or {}).items():
+    for key, value in given.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _ui_on_loopback(local):
+        return builder.getOrCreate()
 
 
-def _submitted() -> str:
-    """Return the settings of spark-submit in the environment, empty without it."""
-    return os.environ.get("PYSPARK_SUBMIT_ARGS", "") + os.environ.get("SPARK_CONF_DIR", "")
+def _submitted() -> dict[str, str]:
+    """Return the settings of spark-submit: of its JVM, or of the environment that pyspark passes it."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return internals.submitted_settings()
+    found: dict[str, str] = {}
+    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    for word, value in pairwise(words):
+        if word == "--master":
+            found["spark.master"] = value
+        elif word in ("--conf", "-c"):
+            key, _, found[key] = value.partition("=")
+    return found
+
+
+def _ui_is_open() -> bool:
+    """Return whether a JVM runs already whose UI would listen on every interface."""
+    return internals.jvm_runs() and not internals.jvm_environment(_UI_ADDRESS)
+
+
+@contextmanager
+def _ui_on_loopback(local: bool) -> Generator[None]:
+    """Have a JVM that is started inside the block bind its UI to the loopback interface."""
+    if not local or _UI_ADDRESS in os.environ:
+        yield
+        return
+    os.environ[_UI_ADDRESS] = _LOOPBACK
+    try:
+        yield
+    finally:
+        del os.environ[_UI_ADDRESS]
