@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -318,12 +321,71 @@ class TestCollection:
     def test_dictionaries_and_an_empty_list_are_accepted(
         self, spark: SparkSession, tmp_path: Path
     ) -> None:
-        frame = lock.from_collection(spark, [{"a": 1, "b": None}], "a int, b string")
+        rows = [{"a": 1, "b": None}]
+        frame = lock.from_collection(spark, rows, "a int, b string", directory=tmp_path)
         assert frame.schema.simpleString() == "struct<a:int,b:string>"
         empty = lock.from_collection(spark, [], "a int", directory=tmp_path)
         assert empty.isStreaming
         with pytest.raises(UsageError, match="at least one row"):
             lock.from_collection(spark, [(1,)], "a int", batch_rows=0)
+
+    TYPES = (
+        "b boolean, i8 tinyint, i64 bigint, f float, d double, m decimal(38, 9), s string, y binary, "
+        "day date, at timestamp, local timestamp_ntz, took interval day to second, "
+        "list array<struct<x: int>>, map map<string, double>, inner struct<x: int, y: array<string>>"
+    )
+
+    def test_a_file_of_every_type_is_intact(self, spark: SparkSession, tmp_path: Path) -> None:
+        now = datetime(2024, 2, 29, 23, 59, 59, 999999)
+        values: tuple[Any, ...] = (
+            True,
+            -1,
+            1 << 62,
+            0.1,
+            math.nan,
+            Decimal("1e-9"),
+            "\0ü",
+            b"\xff",
+        )
+        values += (
+            now.date(),
+            now,
+            now,
+            timedelta(microseconds=-1),
+            [(1,)],
+            {"k": -0.0},
+            (1, ["a"]),
+        )
+        rows = [values, (None,) * len(values)]
+        for _ in range(2):
+            frame = lock.from_collection(spark, rows, self.TYPES, directory=tmp_path)
+        assert frame.isStreaming
+
+    def test_a_changed_or_planted_file_is_refused(
+        self, spark: SparkSession, tmp_path: Path
+    ) -> None:
+        self.make(spark, tmp_path)
+        first, second, _ = sorted((tmp_path / "rows").rglob("*.parquet"))
+        genuine = first.read_bytes()
+        for planted in (second.read_bytes(), b"PAR1", b""):
+            first.write_bytes(planted)
+            with pytest.raises(UsageError, match="does not have the rows that were written"):
+                self.make(spark, tmp_path)
+        first.write_bytes(genuine)
+        self.make(spark, tmp_path)
+
+    def test_the_default_directory_is_private(
+        self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        self.make(spark, tmp_path, directory=None)
+        place = tmp_path / "state" / "poundlock" / "collections"
+        assert list(place.rglob("*.parquet"))
+        assert place.stat().st_mode & 0o777 == 0o700
+        place.rename(tmp_path / "elsewhere")
+        place.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UsageError, match="collections is not a directory, or is a link"):
+            self.make(spark, tmp_path, directory=None)
 
 
 class TestFiles:

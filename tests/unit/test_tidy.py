@@ -99,7 +99,7 @@ def test_only_spark_imports_pyspark(path: Path) -> None:
 # package directly below `poundlock` is in exactly one layer; `poundlock` itself is the top.
 LAYERS = (
     ("errors",),
-    ("core", "secret", "stream", "jvm"),
+    ("core", "secret", "ownership", "stream", "jvm"),
     ("filesystem", "servers"),
     ("sinks",),
     ("sources",),

@@ -15,7 +15,6 @@ Signals go only to processes that are recorded here and are still the same ones.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -30,6 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from poundlock import ownership
 from poundlock.errors import Unavailable, UsageError
 from poundlock.servers.process import Process, spawn, stop_all
 
@@ -165,9 +165,7 @@ def write_private(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def locked(home: Path) -> Iterator[None]:
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(home / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with ownership.locked(ownership.own_directory(home) / "lock"):
         yield
 
 
