@@ -184,7 +184,7 @@ class Driver:
     def _spoil(self, fault: str | None, label: str, effect: Callable[[], T], error: Exception) -> T:
         if fault is None:
             return effect()
-        self.hurt = True
+        self.hurt = self.hurt or label != "del"  # a record that stays only takes space
         self.world.oracle.count(fault)
         if fault in ("lose_answer", "interrupt_after", "duplicate"):
             result = effect()

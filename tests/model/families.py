@@ -156,6 +156,18 @@ def woken_in_compaction() -> Iterator[Schedule]:
                 yield Schedule(config, (pause, Fault("switch", deleted, "del", arg=1)))
 
 
+def refused_deletes() -> Iterator[Schedule]:
+    """Compaction cannot delete a record; then a driver wakes that was paused before a record."""
+    for log, place in (("file", "link"), ("remote", "put")):
+        config = replace(LONG, log=log)
+        for refused in range(effects(config).count("del")):
+            yield Schedule(config, (Fault("lose_request", refused, "del"),))
+        for nth in range(2, 5):
+            pause = Fault("switch", nth, place)
+            for refused in range(effects(config, pause).count("del")):
+                yield Schedule(config, (pause, Fault("lose_request", refused, "del")))
+
+
 def tampered_checkpoints() -> Iterator[Schedule]:
     for config, (kind, arg) in itertools.product(
         (PLAIN, REMOTE), (("restore", 0), ("restore", 1), ("delete", 0), ("copy", 0))
@@ -241,6 +253,7 @@ FAMILIES = (
     late_markers,
     replays_that_differ,
     woken_in_compaction,
+    refused_deletes,
     tampered_checkpoints,
     restored_together,
     asked_late,

@@ -88,6 +88,12 @@ class SpoiledDisk(Disk):
     def link(self, source: str, target: str) -> None:
         self._spoiled("link", target, lambda: super(SpoiledDisk, self).link(source, target))
 
+    def unlink(self, path: str) -> None:
+        error = self.fail("unlink", path)
+        if error is not None:
+            raise error
+        super().unlink(path)
+
     def read(self, path: str) -> bytes:
         return self._spoiled("read", path, lambda: super(SpoiledDisk, self).read(path))
 
@@ -385,6 +391,30 @@ def test_a_record_that_reappears_is_ignored(tmp_path: Path) -> None:
     file_of(tmp_path, 2).write_bytes(b"rubbish")
     assert set(opened(tmp_path).state.batches) == {2}
     log.append(decided(3))
+
+
+@pytest.mark.parametrize("refused", [0, 3])
+def test_a_record_that_cannot_be_deleted_is_deleted_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: int
+) -> None:
+    written(tmp_path, generation(), *finished_batches(4))
+    disk = SpoiledDisk()
+    log = opened(tmp_path, disk)
+    disk.fail = lambda call, path: (
+        PermissionError(errno.EPERM, "Operation not permitted")
+        if call == "unlink" and Path(path) == file_of(tmp_path, refused)
+        else None
+    )
+    log.compact(keep=1)
+    kept = [number for number in range(9) if file_of(tmp_path, number).exists()]
+    assert kept == [*range(refused, 9)], "the oldest go first, and none after a failure"
+    assert "were not deleted, and only take space" in caplog.text
+    for record in (decided(4), Finished(4)):
+        log.append(record)
+    assert set(opened(tmp_path).state.batches) == {3, 4}
+    disk.fail = lambda call, path: None
+    log.compact(keep=1)
+    assert not any(file_of(tmp_path, number).exists() for number in range(9))
 
 
 def test_an_operator_decision_on_an_old_batch_survives_compaction(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import time
@@ -28,6 +29,8 @@ from poundlock.core.encoding import BranchIds, branch_ids, record_from_json, rec
 from poundlock.core.model import Compacted, Decided, Finished, Json, Record
 from poundlock.core.protocol import LogState
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
+
+logger = logging.getLogger("poundlock")
 
 FORMAT = 2
 
@@ -273,7 +276,10 @@ class TransactionLog(ABC):
             raise self._fenced()
 
     def compact(self, keep: int) -> None:
-        """Drop the records of all but the newest `keep` batches."""
+        """Drop the records of all but the newest `keep` batches.
+
+        A record that cannot be deleted is ignored from now on, and the next compaction deletes it.
+        """
         newest = sorted(self.state.batches)[-keep:]
         held = [history.decided.batch for history in self.state.unfinished]
         if not newest or self.state.generation is None:
@@ -282,12 +288,22 @@ class TransactionLog(ABC):
         generation = replace(self.state.generation, query=self.state.query)
         floor = self._decided_at[batch_floor]
         self.append(Compacted(floor, batch_floor, generation))
-        # Oldest first: a driver that finds its last record deleted knows that it was replaced.
-        with self._reachable():
-            for number in sorted(self._numbers()):
-                if number < floor:
-                    self._delete(number)
         self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
+        try:
+            self._delete_below(floor)
+        except (OSError, Unavailable) as error:
+            logger.warning(
+                "old records of the log at %s were not deleted, and only take space until the next "
+                "compaction: %s",
+                *(self.uri, error),
+            )
+
+    def _delete_below(self, floor: int) -> None:
+        # Oldest first, and none after a failure: a driver that finds its last record deleted knows
+        # that it was replaced.
+        for number in sorted(self._numbers()):
+            if number < floor:
+                self._delete(number)
 
     def _publish(self, entry: Entry) -> str:
         """Create the record and return the nonce of the record that then has its number."""

@@ -106,11 +106,11 @@ class KafkaSource(ClientOwner):
         if self.mode is OffsetMode.ON_BATCH:
             self._pending[batch] = offsets
 
-    def completed(self, batch: int, *, stopping: bool = False) -> None:
+    def completed(self, batch: int) -> None:
         """Commit a final batch's offsets to the group, and drop older ones.
 
-        Runs in the batch's own thread, so there is never more than one commit at a time. Errors are
-        ignored only while stopping, because the next start hands the offsets back.
+        Runs in the batch's own thread, so there is never more than one commit at a time. An error is
+        only logged: the batch is final, and the offsets of the next one cover its offsets.
         """
         if self.mode is not OffsetMode.ON_BATCH:
             return
@@ -128,11 +128,15 @@ class KafkaSource(ClientOwner):
         try:
             self.client.run(commit_offsets, self.group, offsets)
         except PoundlockError as error:
-            if not stopping:
-                raise
-            logger.warning(
-                "group %s: offsets not handed back while stopping: %s", self.group, error
-            )
+            self.not_handed_back(batch, error)
+
+    def not_handed_back(self, batch: int, error: PoundlockError) -> None:
+        """Log why a final batch's offsets could not be committed to the group."""
+        logger.warning(
+            "group %s: the offsets of batch %d were not handed back, but will be with those of the "
+            "next batch: %s",
+            *(self.group, batch, error),
+        )
 
 
 # By token. A plan holds only the token, so it holds no secret.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 from poundlock.core import log as logging
 from poundlock.core.log import FileLog, NumberTaken, TransactionLog
 from poundlock.core.model import Compacted
+from poundlock.errors import Rejected
 
 from .. import families
 from .planting import Patch, mutant
@@ -81,12 +83,12 @@ def fsync_again(patch: Patch) -> None:
 
 @mutant(families.races, "a create that returns counts as success, and is not read back")
 def no_read_back(patch: Patch) -> None:
-    def publish(self: TransactionLog, entry: logging.Entry) -> logging.Entry:
+    def publish(self: TransactionLog, entry: logging.Entry) -> str:
         try:
             self._create(entry.number, entry.encode())
         except Exception:  # noqa: BLE001
             return original(self, entry)
-        return entry
+        return entry.nonce
 
     original = TransactionLog._publish
     patch.setattr(TransactionLog, "_publish", publish)
@@ -101,12 +103,12 @@ def no_look_at_the_predecessor(patch: Patch) -> None:
 def next_number(patch: Patch) -> None:
     def settle(self: TransactionLog) -> None:
         while self._pending is not None:
-            found = self._publish(self._pending)
-            if found.nonce == self._pending.nonce:
+            entry = self._pending
+            if self._publish(entry) == entry.nonce:
                 self._pending = None
-                self._apply(found)
+                self._apply(entry)
             else:
-                self._pending = replace(self._pending, number=self._pending.number + 1)
+                self._pending = replace(entry, number=entry.number + 1)
 
     patch.setattr(TransactionLog, "settle", settle)
 
@@ -134,3 +136,26 @@ def compaction_without_record(patch: Patch) -> None:
                 self._delete(number)
 
     patch.setattr(TransactionLog, "compact", compact)
+
+
+@mutant(families.refused_deletes, "a record that cannot be deleted stops the batch")
+def refused_delete_stops(patch: Patch) -> None:
+    def delete_below(self: TransactionLog, floor: int) -> None:
+        try:
+            original(self, floor)
+        except OSError as error:
+            raise Rejected("an old record cannot be deleted") from error
+
+    original = TransactionLog._delete_below
+    patch.setattr(TransactionLog, "_delete_below", delete_below)
+
+
+@mutant(families.refused_deletes, "compaction goes on behind a record that cannot be deleted")
+def compaction_leaves_a_record(patch: Patch) -> None:
+    def delete_below(self: TransactionLog, floor: int) -> None:
+        for number in sorted(self._numbers()):
+            if number < floor:
+                with contextlib.suppress(OSError):
+                    self._delete(number)
+
+    patch.setattr(TransactionLog, "_delete_below", delete_below)

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
-from poundlock.errors import LogMismatch, PoundlockError
+from poundlock.errors import LogMismatch, PoundlockError, Unavailable
 from poundlock.sources.kafka import KafkaSource, OffsetMode
 from poundlock.spark.pipeline.job import SparkJob
 from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
@@ -149,12 +149,19 @@ class Batches:
     def _return_offsets(
         self, batch: int, ends: Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]
     ) -> None:
-        """Commit the offsets of a finished batch to the consumer groups."""
+        """Commit the offsets of a finished batch to the consumer groups.
+
+        Only `Fenced` is raised: no other error may stop a batch that is finished everywhere.
+        """
         for source, offsets in ends:
             source.pend(batch, offsets)
             self.observe(Step.HANDING_BACK, {"batch": batch, "group": source.group})
             if source.mode is OffsetMode.ON_BATCH:
-                # A driver that was replaced meanwhile must not set the group back.
-                self.coordinator.log.ensure_owned()
-            source.completed(batch, stopping=self.gate.must_stop())
+                try:
+                    # A driver that was replaced meanwhile must not set the group back.
+                    self.coordinator.log.ensure_owned()
+                except Unavailable as error:
+                    source.not_handed_back(batch, error)
+                    continue
+            source.completed(batch)
             self.observe(Step.HANDED_BACK, {"batch": batch, "group": source.group})
