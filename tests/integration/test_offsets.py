@@ -20,6 +20,7 @@ from poundlock.servers import kafka as servers
 from trial import Steps, copying, die, finish
 
 ROWS = [f"row-{number}" for number in range(40)]
+FORMAT_OF_PLANS = "spark.sql.streaming.offsetLog.formatVersion"
 
 
 @pytest.fixture
@@ -234,3 +235,33 @@ def test_two_sources_can_share_a_group(
     assert kafka.group(group, source) == {0: 20, 1: 20}
     assert kafka.group(group, other) == {0: 2}
     kafka.assert_settled(target)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_group_gets_its_offsets_beside_a_source_that_has_none(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path, version: str
+) -> None:
+    """Both formats of Spark's plan leave out what a source does not have, each in its own way."""
+    (empty := tmp_path / "empty").mkdir()
+    group = f"g-{source}"
+    both = lock.read_files(spark, empty, format="text").union(
+        trial.read(spark, kafka, source, ["CAST(value AS STRING) AS value"], group=group)
+    )
+    checkpoint = tmp_path / "checkpoint"
+    pipeline = lock.pipeline(both, name="both", checkpoint_location=str(checkpoint))
+    pipeline = pipeline.to(sinks.Kafka(target, bootstrap_servers=kafka.servers))
+    spark.conf.set(FORMAT_OF_PLANS, version)
+    try:
+        finish(pipeline)
+        (empty / "late.txt").write_text("late\n")
+        finish(pipeline)
+    finally:
+        spark.conf.unset(FORMAT_OF_PLANS)
+    plans = [(checkpoint / "offsets" / batch).read_text().splitlines() for batch in "01"]
+    first = ["-"] if version == "1" else []  # what the plan has of the empty source
+    assert [(plan[0], len(plan) - 2) for plan in plans] == [
+        (f"v{version}", len(first) + 1),
+        (f"v{version}", 2),
+    ]
+    assert kafka.group(group, source) == {0: 20, 1: 20}
+    kafka.assert_exact(target, [*ROWS, "late"])

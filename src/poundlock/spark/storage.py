@@ -27,6 +27,8 @@ T = TypeVar("T")
 ATOMIC_RENAME = frozenset({"hdfs", "viewfs"})
 CONDITIONAL_CREATE = frozenset({"s3a"})
 
+_NO_OFFSET = "-"  # Spark's word in a plan
+
 
 def local_path(location: str) -> str | None:
     """Return the path of a local location, None for any other file system."""
@@ -238,11 +240,25 @@ def fingerprint_of_plan(offsets: bytes) -> str:
     return hashlib.sha256(offsets).hexdigest()
 
 
-def source_offsets(offsets: bytes) -> list[Any]:
-    """Return the end offsets in Spark's plan, one entry per source, None if a source has none."""
-    version, _, *lines = offsets.decode().splitlines()
+def source_offsets(plan: bytes, sources: int) -> list[Any]:
+    """Return the end offsets in Spark's plan, in the order of the sources; None if a source has none.
+
+    A plan of format v1 has a line for each source. One of format v2 is a map by the source's id, in
+    any order, and sources without an offset are not in it.
+    """
+    version, _, *lines = plan.decode().split("\n")
     if version == "v1":
-        return [None if line == "-" else json.loads(line) for line in lines]
-    if version == "v2":  # each line begins with the source's id
-        return [json.loads(line.split(":", 1)[1]) for line in lines]
-    raise UsageError(f"Spark's offset log has format {version}, which this release cannot read")
+        texts = lines
+    elif version == "v2":
+        by_id = dict(line.split(":", 1) for line in lines)
+        ids = [str(index) for index in range(sources)]
+        if named := sorted(by_id.keys() - ids):
+            raise UsageError(
+                f"Spark's plan knows sources as {', '.join(named)}, but a source with a consumer "
+                "group has no name: set spark.sql.streaming.queryEvolution.enableSourceEvolution to "
+                "false, with a new checkpoint location"
+            )
+        texts = [by_id.get(id_, _NO_OFFSET) for id_ in ids]
+    else:
+        raise UsageError(f"Spark's offset log has format {version}, which this release cannot read")
+    return [None if text == _NO_OFFSET else json.loads(text) for text in texts]

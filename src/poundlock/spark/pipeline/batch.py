@@ -139,7 +139,8 @@ class Batches:
         if not any(self.sources):
             return []
         ends = dict[object, tuple[KafkaSource, dict[tuple[str, int], int]]]()
-        for source, offsets in zip(self.sources, source_offsets(plan), strict=True):
+        found = source_offsets(plan, len(self.sources))
+        for source, offsets in zip(self.sources, found, strict=True):
             if source is not None and offsets is not None:
                 _, joined = ends.setdefault(source.key, (source, {}))
                 for at, offset in source.positions(offsets).items():
