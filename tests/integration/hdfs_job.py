@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import poundlock as lock
 from poundlock import sinks
@@ -22,14 +24,15 @@ class Died(Exception):
     """The driver was killed."""
 
 
-def main(servers: str, source: str, target: str, directory: str) -> None:
+def main(servers: str, source: str, target: str, other: str, directory: str) -> None:
     (minicluster,) = jars.paths("hdfs")
     spark = lock.session(
         "local[2]",
         conf={"spark.ui.enabled": "false", "spark.driver.extraClassPath": str(minicluster)},
     )
     spark.sparkContext.setLogLevel("ERROR")
-    hadoop = spark._jvm.org.apache.hadoop  # pyright: ignore
+    jvm: Any = spark._jvm
+    hadoop = jvm.org.apache.hadoop
     conf = hadoop.conf.Configuration()
     conf.set("hdfs.minidfs.basedir", directory)
     cluster = hadoop.hdfs.MiniDFSCluster.Builder(conf).numDataNodes(1).build()
@@ -38,6 +41,7 @@ def main(servers: str, source: str, target: str, directory: str) -> None:
         report = {
             "log": _log(spark, root),
             "pipeline": _pipeline(spark, root, servers, source, target),
+            "default": _by_default(spark, root, servers, source, other, f"{directory}-path"),
         }
     finally:
         cluster.shutdown()
@@ -70,6 +74,34 @@ def _log(spark, root: str) -> dict[str, object]:
 
 
 def _pipeline(spark, root: str, servers: str, source: str, target: str) -> dict[str, object]:
+    checkpoint = f"{root}/checkpoint"
+    died = _die_and_finish(spark, servers, source, target, checkpoint)
+    files = HadoopFiles(spark, root)
+    files.call(lambda: files.system.rename(files.at("checkpoint"), files.at("moved")))
+    try:
+        _copying(spark, servers, source, target, f"{root}/moved").start(availableNow=True)
+        moved = "accepted"
+    except LogMismatch as error:
+        moved = str(error)
+    return {"died": died, "moved": moved}
+
+
+def _by_default(
+    spark, root: str, servers: str, source: str, target: str, path: str
+) -> dict[str, object]:
+    """Run with a path that has no scheme, where HDFS is Hadoop's default file system."""
+    spark.conf.set("fs.defaultFS", root)
+    died = _die_and_finish(spark, servers, source, target, path)
+    found = HadoopFiles(spark, f"{root}{path}/poundlock").names()
+    return {
+        "died": died,
+        "records": any(name.endswith(".json") for name in found),
+        "local": os.path.exists(path),
+    }
+
+
+def _die_and_finish(spark, servers: str, source: str, target: str, checkpoint: str) -> bool:
+    """Run until the second decision, then again to the end. Return whether the first run died."""
     steps: list[str] = []
 
     def observe(step: Step, facts: Mapping[str, object]) -> None:
@@ -77,33 +109,27 @@ def _pipeline(spark, root: str, servers: str, source: str, target: str) -> dict[
         if step is Step.DECIDED and steps.count("decided") == 2:
             raise Died("after its second decision")
 
-    def pipeline(checkpoint: str) -> lock.Pipeline:
-        frame = lock.read_kafka(
-            spark,
-            source,
-            bootstrap_servers=servers,
-            starting_offsets="earliest",
-            maxOffsetsPerTrigger=40,
-        ).selectExpr("value")
-        sink = sinks.Kafka(target, bootstrap_servers=servers)
-        return lock.pipeline(frame, name="hdfs", checkpoint_location=checkpoint).to(sink)
-
-    checkpoint = f"{root}/checkpoint"
-    query = pipeline(checkpoint).observe(observe).start(availableNow=True)
+    pipeline = _copying(spark, servers, source, target, checkpoint)
+    query = pipeline.observe(observe).start(availableNow=True)
     try:
         query.spark_query.awaitTermination()
         died = False
     except Exception:  # noqa: BLE001 (whatever Spark makes of it)
         died = True
-    pipeline(checkpoint).start(availableNow=True).awaitTermination()
-    files = HadoopFiles(spark, root)
-    files.call(lambda: files.system.rename(files.at("checkpoint"), files.at("moved")))
-    try:
-        pipeline(f"{root}/moved").start(availableNow=True)
-        moved = "accepted"
-    except LogMismatch as error:
-        moved = str(error)
-    return {"died": died, "moved": moved}
+    pipeline.start(availableNow=True).awaitTermination()
+    return died
+
+
+def _copying(spark, servers: str, source: str, target: str, checkpoint: str) -> lock.Pipeline:
+    frame = lock.read_kafka(
+        spark,
+        source,
+        bootstrap_servers=servers,
+        starting_offsets="earliest",
+        maxOffsetsPerTrigger=40,
+    ).selectExpr("value")
+    sink = sinks.Kafka(target, bootstrap_servers=servers)
+    return lock.pipeline(frame, name="hdfs", checkpoint_location=checkpoint).to(sink)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,14 @@ def test_a_pipeline_with_its_log_on_hdfs_goes_on_after_a_crash(
     kafka: oracle.Kafka, topic: Any, tmp_path: Path
 ) -> None:
     source, target = topic(partitions=2, name="source"), topic(partitions=2, name="target")
+    other = topic(partitions=2, name="other")
     rows = [f"row {number}" for number in range(100)]
     kafka.produce(source, rows)
     done = subprocess.run(
-        [sys.executable, HERE / "hdfs_job.py", kafka.servers, source, target, tmp_path / "hdfs"],
+        [
+            *(sys.executable, HERE / "hdfs_job.py", kafka.servers),
+            *(source, target, other, tmp_path / "hdfs"),
+        ],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -42,8 +46,10 @@ def test_a_pipeline_with_its_log_on_hdfs_goes_on_after_a_crash(
     }
     assert report["pipeline"]["died"]
     assert "moved or copied" in report["pipeline"]["moved"]
-    kafka.assert_exact(target, rows)
-    kafka.assert_settled(target)
+    assert report["default"] == {"died": True, "records": True, "local": False}
+    for written in (target, other):
+        kafka.assert_exact(written, rows)
+        kafka.assert_settled(written)
 
 
 class Careless(HadoopFiles):

@@ -124,6 +124,12 @@ def hadoop_conf(spark: SparkSession) -> Any:
     return java.sessionState().newHadoopConf()
 
 
+def qualified_path(spark: SparkSession, location: str) -> Any:
+    """Return a location as a Hadoop path with its scheme, as Spark completes it."""
+    path = jvm(spark).org.apache.hadoop.fs.Path(location)
+    return path.getFileSystem(hadoop_conf(spark)).makeQualified(path)
+
+
 # The temporary checkpoint of a query without a checkpoint location.
 TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
 

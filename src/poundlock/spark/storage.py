@@ -30,8 +30,29 @@ CONDITIONAL_CREATE = frozenset({"s3a"})
 _NO_OFFSET = "-"  # Spark's word in a plan
 
 
+def resolved(spark: SparkSession, location: str) -> str:
+    """Return what a location means to Spark: a path on the local disk, or a URI.
+
+    A path without a scheme is on Hadoop's default file system (fs.defaultFS), which may be any.
+    """
+    if urlparse(location).scheme != "":
+        return location
+    try:
+        path = internals.qualified_path(spark, location)
+    except Py4JJavaError as error:
+        raise UsageError(
+            f"{location} has no scheme, and Hadoop's default file system (fs.defaultFS) cannot be "
+            f"opened: {error.java_exception.toString()}. Give the location with its scheme, such as "
+            "file: or hdfs:"
+        ) from error
+    return path.toUri().getPath() if path.toUri().getScheme() == "file" else path.toString()
+
+
 def local_path(location: str) -> str | None:
-    """Return the path of a local location, None for any other file system."""
+    """Return the path of a local location, None for any other file system.
+
+    Locations that users give must be `resolved` first.
+    """
     parsed = urlparse(location)
     if parsed.scheme == "":
         return location

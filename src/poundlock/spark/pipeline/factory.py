@@ -19,7 +19,7 @@ from poundlock.spark.pipeline.batch import Batches, Gate
 from poundlock.spark.pipeline.checks import check_mode, check_parts, preflight
 from poundlock.spark.pipeline.routes import Route, dead_letter_routes, dead_letter_sinks
 from poundlock.spark.plan import Plan
-from poundlock.spark.storage import Checkpoint, open_log
+from poundlock.spark.storage import Checkpoint, open_log, resolved
 
 logger = logging.getLogger("poundlock")
 
@@ -50,6 +50,8 @@ def build_batches(
 ) -> Batches:
     """Check all parts of a pipeline and put them together. Nothing is written yet."""
     check_mode(mode, [route.sink for route in routes])
+    checkpoint_location = resolved(spark, checkpoint_location)
+    log_location = resolved(spark, log_location)
     sinks = sinks_of(routes)
     statement = check_parts(spark, plan, list(sinks.values()), settings)
     sources = [source_of(source.options) for source in plan.sources]
