@@ -245,6 +245,10 @@ class Driver:
                 world.tamper(fault)
                 self.dead = True
                 raise Crash
+            case "exchange":
+                if world.exchange(fault.arg):
+                    self.dead = True
+                    raise Crash
             case "copy":
                 world.start_on_copy()
             case "rewind":

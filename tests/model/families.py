@@ -236,6 +236,13 @@ def replays_that_differ() -> Iterator[Schedule]:
             yield Schedule(config, (Fault("crash", nth, "commit"),))
 
 
+def exchanged_sinks() -> Iterator[Schedule]:
+    """The driver dies, and the pipeline is started again with sinks added, removed or both."""
+    for arg, absent in ((0, (1,)), (1, ()), (1, (1,))):
+        config = replace(STATEFUL, batches=(2, 1), absent=absent)
+        yield from everywhere(config, "exchange", arg)
+
+
 FAMILIES = (
     crashes,
     replaced_drivers,
@@ -252,6 +259,7 @@ FAMILIES = (
     forgotten_outcomes,
     late_markers,
     replays_that_differ,
+    exchanged_sinks,
     woken_in_compaction,
     refused_deletes,
     tampered_checkpoints,

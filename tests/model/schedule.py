@@ -11,6 +11,7 @@ PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
 REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
 TAMPER = ("restore", "delete", "copy", "rewind")
+DEPLOYED = ("exchange",)  # the pipeline is started again with other sinks
 FOR_GOOD = ("gone", "stuck")  # a system that never answers again, or that never ends its branches
 
 # The effects a driver can have, each of them a place for a fault.
@@ -50,6 +51,7 @@ class Config:
     sinks: tuple[str, ...] = ("kafka", "database")  # kafka, database, blind
     batches: tuple[int, ...] = (2, 1)  # rows of each
     tasks: int = 2
+    absent: tuple[int, ...] = ()  # sinks that the pipeline gets by an exchange
     stateful: bool = False
     salted: bool = False  # the query is not deterministic
     shifting: bool = False  # a replay cuts the batch into other partitions

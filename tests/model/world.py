@@ -96,6 +96,8 @@ class World:
         self.newest: Backup | None = None  # what was there before an older copy was restored
         self._now = 1_000_000.0
         self._rulings = 0
+        # Sinks that the pipeline does not have: not yet, or no more.
+        self.absent = {sink for i, sink in enumerate(self.servers) if i in self.config.absent}
         self.gone: set[str] = set()  # sinks whose system never answers again
         self.removed: set[str] = set()  # of those, the ones that the pipeline no longer has
         self.stuck: set[str] = set()  # sinks with branches whose commit is never proven
@@ -136,7 +138,7 @@ class World:
         made: dict[str, Participant] = {}
         for name, server in self.servers.items():
             way = self._way_to(name, wire)
-            if name in self.removed:
+            if name in self.removed | self.absent:
                 continue
             if isinstance(server, KafkaServer):
                 made[name] = KafkaSink(server, way, clock)
@@ -308,6 +310,21 @@ class World:
                 self.oracle.count("witness removed")
             case _:
                 pass
+
+    def exchange(self, arg: int) -> bool:
+        """Add the sinks that the pipeline does not have. Remove the first one if `arg` is odd.
+
+        A sink with an open branch stays: it is removed only after its batches are finished.
+        """
+        first, *_ = self.servers
+        if arg % 2 and self.servers[first].open_branches():
+            return False
+        removed = {first} if arg % 2 else set[str]()
+        if self.absent == removed:
+            return False
+        self.absent = removed
+        self.oracle.count("sinks exchanged")
+        return True
 
     def _deliver(self, index: int) -> None:
         label, request = self.limbo.pop(index)
@@ -515,5 +532,5 @@ def _unreachable() -> NoReturn:
     raise Unavailable("the system is gone for good")
 
 
-def _directly(label: str, effect: Callable[[], T]) -> T:
-    return effect()
+def _directly(label: str, request: Callable[[], T]) -> T:
+    return request()

@@ -382,13 +382,19 @@ def test_the_next_use_of_a_finished_id_is_swept() -> None:
 
 
 def test_a_comparison_names_the_sinks_that_differ() -> None:
-    one, two = Fingerprint(1, 1), Fingerprint(2, 2)
-    assert compare({"a": one, "b": Fingerprint()}, {"a": one}) == []
-    differing = compare({"a": one, "b": one}, {"a": two})
+    one, two, none = Fingerprint(1, 1), Fingerprint(2, 2), Fingerprint()
+    assert compare({"a": one, "b": none}, {"a": one, "b": none}) == []
+    differing = compare({"a": one, "b": one, "c": one}, {"a": two, "b": none, "c": one})
     assert [(m.sink, m.recorded, m.replayed) for m in differing] == [
         ("a", one, two),
-        ("b", one, Fingerprint()),
+        ("b", one, none),
     ]
+
+
+def test_a_sink_that_was_added_or_removed_since_the_decision_is_not_compared() -> None:
+    one, two = Fingerprint(1, 1), Fingerprint(2, 2)
+    assert compare({"a": one, "removed": two}, {"a": one, "added": one}) == []
+    assert [m.sink for m in compare({"a": one, "removed": two}, {"a": two})] == ["a"]
 
 
 def branches(digests: Sequence[int], name: str) -> list[Receipt]:

@@ -12,7 +12,7 @@ from poundlock.core import protocol
 from poundlock.core.commit import BranchKey, CommitProgress
 from poundlock.core.coordinator import Coordinator, Job
 from poundlock.core.log import TransactionLog
-from poundlock.core.model import Decided, Finished, OperatorDecided, Receipt, Stray
+from poundlock.core.model import Decided, Fingerprint, Finished, OperatorDecided, Receipt, Stray
 from poundlock.core.protocol import Action, BranchState, LogState, Stage
 from poundlock.errors import LogMismatch, Unavailable
 
@@ -201,6 +201,22 @@ def repair_everything(patch: Patch) -> None:
 )
 def drain_unchecked(patch: Patch) -> None:
     patch.setattr(coordinating, "compare", lambda recorded, replayed: [])
+
+
+@mutant(families.exchanged_sinks, "a sink counts as changed if only one side knows it")
+def unknown_sinks_compared(patch: Patch) -> None:
+    def compare(
+        recorded: Mapping[str, Fingerprint], replayed: Mapping[str, Fingerprint]
+    ) -> list[protocol.Mismatch]:
+        sinks = {*recorded, *replayed}
+        before, now = (
+            {sink: known.get(sink, Fingerprint()) for sink in sinks}
+            for known in (recorded, replayed)
+        )
+        return original(before, now)
+
+    original = protocol.compare
+    patch.setattr(coordinating, "compare", compare)
 
 
 @mutant(
