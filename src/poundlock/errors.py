@@ -7,7 +7,6 @@
     ├── Rejected              a no vote: this attempt at the batch is aborted, nothing is lost
     │   ├── BadRow            the data does not fit the sink
     │   ├── OutOfTime         a branch would expire before it could be committed
-    │   ├── NoFreeId          all transactional ids are held by unfinished batches
     │   ├── SequenceBroken    Kafka saw a gap or a repeat in a producer's sequence numbers
     │   ├── ProducerFenced    another producer took over the branch's transactional id
     │   └── OperatorFailed    a user's function raised an error: correct it
@@ -97,10 +96,6 @@ class BadRow(Rejected):
 
 class OutOfTime(Rejected):
     """A branch would expire before it could be committed."""
-
-
-class NoFreeId(Rejected):
-    """Every transactional id of the sink is held by a batch that is not finished."""
 
 
 class SequenceBroken(Rejected):

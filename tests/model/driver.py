@@ -189,7 +189,8 @@ class Driver:
         if fault in ("lose_answer", "interrupt_after", "duplicate"):
             result = effect()
             if fault == "duplicate":
-                self.world.limbo.append((label, effect))
+                again = f"{label} again" if label == "init" else label
+                self.world.limbo.append((again, effect))
                 return result
         if fault == "delay":
             self.world.limbo.append((label, effect))

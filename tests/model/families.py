@@ -117,6 +117,16 @@ def stragglers() -> Iterator[Schedule]:
     yield from everywhere(PLAIN, "straggler")
 
 
+def late_opens() -> Iterator[Schedule]:
+    """A failed attempt at a task opens its id when later batches are written or decided."""
+    places = ("produce", "check", "commit", "witness")
+    for config in (REMOTE, replace(PLAIN, batches=(2, 2, 2))):
+        for nth, place, late in itertools.product(range(6), places, range(6)):
+            opened = (Fault("delay", nth, "init"), Fault("deliver", late, place))
+            yield Schedule(config, opened)
+            yield Schedule(config, (*opened, Fault("crash", 0, "commit")))
+
+
 def forgotten_outcomes() -> Iterator[Schedule]:
     """The answer to a commit is lost, and the coordinator has forgotten the outcome."""
     for config, nth in itertools.product((PLAIN, REMOTE, BLIND), range(3)):
@@ -256,6 +266,7 @@ FAMILIES = (
     unknown_appends,
     losses,
     stragglers,
+    late_opens,
     forgotten_outcomes,
     late_markers,
     replays_that_differ,

@@ -6,14 +6,15 @@ sink is enough, because only offsets, markers and the last stable offset matter.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Commitment, Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
-from poundlock.errors import NoFreeId, ProducerFenced
+from poundlock.errors import ProducerFenced
 
 from .systems import ALIEN, ELSEWHERE, FOREIGN, PROTOCOL, Key, Row, Watcher, Wire
 
@@ -62,7 +63,7 @@ class KafkaServer:
         self.slow = False  # the next end writes its markers later
         self._next_pid = 0
         # Another pipeline's open transaction, in another topic.
-        self._foreign = transactional_id(FOREIGN, 1, sink, 0)
+        self._foreign = transactional_id(FOREIGN, 1, sink, "0.0.0")
         elsewhere = Txn((sink, self._foreign, None), [], 0, 0)
         self.ids[self._foreign] = Meta(0, 0, "Ongoing", elsewhere)
 
@@ -216,15 +217,14 @@ class KafkaServer:
             self._write_markers(meta)
 
 
-def transactional_id(namespace: Namespace, generation: int, sink: str, slot: int) -> str:
-    return f"{namespace.pipeline}.{namespace.identity}.{generation}.{sink}.{slot}"
+def transactional_id(namespace: Namespace, generation: int, sink: str, rest: str) -> str:
+    return f"{namespace.pipeline}.{namespace.identity}.{generation}.{sink}.{rest}"
 
 
 class KafkaSink(Participant):
     """Like the real sink: one producer and one transaction per task, ended by EndTxn 5."""
 
     commitment = Commitment.TRANSACTIONAL
-    bound = 7
     time_out_s = 900.0
 
     def __init__(self, server: KafkaServer, wire: Wire, clock: Any):
@@ -233,19 +233,18 @@ class KafkaSink(Participant):
     def project(self, columns: Mapping[str, str]) -> dict[str, str]:
         return dict(columns)
 
-    def slot(self, branch: Branch) -> str:
+    def id_of(self, branch: Branch) -> str:
         transaction = branch.transaction
-        ids = [
-            transactional_id(transaction.namespace, transaction.generation, self.name, slot)
-            for slot in range(self.bound)
-        ]
-        free = [id_ for id_ in ids if id_ not in branch.held_ids]
-        if not free:
-            raise NoFreeId("all ids are held", sink=self.name)
-        return free[branch.task_attempt % len(free)]
+        stem = f"{transaction.lane}.{branch.task}"
+        ids = (self.id_with(transaction, f"{stem}.{number}") for number in itertools.count())
+        free = (id_ for id_ in ids if id_ not in branch.held_ids)
+        return next(itertools.islice(free, branch.retry, None))
+
+    def id_with(self, transaction: Transaction, rest: str) -> str:
+        return transactional_id(transaction.namespace, transaction.generation, self.name, rest)
 
     def begin(self, branch: Branch) -> KafkaWriter:
-        id_ = self.slot(branch)
+        id_ = self.id_of(branch)
         pid, epoch = self.wire("init", lambda: self.server.init_producer_id(id_))
         return KafkaWriter(self, id_, pid, epoch)
 
@@ -282,24 +281,27 @@ class KafkaSink(Participant):
 
     def _seen(self, receipt: Receipt) -> BranchState:
         """Return COMMITTED when every reader sees it: markers written, stable offset past it."""
+        handle: Mapping[str, Any] = receipt.handle
         now = self.wire("witness", lambda: self.server.describe(receipt.id))
-        if now == ("PrepareCommit", receipt.handle["pid"], receipt.handle["epoch"] + 1):
+        if now == ("PrepareCommit", handle["pid"], handle["epoch"] + 1):
             return BranchState.PREPARED
-        if self.wire("witness", lambda: self.server.stable) <= receipt.handle["last"]:
+        if self.wire("witness", lambda: self.server.stable) <= handle["last"]:
             return BranchState.PREPARED
-        if receipt.handle["last"] < self.server.lost_tail:
+        if handle["last"] < self.server.lost_tail:
             return BranchState.PREPARED
         return BranchState.COMMITTED
 
     def _contradicted(self, receipt: Receipt) -> BranchState:
         now = self.wire("witness", lambda: self.server.describe(receipt.id))
-        pid, epoch = receipt.handle["pid"], receipt.handle["epoch"]
+        handle: Mapping[str, Any] = receipt.handle
+        pid, epoch = handle["pid"], handle["epoch"]
         if now and now[0].endswith("Abort") and now[1] == pid and now[2] in (epoch, epoch + 1):
             return BranchState.ABORTED
         return self._witness(receipt)
 
     def _witness(self, receipt: Receipt) -> BranchState:
-        pid, last = receipt.handle["pid"], receipt.handle["last"]
+        handle: Mapping[str, Any] = receipt.handle
+        pid, last = handle["pid"], handle["last"]
         seen = self.wire("witness", lambda: self.server.read(last, pid))
         self.server.watcher.count(f"witness {seen}")
         return {

@@ -92,6 +92,7 @@ class SimJob:
         held_ids: Mapping[str, frozenset[str]],
     ) -> Votes:
         receipts: list[Receipt] = []
+        self._settled = True
         parts, totals = self._run()
         for task, rows in enumerate(parts):
             for name in self._sinks:
@@ -99,7 +100,7 @@ class SimJob:
                 if name in sinks and mine:
                     receipts.append(self._task(transaction, name, task, mine, held_ids[name]))
         self.kept = totals
-        return Votes(tuple(receipts), totals)
+        return Votes(tuple(receipts), totals, self._settled)
 
     def drain(self) -> Mapping[str, Fingerprint]:
         _, self.kept = self._run()
@@ -131,6 +132,7 @@ class SimJob:
                 writer.write(rows)
                 prepared = writer.prepare()
             except Unavailable:
+                self._settled = False
                 continue
             assert prepared is not None
             return Receipt(
@@ -145,6 +147,9 @@ class SimJob:
         raise Unavailable("a task failed too often", transaction=str(transaction), sink=sink)
 
 
+OTHER_TASKS = 6  # of other jobs in the same Spark context, between any two tasks of ours
+
+
 @dataclass
 class Runs:
     """Counts what must differ: task attempts within a driver, runs of a batch in all the world."""
@@ -153,7 +158,7 @@ class Runs:
     tasks: int = 0
 
     def next_task(self) -> int:
-        self.tasks += 1
+        self.tasks += OTHER_TASKS + 1
         return self.tasks
 
     def of_batch(self, batch: int) -> int:

@@ -329,8 +329,8 @@ class World:
     def _deliver(self, index: int) -> None:
         label, request = self.limbo.pop(index)
         self.oracle.count("late request arrived")
-        # A late InitProducerId is a straggler's: ids are used again, so it may hit any branch.
-        self.oracle.late = label == "init"
+        # The task that sent it does not know of it, so nobody avoids the id.
+        self.oracle.late = label == "init again"
         try:
             request()
         except (PoundlockError, SparkConflict, OSError):

@@ -71,6 +71,7 @@ class Job:
         self._sinks, self.rows, self._stateful = sinks, rows, stateful
         self.written: list[Transaction] = []
         self.drained = 0
+        self.settled = True
         self.fail: Callable[[int], PoundlockError | None] = lambda attempt: None
 
     @property
@@ -106,7 +107,7 @@ class Job:
         error = self.fail(len(self.written))
         if error is not None:
             raise error
-        return Votes(tuple(receipts), self._totals())
+        return Votes(tuple(receipts), self._totals(), self.settled)
 
     def drain(self) -> Mapping[str, Fingerprint]:
         self.drained += 1
@@ -152,6 +153,6 @@ class Bench:
         self.coordinator.run(batch, f"hash-{batch}", job)
         return job
 
-    def kinds(self) -> list[type[object]]:
+    def kinds(self) -> Sequence[type[object]]:
         log = MemoryLog(self.records)
         return [type(entry.record) for entry in log.entries()][1:]

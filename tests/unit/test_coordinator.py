@@ -80,6 +80,18 @@ def test_a_batch_is_retried_after_a_no_vote_and_its_branches_are_aborted() -> No
     assert bench.sinks["a"].server.visible == [1, 2]
 
 
+def test_a_run_that_may_have_left_a_task_behind_is_the_last_of_its_lane() -> None:
+    bench = Bench()
+    failing, repeated = Job(bench.sinks, (1, 2)), Job(bench.sinks, (3,))
+    failing.fail = lambda attempt: Rejected("no") if attempt == 1 else None
+    repeated.settled = False
+    jobs = [bench.run(0), bench.run(1), failing, repeated]
+    for batch, job in enumerate(jobs[2:], 2):
+        bench.coordinator.run(batch, f"hash-{batch}", job)
+    jobs.append(bench.run(4))
+    assert [[it.lane for it in job.written] for job in jobs] == [[0], [0], [0, 1], [1], [2]]
+
+
 @pytest.mark.parametrize("error", [Rejected("no"), Unavailable("silent")])
 def test_the_error_is_raised_after_the_last_attempt(error: PoundlockError) -> None:
     bench = Bench(tries=2)

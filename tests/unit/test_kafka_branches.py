@@ -1,41 +1,64 @@
-"""Transactional ids: a bounded set, without those that a decided batch still holds."""
+"""Transactional ids: no two attempts of one batch share one, whatever else the Spark context runs."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from poundlock.core.model import Branch, Namespace, Transaction
-from poundlock.errors import NoFreeId
 from poundlock.sinks.kafka.branches import parse_transactional_id, transactional_id
 
 WHERE = Transaction(Namespace("p", "00ff"), 3, 7, 1)
 
 
-def ids(held_ids: frozenset[str] = frozenset(), tasks: int = 20, bound: int = 8) -> list[str]:
+def ids(
+    tasks: Iterable[int],
+    *,
+    held_ids: Iterable[str] = (),
+    retry: int = 0,
+    transaction: Transaction = WHERE,
+) -> list[str]:
+    """Return the ids of tasks. Other jobs took 999 ids of task attempts between each two of them."""
+    held = frozenset(held_ids)
     return [
-        transactional_id(Branch(WHERE, "out", task, task, held_ids=held_ids), bound)
-        for task in range(tasks)
+        transactional_id(Branch(transaction, "out", task, 1000 * task, retry, held))
+        for task in tasks
     ]
 
 
-def test_tasks_of_a_batch_have_different_ids_while_enough_are_free() -> None:
-    assert len(set(ids(tasks=8))) == 8
-    assert len(set(ids(tasks=20))) == 8
-    assert {parse_transactional_id(id_) for id_ in ids()} == {(Namespace("p", "00ff"), 3, "out")}
+def test_tasks_of_a_busy_context_have_different_ids() -> None:
+    assert len(set(ids(range(3000)))) == 3000
 
 
-def test_an_id_that_a_decided_batch_holds_is_never_opened_again() -> None:
-    """Opening it would abort a decided branch."""
-    held = frozenset(ids(tasks=8)[:6])
-    chosen = ids(held)
-    assert len(set(chosen)) == 2
-    assert not held & set(chosen)
+def test_each_attempt_at_a_task_has_an_id_of_its_own() -> None:
+    attempts = [ids(range(100), retry=retry) for retry in range(4)]
+    assert len(set().union(*attempts)) == 400
 
 
-def test_a_lack_of_free_ids_is_reported_with_four_remedies() -> None:
-    with pytest.raises(NoFreeId) as caught:
-        ids(frozenset(ids(tasks=8)))
-    message = str(caught.value)
-    for cure in ("Let those finish", "raise transactional_ids=", "fewer tasks", "commits faster"):
-        assert cure in message
-    assert "[p batch 7" in message or str(WHERE) in message
+def test_a_batch_uses_the_ids_of_the_batch_before() -> None:
+    """So Kafka remembers few ids, and what was left open under one is aborted."""
+    assert ids(range(10)) == ids(range(10), transaction=replace(WHERE, batch=8))
+
+
+def test_no_id_of_an_earlier_lane_is_used() -> None:
+    lanes = [ids(range(12), transaction=replace(WHERE, lane=lane)) for lane in (0, 1, 12)]
+    assert len(set().union(*lanes)) == 36
+
+
+@pytest.mark.parametrize("retry", [0, 1])
+def test_a_repair_never_opens_an_id_that_a_decision_names(retry: int) -> None:
+    """Opening it would abort the branch."""
+    decided = ids(range(600)) + ids(range(600, 700), retry=1)
+    replayed = ids(range(700), held_ids=decided, retry=retry)
+    assert len(set(replayed)) == 700
+    assert not {*replayed} & {*decided}
+    assert not {*replayed} & {*ids(range(700), held_ids=decided, retry=1 - retry)}
+
+
+def test_an_id_names_its_owner() -> None:
+    (id_,) = ids([5], retry=2)
+    assert parse_transactional_id(id_) == (Namespace("p", "00ff"), 3, "out")
+    assert id_ == "poundlock.p.00ff.3.out.0.5.2"
+    assert parse_transactional_id(id_.removeprefix("poundlock")) is None

@@ -103,7 +103,12 @@ def test_a_sink_can_report_one_bad_row_at_a_time() -> None:
 def test_a_task_that_may_run_once_refuses_a_second_run(
     monkeypatch: pytest.MonkeyPatch, attempt: int
 ) -> None:
-    context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: attempt)
+    context = Mock(
+        stageId=lambda: 0,
+        partitionId=lambda: 0,
+        taskAttemptId=lambda: 0,
+        attemptNumber=lambda: attempt,
+    )
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
     sink = Memory("out", MemorySystem())
     rows, hashes = columns([1])
@@ -125,7 +130,9 @@ def test_a_system_that_is_away_fails_the_task_unless_it_may_run_once(
     def begin(branch: Branch) -> Writer:
         raise Unavailable("no route to the host\n\tconnection {refused}")
 
-    context = Mock(partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: 0)
+    context = Mock(
+        stageId=lambda: 0, partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: 0
+    )
     monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
     sink = Memory("out", MemorySystem())
     sink.begin = begin  # type: ignore[method-assign]

@@ -21,6 +21,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from dataclasses import replace
 
 from poundlock.core.commit import BranchKey, CommitProgress, Committer, by_sink
 from poundlock.core.expiry import check_time_left
@@ -85,6 +86,7 @@ class Coordinator:
         self._around = Surroundings(settings or Settings(), observe, stopping, clock, sleep)
         self._committer = Committer(log, self.sinks, self._around)
         self._swept_at = float("-inf")
+        self._lane = 0
 
     @property
     def state(self) -> LogState:
@@ -243,12 +245,22 @@ class Coordinator:
 
     def _vote(self, transaction: Transaction, job: Job) -> Votes:
         self._around.report(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
-        votes = job.write(transaction, self._names, self._held_ids())
+        votes = self._write(transaction, self._names, job)
         self._around.report(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
         with error_context(transaction=transaction):
-            votes = Votes(self._annotate(votes.receipts), votes.totals)
+            votes = replace(votes, receipts=self._annotate(votes.receipts))
             self._check(votes.receipts)
         self._around.report(Step.CHECKED, batch=transaction.batch)
+        return votes
+
+    def _write(self, transaction: Transaction, sinks: frozenset[str], job: Job) -> Votes:
+        """Run the job. Change lanes afterwards, unless each of its tasks ran once and has ended."""
+        settled = False
+        try:
+            votes = job.write(transaction, sinks, self._held_ids())
+            settled = votes.settled
+        finally:
+            self._lane += not settled
         return votes
 
     def _annotate(self, receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
@@ -329,7 +341,7 @@ class Coordinator:
         history = self.state.batches[batch]
         sinks = frozenset(sink for sink, _ in lost)
         try:
-            votes = job.write(transaction, sinks, self._held_ids())
+            votes = self._write(transaction, sinks, job)
             chosen, problems = list[Receipt](), list[Mismatch]()
             for sink in sorted(sinks):
                 result = match_lost(
@@ -418,4 +430,5 @@ class Coordinator:
         return {name: frozenset(id_ for sink, id_ in held if sink == name) for name in self.sinks}
 
     def _transaction(self, batch: int, attempt: int) -> Transaction:
-        return Transaction(self.generation.namespace, self.generation.number, batch, attempt)
+        generation = self.generation
+        return Transaction(generation.namespace, generation.number, batch, attempt, self._lane)

@@ -15,6 +15,7 @@ class Votes:
 
     receipts: tuple[Receipt, ...]
     totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
+    settled: bool = True  # each task ran once; otherwise another attempt of one may still run
 
 
 class Job(Protocol):

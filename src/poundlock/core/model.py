@@ -87,6 +87,7 @@ class Transaction:
     generation: int
     batch: int
     attempt: int
+    lane: int = 0  # a task that an earlier lane of this driver left behind uses no id of this one
 
     def __str__(self) -> str:
         return (

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from poundlock.core.model import Namespace, Receipt, Stray
+from poundlock.core.coordinator import Coordinator
+from poundlock.core.job import Job, Votes
+from poundlock.core.model import Branch, Namespace, Receipt, Stray, Transaction
 from poundlock.core.protocol import Action, BranchState, Stage
 
 from .. import families
@@ -30,7 +33,8 @@ def retry_with_version_4(patch: Patch) -> None:
     def commit_one(self: KafkaSink, receipt: Receipt) -> BranchState:
         if not _asked_before(self, receipt.id, receipt.handle):
             return original(self, receipt)
-        pid, epoch = receipt.handle["pid"], receipt.handle["epoch"]
+        handle: Mapping[str, Any] = receipt.handle
+        pid, epoch = handle["pid"], handle["epoch"]
         answer = self.wire(
             "commit", lambda: self.server.end_txn(receipt.id, pid, epoch, commit=True, version=4)
         )
@@ -69,6 +73,35 @@ def init_before_outcome(patch: Patch) -> None:
 
     original = KafkaSink._end
     patch.setattr(KafkaSink, "_end", end)
+
+
+@mutant(families.crashes, "ids are counted modulo a bound, and other jobs count too")
+def ids_modulo_a_bound(patch: Patch) -> None:
+    def id_of(self: KafkaSink, branch: Branch) -> str:
+        ids = [self.id_with(branch.transaction, f"0.0.{number}") for number in range(7)]
+        free = [id_ for id_ in ids if id_ not in branch.held_ids]
+        return free[branch.task_attempt % len(free)]
+
+    patch.setattr(KafkaSink, "id_of", id_of)
+
+
+@mutant(families.late_opens, "a run uses the ids of an earlier run that left a task behind")
+def lane_kept(patch: Patch) -> None:
+    def write(
+        self: Coordinator, transaction: Transaction, sinks: frozenset[str], job: Job
+    ) -> Votes:
+        return job.write(transaction, sinks, self._held_ids())
+
+    patch.setattr(Coordinator, "_write", write)
+
+
+@mutant(families.losses, "a replay opens ids that decided branches still hold")
+def held_ids_opened(patch: Patch) -> None:
+    def id_of(self: KafkaSink, branch: Branch) -> str:
+        return original(self, replace(branch, held_ids=frozenset()))
+
+    original = KafkaSink.id_of
+    patch.setattr(KafkaSink, "id_of", id_of)
 
 
 @mutant(families.stragglers, "PRODUCER_FENCED counts as success")

@@ -6,6 +6,7 @@ same. What an answer of Kafka proves is decided here; how Kafka is asked is in `
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from abc import abstractmethod
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState, LogState
-from poundlock.errors import GuaranteeBroken, NoFreeId, Unavailable
+from poundlock.errors import GuaranteeBroken, Unavailable
 from poundlock.sinks.kafka import transactions
 from poundlock.sinks.kafka.client import ClientOwner, KafkaClient
 from poundlock.sinks.kafka.transactions import Answer, Progress, TxnDescription
@@ -43,25 +44,22 @@ _STATE_BY_PROGRESS = {
 }
 
 
-def transactional_id(branch: Branch, bound: int) -> str:
-    """Choose an id for a branch: one of a bounded set that no decided batch still holds.
+def transactional_id(branch: Branch) -> str:
+    """Return the id of a branch. No two attempts at a task of a batch share one.
 
-    The id contains the generation, so a driver never opens an id that an earlier driver has in doubt.
+        poundlock.PIPELINE.IDENTITY.GENERATION.SINK.LANE.PARTITION.NUMBER
+
+    The first attempt at a task takes the first number that no decided batch holds, the second attempt
+    the next one, and so on. So the batches of a lane use the same ids again. To open an id aborts what
+    is open under it, which is left from an earlier batch. An attempt that outlives its batch opens no
+    id of a later batch, because the coordinator changes lanes after a run that may have left one.
     """
     transaction, namespace = branch.transaction, branch.transaction.namespace
     owner = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}"
-    stem = f"{owner}.{transaction.generation}.{branch.sink}"
-    ids = (f"{stem}.{slot}" for slot in range(bound))
-    free = [id_ for id_ in ids if id_ not in branch.held_ids]
-    if free:  # use all that are free, so that tasks do not collide behind a block of held ids
-        return free[branch.task_attempt % len(free)]
-    raise NoFreeId(
-        f"all {bound} transactional ids of the sink are held by batches that are decided but not "
-        "finished. Let those finish (see 'poundlock txn list'), raise transactional_ids=, run fewer "
-        "tasks a batch, or make the batches' commits faster",
-        transaction=str(transaction),
-        sink=branch.sink,
-    )
+    stem = f"{owner}.{transaction.generation}.{branch.sink}.{transaction.lane}.{branch.task}"
+    ids = (f"{stem}.{number}" for number in itertools.count())
+    free = (id_ for id_ in ids if id_ not in branch.held_ids)
+    return next(itertools.islice(free, branch.retry, None))
 
 
 class IdParts(NamedTuple):
@@ -75,7 +73,7 @@ class IdParts(NamedTuple):
 def parse_transactional_id(id: str) -> IdParts | None:
     """Return the parts of a transactional id. None if it is not Poundlock's."""
     match = re.fullmatch(
-        rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)", id, flags=re.ASCII
+        rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)(\.\d+){{3}}", id, flags=re.ASCII
     )
     return IdParts(Namespace(match[1], match[2]), int(match[3]), match[4]) if match else None
 

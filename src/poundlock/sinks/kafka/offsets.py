@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from poundlock.core.model import Branch, Fingerprint, Receipt
@@ -28,7 +28,7 @@ Offsets = Mapping[TopicPartition, int]
 
 _TIMEOUT_MS = 60_000  # the driver opens this branch last and commits it at once
 _TIMEOUT_S = 30.0
-_IDS = 64
+_TRIES = 3
 _LAST_BY_NAME = 9  # the last version of OffsetCommit and OffsetFetch that uses topic names
 _GRANT = "DESCRIBE and READ on the Group"
 _HAS_MEMBERS = (
@@ -87,18 +87,18 @@ class GroupOffsetsBranch:
         return Fingerprint(len(self._offsets), int.from_bytes(digest[:8], "big"))
 
     def prepare(self, branch: Branch) -> Receipt:
-        for last_try in (False, False, True):
+        for retry in range(_TRIES):
             try:
-                return self._prepare(branch)
+                return self._prepare(replace(branch, retry=retry))
             except (Rejected, Unavailable):
                 # The group's coordinator may be starting. Trying again is cheaper than a new batch.
-                if last_try:
+                if retry == _TRIES - 1:
                     raise
         raise AssertionError("unreachable")
 
     def _prepare(self, branch: Branch) -> Receipt:
         participant, began_at = self._participant, time.time()
-        id_ = transactional_id(branch, _IDS)
+        id_ = transactional_id(branch)
         settings = participant.settings | {"transaction.timeout.ms": str(_TIMEOUT_MS)}
         producer = ArrowProducer(settings, transactional_id=id_)
         try:

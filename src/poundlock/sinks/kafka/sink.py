@@ -41,7 +41,6 @@ class Kafka(KafkaBranches):
         semantic: "exactly_once", "at_least_once" or "none".
         transaction_timeout: Seconds, or "never" (Kafka 4.1 and later, where the brokers allow it). By
             default as long as the brokers allow.
-        transactional_ids: How many ids the sink uses. Give several times the tasks of a batch.
         flush_timeout: Seconds that a task waits until its rows are acknowledged.
         settings: Any setting of librdkafka, security included.
 
@@ -65,7 +64,6 @@ class Kafka(KafkaBranches):
         topic_column: str = "topic",
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
         transaction_timeout: float | str | None = None,
-        transactional_ids: int = 1000,
         flush_timeout: float = 300.0,
         settings: Mapping[str, str] | None = None,
     ):
@@ -76,7 +74,6 @@ class Kafka(KafkaBranches):
         self.topic = topic
         self.semantic = Semantic(semantic)
         check_settings(self.settings, transactional=self.semantic is Semantic.EXACTLY_ONCE)
-        self.transactional_ids = transactional_ids
         self.flush_timeout = flush_timeout
         self._topic_column = topic_column
         self._columns = {

@@ -39,7 +39,7 @@ class KafkaWriter(Writer):
             settings["transaction.timeout.ms"] = str(sink.timeout_ms)
         elif sink.semantic is Semantic.NONE:
             settings.setdefault("enable.idempotence", "false")
-        self._id = transactional_id(branch, sink.transactional_ids) if exact else None
+        self._id = transactional_id(branch) if exact else None
         self._producer = ArrowProducer(settings, transactional_id=self._id)
         try:
             self._producer.begin(sink.flush_timeout)

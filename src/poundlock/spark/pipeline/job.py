@@ -69,23 +69,22 @@ class SparkJob:
             held_ids,
             self.at_most_once,
         )
-        receipts, totals = self._run(task)
+        receipts, totals, settled = self._run(task)
         for branch in self.driver_branches:
             totals[branch.name] = branch.fingerprint()
             if branch.name in sinks and totals[branch.name].rows:
                 ids = held_ids.get(branch.name, frozenset())
                 receipts.append(
-                    branch.prepare(
-                        Branch(transaction, branch.name, -1, transaction.attempt, 0, ids)
-                    )
+                    branch.prepare(Branch(transaction, branch.name, 0, transaction.attempt, 0, ids))
                 )
-        return Votes(tuple(receipts), totals)
+        return Votes(tuple(receipts), totals, settled)
 
     def drain(self) -> Mapping[str, Fingerprint]:
-        _, totals = self._run(WriteTask(self.sinks, self.dead_letters))
+        _, totals, _ = self._run(WriteTask(self.sinks, self.dead_letters))
         return totals | {branch.name: branch.fingerprint() for branch in self.driver_branches}
 
-    def _run(self, task: WriteTask) -> tuple[list[Receipt], dict[str, Fingerprint]]:
+    def _run(self, task: WriteTask) -> tuple[list[Receipt], dict[str, Fingerprint], bool]:
+        """Return receipts, totals, and whether each task ran once."""
         try:
             with self._time_limit() as overran:
                 rows = self._collect(task)
@@ -104,7 +103,20 @@ class SparkJob:
             target = self.dead_letters[name]
             where = f"sent to sink {target.name}" if target else "left out (on_bad_row='skip')"
             logger.warning("sink %s could not take %d rows: they are %s", name, count, where)
-        return receipts, {sink.name: Fingerprint() for sink in self.sinks} | totals
+        totals = {sink.name: Fingerprint() for sink in self.sinks} | totals
+        return receipts, totals, self._ran_once(rows)
+
+    def _ran_once(self, rows: Sequence[Row]) -> bool:
+        """Return whether each task and its stage ran once.
+
+        A speculative copy of a task that was not needed is not noticed. Its ids are those of a second
+        attempt, so they are not used in a later run that was not repeated either.
+        """
+        tracker = self.frame.sparkSession.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in {row.stage for row in rows}]
+        return not any(row.attempt for row in rows) and not any(
+            stage is not None and stage.currentAttemptId for stage in stages
+        )
 
     def _collect(self, task: WriteTask) -> list[Row]:
         if not task.at_most_once:

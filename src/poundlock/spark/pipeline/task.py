@@ -28,8 +28,9 @@ from poundlock.spark.pipeline.sinktask import SinkTask
 if TYPE_CHECKING:
     from pyspark import TaskContext
 
-VOTE_SCHEMA = "vote string"
-_VOTE = pa.schema([("vote", pa.string())])
+# With each vote comes the stage of its task, and which attempt at the task cast it.
+VOTE_SCHEMA = "vote string, stage int, attempt int"
+_VOTE = pa.schema([("vote", pa.string()), ("stage", pa.int32()), ("attempt", pa.int32())])
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ class WriteTask:
             for _ in batches:
                 pass
             votes = [encode_refusal(error)]
-        yield pa.RecordBatch.from_pydict({"vote": votes}, schema=_VOTE)
+        origin = {"stage": context.stageId(), "attempt": context.attemptNumber()}
+        columns = {name: [number] * len(votes) for name, number in origin.items()}
+        yield pa.RecordBatch.from_pydict({"vote": votes, **columns}, schema=_VOTE)
 
     def _sink_tasks(self, context: TaskContext) -> list[SinkTask]:
         """Return a `SinkTask` for each sink in order, then those that take dead letters."""
