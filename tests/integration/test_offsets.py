@@ -14,9 +14,13 @@ import oracle
 import poundlock as lock
 import trial
 from poundlock import sinks
+from poundlock.core.log import FileLog
+from poundlock.core.model import Decided
 from poundlock.core.protocol import Step
 from poundlock.errors import BadRow, UsageError
 from poundlock.servers import kafka as servers
+from poundlock.sinks.kafka import transactions
+from poundlock.sinks.kafka.client import KafkaClient
 from trial import Steps, copying, die, finish
 
 ROWS = [f"row-{number}" for number in range(40)]
@@ -97,6 +101,24 @@ def test_a_crash_before_the_offsets_are_committed_loses_no_offset(
     finish(pipeline)
     assert kafka.group(group, source) == {0: 20, 1: 20}
     kafka.assert_exact(target, ROWS)
+
+
+def test_the_offsets_have_as_much_time_as_the_rows(
+    spark: SparkSession, kafka: oracle.Kafka, source: str, target: str, tmp_path: Path
+) -> None:
+    """A driver may be away for minutes after the decision, and nothing is replayed."""
+    pipeline = copying(spark, kafka, source, target, tmp_path, group="g", offsets="transactional")
+    die(pipeline, Step.DECIDED)
+    log = FileLog(tmp_path / "poundlock", create=False)
+    (decided,) = [it.record for it in log.entries() if isinstance(it.record, Decided)]
+    lives = {it.sink: (it.expires_at or 0.0) - it.began_at for it in decided.receipts}
+    assert set(lives) == {target, "offsets-g"}
+    assert {round(life) for life in lives.values()} == {900}
+    with KafkaClient(kafka.settings) as client:
+        opened = client.run(transactions.describe, [it.id for it in decided.receipts])
+    assert {it.timeout_ms for it in opened.values() if it} == {900_000}
+    finish(pipeline)
+    kafka.assert_settled(target)
 
 
 def test_an_aborted_batch_moves_nothing(

@@ -82,6 +82,9 @@ class KafkaSource(ClientOwner):
                 f"the source's topics {', '.join(missing)} do not exist at "
                 f"{self.settings['bootstrap.servers']}: create them, or correct the names"
             )
+        if self.transactional:
+            for warning in self.participant().preflight():
+                logger.warning("group %s: %s", self.group, warning)
 
     def participant(self) -> GroupOffsetsParticipant:
         """Return the participant that commits the offsets inside the decision."""

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from poundlock.core.model import Branch, Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState, LogState
-from poundlock.errors import GuaranteeBroken, Unavailable
-from poundlock.sinks.kafka import transactions
+from poundlock.errors import GuaranteeBroken, Unavailable, UsageError
+from poundlock.sinks.kafka import cluster, transactions
 from poundlock.sinks.kafka.client import ClientOwner, KafkaClient
 from poundlock.sinks.kafka.transactions import Answer, Progress, TxnDescription
 from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
@@ -26,6 +26,7 @@ from poundlock.sinks.kafka.witness import Evidence, Outcome
 _log = logging.getLogger(__name__)
 
 NEVER_MS = 2147483647  # Kafka 4.1 and later never expire a transaction with this time-out
+_DEFAULT_LIMIT_MS = 900_000  # Kafka's, used where we may not read the brokers' limit
 PREFIX = "poundlock"
 
 _STATE_BY_OUTCOME = {
@@ -86,6 +87,32 @@ class KafkaBranches(ClientOwner, Participant):
     def __init__(self, name: str, settings: Mapping[str, str]):
         self.name = name
         self.settings = dict(settings)
+        self.asked_timeout_ms: int | None = None  # None: as long as the brokers allow
+        self._limit_ms = _DEFAULT_LIMIT_MS
+
+    @property
+    def timeout_ms(self) -> int:
+        """Return how long a transaction may stay open."""
+        return self.asked_timeout_ms or self._limit_ms
+
+    def expiry(self, began_at: float) -> float | None:
+        """Return when a transaction times out, None if it never does."""
+        return None if self.timeout_ms == NEVER_MS else began_at + self.timeout_ms / 1000
+
+    def check_time_out(self) -> list[str]:
+        """Learn how long the brokers allow a transaction to stay open. Return warnings."""
+        name = "transaction.max.timeout.ms"
+        config = self.client.run(cluster.broker_config, [name])
+        if config.values is None:
+            return [f"{name} could not be read ({config.why}): using {self.timeout_ms} ms"]
+        self._limit_ms = config.smallest(name, _DEFAULT_LIMIT_MS)
+        if self.timeout_ms > self._limit_ms:
+            raise UsageError(
+                f"transaction_timeout asks for {self.timeout_ms} ms, but the brokers allow "
+                f"{self._limit_ms} ms ({name}). Ask for less, or raise the brokers' limit",
+                sink=self.name,
+            )
+        return []
 
     @abstractmethod
     def last_records(self, receipt: Receipt) -> list[LastRecord]:

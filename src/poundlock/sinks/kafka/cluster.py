@@ -36,6 +36,11 @@ class Config:
     values: Mapping[str, tuple[str, ...]] | None  # distinct values, where brokers differ
     why: str = ""
 
+    def smallest(self, name: str, default: int) -> int:
+        """Return the smallest value of a setting, `default` if no broker shows it."""
+        found = (self.values or {}).get(name)
+        return min(map(int, found)) if found else default
+
 
 async def brokers(client: KafkaClient) -> dict[int, Broker]:
     """Ask every broker for its release, versions and features."""

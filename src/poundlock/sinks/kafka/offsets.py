@@ -26,7 +26,6 @@ from poundlock.sinks.kafka.witness import Evidence, Outcome
 
 Offsets = Mapping[TopicPartition, int]
 
-_TIMEOUT_MS = 60_000  # the driver opens this branch last and commits it at once
 _TIMEOUT_S = 30.0
 _TRIES = 3
 _LAST_BY_NAME = 9  # the last version of OffsetCommit and OffsetFetch that uses topic names
@@ -52,6 +51,9 @@ class GroupOffsetsParticipant(KafkaBranches):
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         return {}  # takes no rows
+
+    def preflight(self) -> list[str]:
+        return self.check_time_out()
 
     def begin(self, branch: Branch) -> Writer:
         raise UsageError("offsets are written by the driver, not by tasks", sink=self.name)
@@ -99,7 +101,7 @@ class GroupOffsetsBranch:
     def _prepare(self, branch: Branch) -> Receipt:
         participant, began_at = self._participant, time.time()
         id_ = transactional_id(branch)
-        settings = participant.settings | {"transaction.timeout.ms": str(_TIMEOUT_MS)}
+        settings = participant.settings | {"transaction.timeout.ms": str(participant.timeout_ms)}
         producer = ArrowProducer(settings, transactional_id=id_)
         try:
             producer.begin(_TIMEOUT_S)
@@ -121,7 +123,7 @@ class GroupOffsetsBranch:
                 "offsets": [[*at, offset] for at, offset in sorted(self._offsets.items())],
             },
             began_at=began_at,
-            expires_at=began_at + _TIMEOUT_MS / 1000,
+            expires_at=participant.expiry(began_at),
             system=participant.system,
         )
 

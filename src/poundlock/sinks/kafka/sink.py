@@ -21,8 +21,6 @@ from poundlock.sinks.kafka.types import LastRecord
 from poundlock.sinks.kafka.witness import Evidence
 from poundlock.sinks.kafka.writer import KafkaWriter
 
-# Kafka's default limit, used where we may not read the brokers' limit.
-_DEFAULT_TIMEOUT_MS = 900_000
 _HEADERS = "array<struct<key:string,value:binary>>"
 _AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean", "float", "double", "date")
 
@@ -83,7 +81,7 @@ class Kafka(KafkaBranches):
             "partition": partition,
             "timestamp": timestamp,
         }
-        self._timeout_ms = _requested_ms(transaction_timeout)
+        self.asked_timeout_ms = _requested_ms(transaction_timeout)
 
     def __repr__(self) -> str:
         return f"Kafka({self.topic!r}, name={self.name!r})"
@@ -138,7 +136,7 @@ class Kafka(KafkaBranches):
         warnings = self._check_topic()
         if self.semantic is Semantic.EXACTLY_ONCE:
             warnings += self._check_brokers()
-            warnings += self._check_time_out()
+            warnings += self.check_time_out()
         return warnings
 
     def _check_topic(self) -> list[str]:
@@ -184,29 +182,12 @@ class Kafka(KafkaBranches):
             )
         name = "transaction.state.log.replication.factor"
         replication = self.client.run(cluster.broker_config, [name])
-        if _smallest(replication.values, name, 3) < 3:
+        if replication.smallest(name, 3) < 3:
             warnings.append(
                 f"{name} is below 3: a broker that dies for good takes the state of transactions "
                 "with it"
             )
         return warnings
-
-    def _check_time_out(self) -> list[str]:
-        name = "transaction.max.timeout.ms"
-        config = self.client.run(cluster.broker_config, [name])
-        if config.values is None:
-            self._timeout_ms = self._timeout_ms or _DEFAULT_TIMEOUT_MS
-            return [f"{name} could not be read ({config.why}): using {self._timeout_ms} ms"]
-        limit = _smallest(config.values, name, _DEFAULT_TIMEOUT_MS)
-        if self._timeout_ms is None:
-            self._timeout_ms = limit
-        elif self._timeout_ms > limit:
-            raise UsageError(
-                f"transaction_timeout asks for {self._timeout_ms} ms, but the brokers allow {limit} "
-                f"ms ({name}). Ask for less, or raise the brokers' limit",
-                sink=self.name,
-            )
-        return []
 
     # In a task.
 
@@ -244,10 +225,6 @@ class Kafka(KafkaBranches):
         records = self.last_records(receipt)
         return self.client.run(witness.ask_records, records, handle["producer_id"])
 
-    @property
-    def timeout_ms(self) -> int:
-        return self._timeout_ms or _DEFAULT_TIMEOUT_MS
-
 
 def _requested_ms(timeout: float | str | None) -> int | None:
     if timeout is None:
@@ -261,11 +238,6 @@ def _requested_ms(timeout: float | str | None) -> int | None:
     if not 1000 <= milliseconds < NEVER_MS:
         raise UsageError(f"transaction_timeout={timeout!r}: give seconds, at least 1, or 'never'")
     return milliseconds
-
-
-def _smallest(values: Mapping[str, Sequence[str]] | None, name: str, default: int) -> int:
-    found = (values or {}).get(name)
-    return min(map(int, found)) if found else default
 
 
 def _bytes(column: Column) -> str | None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from poundlock.core.model import Branch, Json
 from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerate_loss
 from poundlock.errors import BadRow, Rejected
-from poundlock.sinks.kafka.branches import NEVER_MS, transactional_id
+from poundlock.sinks.kafka.branches import transactional_id
 from poundlock.sinks.kafka.producer import ArrowProducer
 from poundlock.sinks.kafka.settings import DEFAULTS
 from poundlock.sinks.text import not_utf8
@@ -118,7 +118,6 @@ class KafkaWriter(Writer):
         identity = self._producer.identity()
         written = self._producer.acknowledged
         self._producer.drop()  # the transaction stays open, for the driver to commit
-        ends = None if sink.timeout_ms == NEVER_MS else self._began_at + sink.timeout_ms / 1000
         return PreparedBranch(
             self._id,
             {
@@ -129,7 +128,7 @@ class KafkaWriter(Writer):
                 ),
             },
             began_at=self._began_at,
-            expires_at=ends,
+            expires_at=sink.expiry(self._began_at),
         )
 
     def _flush_without_transaction(self) -> None:
