@@ -314,10 +314,11 @@ class World:
     def exchange(self, arg: int) -> bool:
         """Add the sinks that the pipeline does not have. Remove the first one if `arg` is odd.
 
-        A sink with an open branch stays: it is removed only after its batches are finished.
+        A sink is removed only when its batches are finished and it has no open branch.
         """
         first, *_ = self.servers
-        if arg % 2 and self.servers[first].open_branches():
+        finished = all(history.finished for history in self.oracle.stories.values())
+        if arg % 2 and (not finished or self.servers[first].open_branches()):
             return False
         removed = {first} if arg % 2 else set[str]()
         if self.absent == removed:
