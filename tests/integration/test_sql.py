@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
+from poundlock import terminal
 from poundlock.cli import poundlock
 from poundlock.core.protocol import Step
 from poundlock.errors import UsageError
@@ -346,7 +346,7 @@ class Typing:
 
     def __init__(self, spark: Any, path: Path | None):
         self.out = io.StringIO()
-        console = Console(file=self.out, width=200, highlight=False)
+        console = terminal.console(file=self.out, width=200)
         job = None if path is None else file.read(path)
         self.shell = Shell(spark, job, console=console, rows=5, quiet=0.5)
 
@@ -385,6 +385,15 @@ def test_the_shell_shows_and_explains(spark: Any, job: Callable[..., Path]) -> N
         "INSERT INTO out1 SELECT id FROM nothing;": "cannot be found",
     }.items():
         assert words in typed(wrong), wrong
+
+
+def test_the_shell_obeys_no_row(spark: Any) -> None:
+    hostile = "char(27) || '[2J' || char(13) || '[/x][red]' || decode(x'e280ae', 'UTF-8')"
+    output = Typing(spark, None)(
+        f"SELECT {hostile} AS `c[/y]`;", f"SELECT raise_error({hostile});", "STOP \x1b[2J;"
+    )
+    assert output.count("\\x1b[2J\\r[/x][red]\\u202e") == 2 and "c[/y]" in output
+    assert not [c for c in output if c != "\n" and not c.isprintable()]
 
 
 def test_the_shell_starts_and_stops(spark: Any, job: Callable[..., Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_state_show_prints_the_state_of_a_checkpoint(spark: SparkSession, tmp_pa
         show(tmp_path / "c", "--operator", 7)
     with pytest.raises(UsageError, match="there is no state in"):
         show(tmp_path / "nothing")
+
+
+def test_state_show_obeys_no_key(spark: SparkSession, tmp_path: Path) -> None:
+    hostile = "a\x1b[2J\r\u202e[/x][red]"
+    frame = source(spark, tmp_path / "in", [[(hostile, 1, 1)]])
+    run(lock.flow(frame).key_by("id").sum("v"), tmp_path).awaitTermination()
+    told = json.loads(show(tmp_path / "c", "--json"))
+    assert [kept["key"] for kept in told["keys"]] == [[hostile]]
+    shown = show(tmp_path / "c")
+    assert not [c for c in shown if c != "\n" and not c.isprintable()], shown
+    together = "".join(re.findall(r"[^\s│]+", shown))
+    assert "[2J" in together and "[red]" in together
 
 
 def test_another_number_of_pages_is_rejected(spark: SparkSession, tmp_path: Path) -> None:

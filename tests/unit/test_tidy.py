@@ -98,7 +98,7 @@ def test_only_spark_imports_pyspark(path: Path) -> None:
 # The lowest layer first. A part may import from its own layer and from lower ones. Every module and
 # package directly below `poundlock` is in exactly one layer; `poundlock` itself is the top.
 LAYERS = (
-    ("errors",),
+    ("errors", "terminal"),
     ("core", "secret", "ownership", "stream", "jvm"),
     ("filesystem", "servers"),
     ("sinks",),
@@ -178,6 +178,52 @@ def test_sinks_of_different_systems_do_not_import_each_other(path: Path) -> None
 def test_no_other_module_imports_the_command_line(path: Path) -> None:
     if path.relative_to(PACKAGE).parts[0] not in ("cli", "cli.py", "__main__.py"):
         assert not [name for name in imports(path) if within(name, "poundlock.cli")]
+
+
+# The terminal obeys what these print; `poundlock.terminal` makes it visible.
+RAW_DOORS = {"print", "echo", "secho", "confirm", "prompt", "Console", "from_markup"}
+
+
+def raw_doors(source: str) -> set[str]:
+    """Return the calls that print past `poundlock.terminal`, and imports of rich's markup."""
+    found, rich = set[str](), set[str]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ImportFrom(module=str(module)) if within(module, "rich"):
+                rich |= {f"{module}.{alias.name}" for alias in node.names}
+            case ast.Call(func=ast.Name(id=name)) if name in RAW_DOORS - {"Console"}:
+                found.add(name)
+            case ast.Call(func=ast.Name(id="Console")) if "rich.console.Console" in rich:
+                found.add("Console")
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)):
+                if name in RAW_DOORS and owner in ("click", "rich", "Text"):
+                    found.add(f"{owner}.{name}")
+            case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=stream), attr="write")):
+                if stream in ("stdout", "stderr"):
+                    found.add(f"sys.{stream}.write")
+    return found | {name for name in rich if within(name, "rich.markup")}
+
+
+@every()
+def test_only_one_module_prints(path: Path) -> None:
+    if path != PACKAGE / "terminal.py":
+        assert not raw_doors(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "print(1)",
+        "import click; click.echo(1)",
+        "import click; click.confirm('x')",
+        "from rich.console import Console; Console().print(1)",
+        "from rich.markup import escape",
+        "from rich.text import Text; Text.from_markup('x')",
+        "import sys; sys.stdout.write('x')",
+    ],
+)
+def test_a_second_door_to_the_terminal_is_found(planted: str) -> None:
+    assert raw_doors(planted)
 
 
 def test_the_errors_module_imports_no_other_module_of_ours() -> None:

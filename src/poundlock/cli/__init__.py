@@ -9,6 +9,7 @@ import click
 
 from poundlock import __version__
 from poundlock.errors import PoundlockError, UsageError
+from poundlock.terminal import guard, say, visible
 
 _COMMANDS = {
     "demo": ("poundlock.cli.demo", "demo", "Kill a pipeline again and again, and count the rows."),
@@ -54,15 +55,17 @@ def poundlock() -> None:
 
 
 def main() -> None:
+    guard()
     try:
         status = poundlock.main(standalone_mode=False)
     except click.exceptions.Abort:
-        click.echo("stopped; nothing was changed", err=True)
+        say("stopped; nothing was changed", err=True)
         sys.exit(1)
     except click.ClickException as error:
+        error.message = visible(error.message, lines=True)
         error.show()
         sys.exit(error.exit_code)
     except PoundlockError as error:
-        click.echo(f"poundlock: {type(error).__name__}: {error}", err=True)
+        say(f"poundlock: {type(error).__name__}: {error}", lines=True, err=True)
         sys.exit(2 if type(error) is UsageError else 1)  # a subclass means that a system refused
     sys.exit(status)  # without standalone mode, click returns the status of an Exit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,24 +49,23 @@ def demo(ctx: click.Context, as_json: bool, **options: Any) -> None:
     Sensor lines flow from one Kafka topic to two others: through Poundlock, and through Spark's own
     sink. Both are killed with SIGKILL in the middle of their batches. The demo needs only Java 17.
     """
-    from rich.console import Console
-
     from poundlock.demo import director, report, screen
     from poundlock.demo.result import Order
+    from poundlock.terminal import console, say, say_json
 
-    console = Console(stderr=as_json, highlight=False)
+    shown = console(stderr=as_json)
     order = Order(**options)
     with _ended_by_signals():
-        result = director.run(order, screen.Screen(console))
+        result = director.run(order, screen.Screen(shown))
     report.write(result, order.out)
-    screen.show(console, result)
-    console.print(f"report: {(order.out / 'report.html').absolute()}", soft_wrap=True)
+    screen.show(shown, result)
+    shown.print(f"report: {(order.out / 'report.html').absolute()}", soft_wrap=True)
     if order.keep:
-        console.print(f"kept:   {(order.out / 'kept').absolute()}", soft_wrap=True)
+        shown.print(f"kept:   {(order.out / 'kept').absolute()}", soft_wrap=True)
     if as_json:
-        click.echo(json.dumps(result.to_json(), indent=2))
+        say_json(result.to_json())
     for failure in result.failures:
-        click.echo(f"the demo failed: {failure}", err=True)
+        say(f"the demo failed: {failure}", err=True)
     ctx.exit(1 if result.failures else 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +9,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import click
+
+from poundlock.terminal import say, say_json
 
 _ENCRYPTED = {True: "encrypted", False: "not encrypted"}
 
@@ -69,15 +70,14 @@ def doctor(
     for url in mysql:
         findings += _database("MySQL", url, _mysql)
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+        say_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            mark = (
-                click.style("good", fg="green") if finding.good else click.style("BAD ", fg="red")
-            )
-            click.echo(f"{mark}  {finding.what}: {finding.found}")
+            mark, colour = ("good", "green") if finding.good else ("BAD ", "red")
+            say(mark, fg=colour, nl=False)
+            say(f"  {finding.what}: {finding.found}")
             if not finding.good:
-                click.echo(f"      {finding.cure}")
+                say(f"      {finding.cure}", lines=True)
     if not all(finding.good for finding in findings):
         raise click.exceptions.Exit(1)
 

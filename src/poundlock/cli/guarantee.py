@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from poundlock.terminal import console, say, say_json
 
 if TYPE_CHECKING:
     from poundlock.core.guarantee import Statement
@@ -35,7 +36,10 @@ def guarantee(job: Path | None, arguments: tuple[str, ...], whole: bool, as_json
     from poundlock.jobfile import open_pipeline
 
     statement = open_pipeline(job, arguments).guarantee()
-    click.echo(json.dumps(_to_json(statement), indent=2) if as_json else str(statement))
+    if as_json:
+        say_json(_to_json(statement))
+    else:
+        say(statement, lines=True)
     try:
         require(statement)
     except UsageError as refused:  # the pipeline is wrong, not this call
@@ -65,9 +69,8 @@ def _print_table(as_json: bool) -> None:
     from poundlock.core import guarantee as core
 
     if as_json:
-        click.echo(json.dumps(core.table(), indent=2))
+        say_json(core.table())
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("sink", "source cannot be replayed", "source can be replayed", "because")
@@ -77,6 +80,7 @@ def _print_table(as_json: bool) -> None:
         table.add_row(core.kind_name(kind), *words, core.cell(kind, replayable=True).reason)
         reason = core.cell(kind, replayable=False).reason
         lost.setdefault(reason, []).append(core.kind_name(kind))
-    Console().print(table)
+    shown = console()
+    shown.print(table)
     for reason, kinds in lost.items():
-        Console().print(f"source cannot be replayed ({', '.join(kinds)}): {reason}")
+        shown.print(f"source cannot be replayed ({', '.join(kinds)}): {reason}")

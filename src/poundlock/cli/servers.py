@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 import click
 
 from poundlock.servers import NAMES, base, module
+from poundlock.terminal import console, say, say_json
 
 # The environment variable for the address of each server, and the attribute that has it.
 _ADDRESSES = {
@@ -59,13 +59,13 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
     """
     options = {"kafka": {"brokers": brokers}}
     for name in names or NAMES:
-        click.echo(f"Starting {name} ...", err=True)
+        say(f"Starting {name} ...", err=True)
         module(name).up(directory, **options.get(name, {}))
     if as_json:
         _print_json(names, directory)
     else:
         for name in names or NAMES:
-            click.echo(f"{name}  {base.status(base.home_of(name, directory)).url}")
+            say(f"{name}  {base.status(base.home_of(name, directory)).url}")
 
 
 @servers.command()
@@ -82,12 +82,12 @@ def down(names: tuple[str, ...], directory: Path | None, as_json: bool, wipe: bo
         if as_json:
             continue
         if not created:
-            click.echo(f"{name}  there is none in {home}")
+            say(f"{name}  there is none in {home}")
             continue
         kept = "data deleted" if wipe else f"data kept in {home}"
-        click.echo(f"{name}  {'ended' if ended else 'was not running'}, {kept}")
+        say(f"{name}  {'ended' if ended else 'was not running'}, {kept}")
     if as_json:
-        click.echo(json.dumps(done, indent=2))
+        say_json(done)
 
 
 @servers.command()
@@ -117,30 +117,29 @@ def env(names: tuple[str, ...], directory: Path | None, as_json: bool) -> None:
         variable, attribute = _ADDRESSES[name]
         found[variable] = getattr(module(name).up(directory), attribute)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        say_json(found)
         return
     for variable, address in found.items():
-        click.echo(f"export {variable}={shlex.quote(address)}")
+        say(f"export {variable}={shlex.quote(address)}")
 
 
 def _print_status(name: str, it: base.Status) -> None:
     # Imported here: the command line must start quickly.
-    from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
     # Without wrapping, so that addresses and paths can be copied.
-    console = Console(highlight=False, soft_wrap=True)
-    word = "[green]up[/]" if it.running else "[red]down[/]"
+    shown = console(soft_wrap=True)
+    word = ("up", "green") if it.running else ("down", "red")
     if it.nodes and not it.running:
-        word = "[yellow]in part[/]"
+        word = ("in part", "yellow")
     address = it.url if it.created else "never started"
-    console.print(f"{name}  {word}  {escape(address)}")
+    shown.print(Text.assemble(f"{name}  ", word, f"  {address}"))
     for node, process in it.nodes.items():
-        console.print(f"  node {node}  pid {process['pid']}  {escape(process['log'])}")
+        shown.print(f"  node {node}  pid {process['pid']}  {process['log']}")
     if it.created:
-        console.print(f"  data  {escape(it.directory)}")
+        shown.print(f"  data  {it.directory}")
 
 
 def _print_json(names: tuple[str, ...], directory: Path | None) -> None:
     found = {name: asdict(base.status(base.home_of(name, directory))) for name in names or NAMES}
-    click.echo(json.dumps(found, indent=2))
+    say_json(found)

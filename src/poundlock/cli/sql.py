@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from poundlock.terminal import say, say_json
 
 if TYPE_CHECKING:
     from poundlock.spark.pipeline.pipeline import Pipeline
@@ -72,7 +73,7 @@ def _run_pipelines(
     from poundlock.sqljob import run
 
     for each in pipelines:
-        click.echo(f"pipeline {each.name}\n{each.guarantee()}", err=as_json)
+        say(f"pipeline {each.name}\n{each.guarantee()}", lines=True, err=as_json)
     with run.stopped_by_signals() as stopping:
         if once:
             run.once(pipelines, stopping)
@@ -80,7 +81,10 @@ def _run_pipelines(
             run.wait(run.start(pipelines, trigger, stopping), stopping)
     word = "stopped" if stopping.is_set() else "done"
     states = [{"pipeline": each.name, "state": word} for each in pipelines]
-    click.echo(json.dumps(states, indent=2) if as_json else word)
+    if as_json:
+        say_json(states)
+    else:
+        say(word)
 
 
 def _open_session(job: JobFile, master: str | None) -> Any:
@@ -104,19 +108,19 @@ def _run_shell(spark: Any, job: JobFile) -> None:
     # Spark's own handler would cancel the jobs of all running pipelines.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    click.echo("Statements end with a semicolon. HELP; lists the statements, EXIT; quits.")
+    say("Statements end with a semicolon. HELP; lists the statements, EXIT; quits.")
     Shell(spark, job).run(read_lines(Path(state) / "poundlock" / "sql_history"))
 
 
 def _explain(pipelines: list[Pipeline], texts: dict[str, str], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([_to_json(each, texts) for each in pipelines], indent=2))
+        say_json([_to_json(each, texts) for each in pipelines])
         return
     for each in pipelines:
-        click.echo(f"pipeline {each.name}, checkpoint {each.checkpoint_location}")
+        say(f"pipeline {each.name}, checkpoint {each.checkpoint_location}")
         for route in each.routes:
-            click.echo(f"  {texts[route.sink.name]}")
-        click.echo(f"{each.guarantee()}\n")
+            say(f"  {texts[route.sink.name]}", lines=True)
+        say(f"{each.guarantee()}\n", lines=True)
 
 
 def _to_json(pipeline: Pipeline, texts: dict[str, str]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from poundlock.errors import UsageError
+from poundlock.terminal import console, say_json
 
 if TYPE_CHECKING:
     from poundlock.spark.stream.state import OperatorState
@@ -62,7 +63,7 @@ def show(
         "operator": None if chosen is None else chosen.number,
         "keys": _to_json(keys),
     }
-    click.echo(json.dumps(document, indent=2, default=str))
+    say_json(document)
 
 
 def _to_json(value: Any) -> Any:
@@ -89,20 +90,19 @@ def _choose(operators: list[OperatorState], number: int | None) -> OperatorState
 def _print(
     operators: list[OperatorState], chosen: OperatorState | None, keys: list[dict[str, Any]]
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    shown = console()
     table = Table("operator", "kind", "partitions", "batches")
     for each in operators:
         first, last = each.batches
         table.add_row(str(each.number), each.kind, str(each.partitions), f"{first} to {last}")
-    console.print(table)
+    shown.print(table)
     if chosen is None:
-        console.print("Several operators have state: choose one with --operator.")
+        shown.print("Several operators have state: choose one with --operator.")
         return
     table = Table("key", "state", "timers", title=f"operator {chosen.number}")
     for each in keys:
         cells = [json.dumps(_to_json(each[part]), default=str) for part in ("state", "timers")]
         table.add_row(", ".join(map(str, each["key"])), *cells)
-    console.print(table)
+    shown.print(table)

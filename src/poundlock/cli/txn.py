@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from poundlock.terminal import confirm, console, say, say_json
 
 if TYPE_CHECKING:
     from poundlock.core.inspector import Inspector
@@ -111,11 +112,11 @@ def list_(where: Where, as_json: bool) -> None:
     with where.resolver() as resolver:
         lines = resolver.lines()
     if as_json:
-        click.echo(json.dumps([line.to_json() for line in lines], indent=2))
+        say_json([line.to_json() for line in lines])
     elif lines:
         _print(lines)
     elif not resolver.away:
-        click.echo("nothing is in doubt")
+        say("nothing is in doubt")
     _report_unreachable(resolver)
 
 
@@ -125,10 +126,11 @@ def _print(lines: list[Line]) -> None:
     for text in advice:
         for line in lines:
             if line.next == text:
-                click.echo(line.id)
+                say(line.id)
                 for facts in _facts(line):
-                    click.echo(f"  {facts}")
-        click.echo(f"next: {text}\n")
+                    say(f"  {facts}")
+        say(f"next: {text}")
+        say()
 
 
 def _facts(line: Line) -> Iterator[str]:
@@ -156,7 +158,7 @@ def _facts(line: Line) -> Iterator[str]:
 def _report_unreachable(resolver: Resolver) -> None:
     """Report systems that could not be reached, and fail if there are any."""
     for system, why in resolver.away.items():
-        click.echo(f"{system.system} cannot be asked: {why}", err=True)
+        say(f"{system.system} cannot be asked: {why}", err=True)
     if resolver.away:
         raise click.exceptions.Exit(1)
 
@@ -173,12 +175,11 @@ def show(id: str, where: Where, as_json: bool) -> None:
     with where.resolver() as resolver:
         known = resolver.show(id)
     if as_json:
-        click.echo(json.dumps(known, indent=2))
+        say_json(known)
     else:
-        from rich.console import Console
         from rich.json import JSON
 
-        Console(soft_wrap=True).print(JSON.from_data(known))
+        console(soft_wrap=True).print(JSON.from_data(known))
     _report_unreachable(resolver)
 
 
@@ -273,7 +274,7 @@ def adopt(yes: bool, log: str, as_json: bool) -> None:
 
 def _ask(yes: bool, question: str) -> None:
     if not yes:
-        click.confirm(question, abort=True, err=True)
+        confirm(question)
 
 
 def _outcome(as_json: bool, id: str, outcome: str, wanted: str) -> None:
@@ -283,4 +284,7 @@ def _outcome(as_json: bool, id: str, outcome: str, wanted: str) -> None:
 
 
 def _say(as_json: bool, data: dict[str, Any], text: str) -> None:
-    click.echo(json.dumps(data) if as_json else text)
+    if as_json:
+        say_json(data, indent=None)
+    else:
+        say(text)

