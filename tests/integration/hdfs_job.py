@@ -3,6 +3,10 @@
 `test_hadoop.py` runs it, because the JVM of the other tests has no HDFS. It prints one JSON object.
 """
 
+# Calls into the JVM have no types.
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportOptionalCall=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import json
@@ -18,6 +22,7 @@ from poundlock.core.protocol import Step
 from poundlock.errors import Fenced, LogMismatch
 from poundlock.jvm import jars
 from poundlock.spark.storage import HadoopFiles, HadoopLog, open_log
+from poundlock.txn.audit import Trail
 
 
 class Died(Exception):
@@ -62,14 +67,15 @@ def _log(spark, root: str) -> dict[str, object]:
         fenced = False
     except Fenced:
         fenced = True
-    second.audit({"action": "look", "id": "x"})
+    with Trail(second).act("look", "x") as act:
+        act.outcome = "seen"
     HadoopFiles(spark, f"{root}/log").probe(rounds=5)
     return {
         "kind": type(first).__name__,
         "query": found.query,
         "fenced": fenced,
         "generation": second.load().generation.number,  # pyright: ignore
-        "audits": len(second.audits()),
+        "audits": [Trail(second).read().problems, Trail(second).read().acts()[0]["outcome"]],
     }
 
 

@@ -42,7 +42,7 @@ def test_a_pipeline_with_its_log_on_hdfs_goes_on_after_a_crash(
         "query": "query",
         "fenced": True,
         "generation": 2,
-        "audits": 1,
+        "audits": [[], "seen"],
     }
     assert report["pipeline"]["died"]
     assert "moved or copied" in report["pipeline"]["moved"]

@@ -115,7 +115,7 @@ def test_statements_over_one_view_share_a_decision(spark: Any, job: Callable[...
     given = made[0]._routed().schema  # each sink gets its fields or a struct
     columns = [
         [field for name in given.names if (field := field_of(name, n)) is not None]
-        or given[rows_column(n)].dataType.names
+        or given[rows_column(n)].dataType.names  # pyright: ignore[reportAttributeAccessIssue]
         for n in range(5)
     ]
     assert columns == [
@@ -392,7 +392,8 @@ def test_the_shell_obeys_no_row(spark: Any) -> None:
     output = Typing(spark, None)(
         f"SELECT {hostile} AS `c[/y]`;", f"SELECT raise_error({hostile});", "STOP \x1b[2J;"
     )
-    assert output.count("\\x1b[2J\\r[/x][red]\\u202e") == 2 and "c[/y]" in output
+    assert "\\x1b[2J\\r[/x][red]\\u202e" in output and "c[/y]" in output
+    assert "[USER_RAISED_EXCEPTION] \\x1b[2J" in output  # the error's first line
     assert not [c for c in output if c != "\n" and not c.isprintable()]
 
 

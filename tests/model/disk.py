@@ -189,8 +189,8 @@ class RemoteLog(TransactionLog):
     def _delete(self, number: int) -> None:
         self._effect("del", lambda: self._records.pop(number, None))
 
-    def _put(self, name: str, data: bytes) -> None:
+    def put_note(self, name: str, data: bytes) -> None:
         raise NotImplementedError("no person works in the model's store")
 
-    def _extras(self) -> dict[str, bytes]:
+    def notes(self) -> dict[str, bytes]:
         return {}

@@ -23,6 +23,7 @@ from poundlock.core.model import (
     OperatorDecision,
     Receipt,
 )
+from poundlock.txn.audit import Trail
 
 NAMESPACE = Namespace("sensors", "0123456789abcdef")
 ID = "poundlock.sensors.0123456789abcdef.1.out.7"
@@ -151,7 +152,13 @@ def test_an_operator_decision_is_confirmed_and_audited(log: FileLog) -> None:
     after = FileLog(log.uri.removeprefix("file://"))
     decisions = after.load().batches[1].operator_decisions
     assert decisions == {"out": OperatorDecision.ACCEPT_LOSS}
-    assert after.audits()[0]["action"] == "decide"
+    [act] = Trail(after).read().acts()
+    assert (act["action"], act["sinks"], act["decision"], act["outcome"]) == (
+        "decide",
+        ["out"],
+        "accept_loss",
+        "done",
+    )
 
 
 def test_a_decided_branch_cannot_be_aborted(log: FileLog) -> None:

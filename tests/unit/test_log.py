@@ -169,12 +169,12 @@ def test_a_record_that_could_not_be_read_back_is_not_written(tmp_path: Path) -> 
     log.append(decided(0))
 
 
-def test_audits_are_kept_beside_the_records(tmp_path: Path) -> None:
+def test_notes_are_kept_beside_the_records(tmp_path: Path) -> None:
     log = written(tmp_path, generation())
-    log.audit({"action": "abort", "id": "b1"})
-    log.append(Bound("query-1"))
-    assert log.audits() == [{"action": "abort", "id": "b1"}]
-    assert len(opened(tmp_path).entries()) == 2
+    log.put_note("audit-1", b"a note")
+    with pytest.raises(NumberTaken):
+        log.put_note("audit-1", b"another")
+    assert log.notes() == {"audit-1": b"a note"} and len(opened(tmp_path).entries()) == 1
 
 
 # Two drivers.

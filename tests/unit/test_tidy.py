@@ -189,10 +189,12 @@ def raw_doors(source: str) -> set[str]:
     found, rich = set[str](), set[str]()
     for node in ast.walk(ast.parse(source)):
         match node:
+            case ast.ImportFrom(module="click"):
+                found |= {alias.name for alias in node.names} & RAW_DOORS
             case ast.ImportFrom(module=str(module)) if within(module, "rich"):
                 rich |= {f"{module}.{alias.name}" for alias in node.names}
-            case ast.Call(func=ast.Name(id=name)) if name in RAW_DOORS - {"Console"}:
-                found.add(name)
+            case ast.Call(func=ast.Name(id="print")):
+                found.add("print")
             case ast.Call(func=ast.Name(id="Console")) if "rich.console.Console" in rich:
                 found.add("Console")
             case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name)):
@@ -216,6 +218,7 @@ def test_only_one_module_prints(path: Path) -> None:
         "print(1)",
         "import click; click.echo(1)",
         "import click; click.confirm('x')",
+        "from click import echo",
         "from rich.console import Console; Console().print(1)",
         "from rich.markup import escape",
         "from rich.text import Text; Text.from_markup('x')",

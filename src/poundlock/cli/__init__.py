@@ -9,7 +9,7 @@ import click
 
 from poundlock import __version__
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.terminal import guard, say, visible
+from poundlock.terminal import guard, say
 
 _COMMANDS = {
     "demo": ("poundlock.cli.demo", "demo", "Kill a pipeline again and again, and count the rows."),
@@ -58,12 +58,16 @@ def main() -> None:
     guard()
     try:
         status = poundlock.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        say("stopped; nothing was changed", err=True)
+    except click.exceptions.Abort as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # not of a question
+            say("interrupted: what the command had begun may be done or not", err=True)
+        else:
+            say("stopped; nothing was changed", err=True)
         sys.exit(1)
     except click.ClickException as error:
-        error.message = visible(error.message, lines=True)
-        error.show()
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            say(error.ctx.get_usage(), lines=True, err=True)
+        say(f"Error: {error.format_message()}", lines=True, err=True)
         sys.exit(error.exit_code)
     except PoundlockError as error:
         say(f"poundlock: {type(error).__name__}: {error}", lines=True, err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -270,6 +271,36 @@ def adopt(yes: bool, log: str, as_json: bool) -> None:
     _ask(yes, "Is this the only log of this pipeline, moved here for good?")
     resolver.adopt()
     _say(as_json, {"adopted": log}, f"the log is accepted at {log}")
+
+
+@txn.command()
+@click.option("--log", required=True, metavar="LOCATION", help="The location of the log.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def audit(log: str, as_json: bool) -> None:
+    """Show who did what with these commands, and check that nothing of it was changed since.
+
+    Exit status: 1 if an entry was changed, removed or inserted.
+    """
+    from poundlock.txn.audit import description
+
+    chain = Where(log).resolver().audit()
+    acts = chain.acts()
+    if as_json:
+        say_json({"acts": acts, "problems": chain.problems, "head": chain.head})
+    else:
+        for act in acts:
+            at = datetime.fromtimestamp(act["at"], timezone.utc).isoformat(timespec="seconds")
+            say(f"{act['number']}  {at}  {act['action']} {act['id']}")
+            say(f"  by {description(act['by'])}")
+            say(f"  outcome: {act['outcome'] or _NO_OUTCOME}")
+        say(f"{len(chain.entries)} entries; the hash of the last is {chain.head}")
+    for problem in chain.problems:
+        say(f"the chain is broken: {problem}", err=True)
+    if chain.problems:
+        raise click.exceptions.Exit(1)
+
+
+_NO_OUTCOME = "not known, because the command ended before it could record it"
 
 
 def _ask(yes: bool, question: str) -> None:

@@ -26,13 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from poundlock.core.encoding import BranchIds, branch_ids, record_from_json, record_to_json
-from poundlock.core.model import Compacted, Decided, Finished, Json, Record
+from poundlock.core.model import Compacted, Decided, Finished, Record
 from poundlock.core.protocol import LogState
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 
 logger = logging.getLogger("poundlock")
 
 FORMAT = 2
+
+NOTE = "audit-"  # begins the name of each note
 
 _RECORD = re.compile(r"(\d{20})\.json")
 
@@ -179,22 +181,15 @@ class TransactionLog(ABC):
     @abstractmethod
     def _delete(self, number: int) -> None: ...
 
-    @abstractmethod
-    def _put(self, name: str, data: bytes) -> None:
-        """Store a file beside the records."""
+    # Notes of operators' acts lie beside the records. They are none, and fence nobody.
 
     @abstractmethod
-    def _extras(self) -> dict[str, bytes]:
-        """Return the files that `_put` stored."""
+    def put_note(self, name: str, data: bytes) -> None:
+        """Make a file durable. Raise `NumberTaken` if it exists."""
 
-    def audit(self, entry: dict[str, Json]) -> None:
-        """Store a note of an operator's action. It is not a record and has no number."""
-        name = f"audit-{self._clock():017.6f}-{uuid.uuid4().hex[:8]}.json"
-        self._put(name, json.dumps(entry, sort_keys=True).encode())
-
-    def audits(self) -> list[dict[str, Any]]:
-        """Return the notes of operators' actions, oldest first."""
-        return [json.loads(data) for _, data in sorted(self._extras().items())]
+    @abstractmethod
+    def notes(self) -> dict[str, bytes]:
+        """Return the files that `put_note` stored, by name. Raises OSError or Unavailable."""
 
     def drop_unpublished(self) -> None:  # noqa: B027 (only local disks have such files)
         """Remove unpublished files of writers that died."""
@@ -451,6 +446,9 @@ class FileLog(TransactionLog):
         return os.path.join(self._directory, f"{number:020}.json")
 
     def _create(self, number: int, data: bytes) -> None:
+        self._publish_file(self._path(number), data)
+
+    def _publish_file(self, path: str, data: bytes) -> None:
         if self._broken is not None:
             raise self._disk_failure() from self._broken
         aside = os.path.join(self._directory, f".{uuid.uuid4().hex}.tmp")
@@ -462,7 +460,7 @@ class FileLog(TransactionLog):
             self._disk.write(aside, data)
             self._sync(aside)
             try:
-                self._disk.link(aside, self._path(number))
+                self._disk.link(aside, path)
             except FileExistsError:
                 self._sync(
                     self._directory
@@ -511,14 +509,11 @@ class FileLog(TransactionLog):
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(self._path(number))
 
-    def _put(self, name: str, data: bytes) -> None:
-        path = os.path.join(self._directory, name)
-        self._disk.write(path, data)
-        self._sync(path)
-        self._sync(self._directory)
+    def put_note(self, name: str, data: bytes) -> None:
+        self._publish_file(os.path.join(self._directory, name), data)
 
-    def _extras(self) -> dict[str, bytes]:
-        names = (name for name in self._disk.names(self._directory) if name.startswith("audit-"))
+    def notes(self) -> dict[str, bytes]:
+        names = (name for name in self._disk.names(self._directory) if name.startswith(NOTE))
         return {name: self._disk.read(os.path.join(self._directory, name)) for name in names}
 
     def drop_unpublished(self) -> None:
@@ -542,7 +537,7 @@ class MemoryLog(TransactionLog):
     ):
         super().__init__(uri, clock=clock)
         self.records: dict[int, bytes] = {} if records is None else records
-        self.extras: dict[str, bytes] = {}
+        self._notes: dict[str, bytes] = {}
 
     def _create(self, number: int, data: bytes) -> None:
         if self.records.setdefault(number, data) is not data:
@@ -557,8 +552,9 @@ class MemoryLog(TransactionLog):
     def _delete(self, number: int) -> None:
         self.records.pop(number, None)
 
-    def _put(self, name: str, data: bytes) -> None:
-        self.extras[name] = data
+    def put_note(self, name: str, data: bytes) -> None:
+        if self._notes.setdefault(name, data) is not data:
+            raise NumberTaken
 
-    def _extras(self) -> dict[str, bytes]:
-        return self.extras
+    def notes(self) -> dict[str, bytes]:
+        return dict(self._notes)

@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from poundlock.core.log import Disk, FileLog, NumberTaken, TransactionLog, record_numbers
+from poundlock.core.log import NOTE, Disk, FileLog, NumberTaken, TransactionLog, record_numbers
 from poundlock.errors import LogMismatch, Unavailable, UsageError
 from poundlock.spark import internals
 
@@ -203,12 +203,12 @@ class HadoopLog(TransactionLog):
     def _delete(self, number: int) -> None:
         self._files.delete(f"{number:020}.json")
 
-    def _put(self, name: str, data: bytes) -> None:
+    def put_note(self, name: str, data: bytes) -> None:
         self._files.create(name, data)
 
-    def _extras(self) -> dict[str, bytes]:
-        names = [name for name in self._files.names() if name.startswith("audit-")]
-        return {name: self._files.read(name) or b"{}" for name in names}
+    def notes(self) -> dict[str, bytes]:
+        names = [name for name in self._files.names() if name.startswith(NOTE)]
+        return {name: self._files.read(name) or b"" for name in names}
 
 
 def open_log(spark: SparkSession, location: str) -> TransactionLog:

@@ -1,14 +1,12 @@
 """Transactions in doubt, as the log and the systems see them, and the ways to resolve them.
 
-Rules of this file: it never does what the log forbids. Every action leaves an audit record. A branch is
-named by its exact id, never by a pattern.
+Rules of this file: it never does what the log forbids. Every act is in the audit before it begins. A
+branch is named by its exact id, never by a pattern.
 """
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,11 +14,12 @@ from typing import Any, TypeVar
 
 from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.log import FileLog, TransactionLog
-from poundlock.core.model import Generation, Json, OperatorDecided, OperatorDecision, Receipt, Stray
+from poundlock.core.model import Generation, OperatorDecided, OperatorDecision, Receipt, Stray
 from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchHistory, BranchState, LogState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
+from poundlock.txn.audit import Chain, Trail, signature
 
 T = TypeVar("T")
 
@@ -61,11 +60,6 @@ class Open:
     @property
     def stray(self) -> Stray:
         return self.found.stray
-
-
-def whoami() -> str:
-    """Name the user, machine and process for the audit."""
-    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
 
 
 def open_log(location: str) -> TransactionLog:
@@ -152,7 +146,7 @@ class Resolver:
         if not records and now is None:
             self._need_all(f"{id} is not known")
             raise UsageError(f"neither the log nor the systems know {id!r}: give the exact id")
-        audits = [audit for audit in (self.log.audits() if self.log else []) if audit["id"] == id]
+        audits = [act for act in (self.audit().acts() if self.log else []) if act["id"] == id]
         return {"id": id, "system": now, "log": records, "audit": audits}
 
     # Acting.
@@ -160,23 +154,26 @@ class Resolver:
     def commit(self, id: str) -> BranchState:
         """Commit a branch that the log has decided to commit."""
         batch, receipt = self._decided(id)
-        participant, deadline = self._participant(receipt), time.monotonic() + _PATIENCE_S
-        state = participant.commit([receipt])[0]
-        while state in (BranchState.PREPARED, BranchState.UNREACHABLE):
-            if time.monotonic() > deadline:
-                break  # the system finishes the commit without us
-            time.sleep(0.1)
+        participant = self._participant(receipt)
+        with self._trail().act("commit", id, batch=batch) as act:
+            deadline = time.monotonic() + _PATIENCE_S
             state = participant.commit([receipt])[0]
-        if state is BranchState.HIDDEN:
-            state = BranchState.COMMITTED  # only the end of another transaction is still to come
-        self._audit("commit", id, batch=batch, outcome=state.value)
+            while state in (BranchState.PREPARED, BranchState.UNREACHABLE):
+                if time.monotonic() > deadline:
+                    break  # the system finishes the commit without us
+                time.sleep(0.1)
+                state = participant.commit([receipt])[0]
+            if state is BranchState.HIDDEN:
+                state = BranchState.COMMITTED  # only the end of another transaction is to come
+            act.outcome = state.value
         return state
 
     def abort(self, id: str) -> BranchState:
         """Abort an open branch that no decision names."""
         found = self.abortable(id)
-        state = found.system.participant(found.stray).abort([found.stray])[0]
-        self._audit("abort", id, outcome=state.value)
+        with self._trail().act("abort", id) as act:
+            state = found.system.participant(found.stray).abort([found.stray])[0]
+            act.outcome = state.value
         return state
 
     def abortable(self, id: str) -> Open:
@@ -230,14 +227,15 @@ class Resolver:
     ) -> tuple[str, ...]:
         """Record an operator's decision about sinks of a batch. Fences a running driver."""
         meant = self.in_doubt(batch, sinks)
-        self._need_log().append(OperatorDecided(batch, operator_decision, meant, whoami()))
-        self._audit(
+        act = self._trail().act(
             "decide",
             f"batch {batch}",
             batch=batch,
             sinks=list(meant),
-            outcome=operator_decision.value,
+            decision=operator_decision.value,
         )
+        with act:
+            self._need_log().append(OperatorDecided(batch, operator_decision, meant, signature()))
         return meant
 
     def adopt(self) -> None:
@@ -246,13 +244,13 @@ class Resolver:
         assert before is not None
         if before.uri == log.uri:
             raise UsageError(f"the log was not moved: its recorded location is {log.uri} too")
-        query = self.state.query
-        log.append(
-            Generation(
-                before.number + 1, before.namespace, log.uri, query, f"adopted by {whoami()}"
-            )
-        )
-        self._audit("adopt", log.uri, outcome=f"was {before.uri}")
+        query, owner = self.state.query, f"adopted by {signature()}"
+        with self._trail().act("adopt", log.uri, was=before.uri):
+            log.append(Generation(before.number + 1, before.namespace, log.uri, query, owner))
+
+    def audit(self) -> Chain:
+        """Return what operators did, and whether that can be trusted."""
+        return self._trail().read()
 
     def _decided(self, id: str) -> tuple[int, Receipt]:
         self._need_log()
@@ -268,9 +266,8 @@ class Resolver:
             "aborts branches that no decision names"
         )
 
-    def _audit(self, action: str, id: str, **facts: Json) -> None:
-        entry: dict[str, Json] = {"action": action, "id": id, "by": whoami(), "at": time.time()}
-        self._need_log().audit(entry | facts)
+    def _trail(self) -> Trail:
+        return Trail(self._need_log())
 
     def _need_log(self) -> TransactionLog:
         if self.log is None:
