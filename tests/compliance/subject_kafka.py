@@ -36,6 +36,7 @@ def keyed(values: Sequence[bytes], keys: Sequence[bytes | None] = ()) -> pa.Reco
 
 
 class KafkaSubject(Subject):
+    has_place = True
     prunes = False  # the witness is the record in the topic
 
     def __init__(self, cluster: kafka.Cluster):

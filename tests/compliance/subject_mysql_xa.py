@@ -29,6 +29,7 @@ FRAME = {"number": "bigint", "text": "string"}
 
 
 class MySQLSubject(Subject):
+    has_place = True
     mode = "xa"
     table = "CREATE TABLE numbers (number BIGINT NOT NULL, text VARCHAR(20))"
 

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
@@ -29,7 +30,9 @@ FRAME = {"number": Column("number", "int"), "word": Column("word", "string")}
 class PostgresSubject(Subject):
     """The suite uses the same branch names in every test, and PostgreSQL's are global to the server."""
 
-    def __init__(self, node: postgres.Node, options: Mapping[str, Any]):
+    has_place = True
+
+    def __init__(self, node: postgres.Postgres, options: Mapping[str, Any]):
         self._node = node
         self._options = dict(options)
         self._numbers = itertools.count()
@@ -113,7 +116,7 @@ class PostgresSubject(Subject):
 
     @contextmanager
     def wrong_password(self, sink: Participant) -> Iterator[FaultCase]:
-        dsn = psycopg.conninfo.make_conninfo(self._node.dsn(self._database), password="nonsense")
+        dsn = make_conninfo(self._node.dsn(self._database), password="nonsense")
         says = "password authentication failed.*pg_hba.conf"
         yield FaultCase(
             says,
@@ -141,7 +144,9 @@ class PostgresSubject(Subject):
         if self.key:
             return sink
         self.execute(f"CREATE TABLE single (LIKE {self.table(sink)}, UNIQUE (number))")
-        promise = {"key_partitioned": True} if self._options.get("mode") == "prepared" else {}
+        promise: dict[str, Any] = (
+            {"key_partitioned": True} if self._options.get("mode") == "prepared" else {}
+        )
         return self._make_sink("single", sink.name, self._node.dsn(self._database), **promise)
 
     @contextmanager

@@ -149,11 +149,15 @@ class Database(Participant):
         self.server.watcher.count(f"42704, witness {mark}")
         return BranchState.COMMITTED if mark == "committed" else BranchState.ABORTED
 
+    def open_place(self) -> str:
+        return self.wire("place", lambda: self.server.sink)
+
     def find(self, namespace: Namespace) -> list[Stray]:
         strays: list[Stray] = []
+        mine = (namespace.pipeline, namespace.identity, self.name)
         for gid in self.wire("find", lambda: list(self.server.prepared)):
             pipeline, identity, generation, sink, _ = gid.split(".")
-            if (pipeline, identity) == (namespace.pipeline, namespace.identity):
+            if (pipeline, identity, sink) == mine:
                 strays.append(Stray(sink, gid, int(generation), "prepared"))
         return strays
 
@@ -170,7 +174,8 @@ class Database(Participant):
         assert state.generation is not None
         witness = self.wire("remembered", lambda: dict(self.server.witness))
         for gid, mark in witness.items():
-            ours = _whose(gid) == state.generation.namespace and mark == "committed"
+            ours = _whose(gid) == state.generation.namespace and gid.split(".")[3] == self.name
+            ours = ours and mark == "committed"
             if ours and not state.explains(self.name, _batch(gid), gid):
                 return gid
         return None

@@ -7,6 +7,7 @@ the effect.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from poundlock.core.coordinator import Coordinator
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.core.surroundings import Settings
-from poundlock.errors import Unavailable
+from poundlock.errors import Fenced, Unavailable
 
 from .schedule import REQUEST, Fault
 from .spark import Range, Runs, SimJob, SparkConflict
@@ -104,6 +105,8 @@ class Driver:
                 rows = planned = world.planned(batch, rows[1], self)
                 self._spark("offsets", lambda b=batch, p=planned: checkpoint.plan(b, p))
             self._batch(coordinator, batch, rows, sinks)
+        with contextlib.suppress(Unavailable, Fenced):
+            coordinator.end()
 
     def _batch(
         self, coordinator: Coordinator, batch: int, rows: Range, sinks: Mapping[str, Participant]
@@ -250,6 +253,10 @@ class Driver:
                 if world.exchange(fault.arg):
                     self.dead = True
                     raise Crash
+            case "rename" | "remove":
+                world.change_sink(fault)
+                self.dead = True
+                raise Crash
             case "copy":
                 world.start_on_copy()
             case "rewind":

@@ -238,6 +238,18 @@ def gone_for_good() -> Iterator[Schedule]:
         yield Schedule(replace(PLAIN, log="remote"), (gone, Fault("outage", 3, "commit", 4)))
 
 
+def changed_sinks() -> Iterator[Schedule]:
+    """A sink is renamed or removed while branches may be open; then another fault happens."""
+    for kind, arg in itertools.product(("rename", "remove"), (0, 1)):
+        for config in (PLAIN, replace(PLAIN, log="remote"), WITNESSED):
+            yield from everywhere(config, kind, arg, step=2 if config is PLAIN else 5)
+        for nth, after in itertools.product(range(3), range(0, 24, 4)):
+            changed = Fault(kind, nth, "prepare", arg)
+            for other in ("crash", "lose_request", "lose_answer", "expire"):
+                yield Schedule(PLAIN, (changed, Fault(other, after)))
+            yield Schedule(PLAIN, (changed, Fault("rename", after, arg=1 - arg)))
+
+
 def replays_that_differ() -> Iterator[Schedule]:
     """A finished batch of a stateful query runs again after writing nothing or everything."""
     for config in (STATEFUL, SALTED):
@@ -278,4 +290,5 @@ FAMILIES = (
     asked_late,
     tombstones,
     gone_for_good,
+    changed_sinks,
 )

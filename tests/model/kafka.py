@@ -310,11 +310,15 @@ class KafkaSink(Participant):
             "not stable": BranchState.PREPARED,
         }.get(str(seen), BranchState.NO_WITNESS)
 
+    def open_place(self) -> str:
+        return self.wire("place", lambda: self.server.sink)
+
     def find(self, namespace: Namespace) -> list[Stray]:
         strays: list[Stray] = []
         for id_, pid, epoch in self.wire("find", self.server.list_open):
-            pipeline, identity, generation, *_ = id_.split(".")
-            if (pipeline, identity) == (namespace.pipeline, namespace.identity):
+            pipeline, identity, generation, sink, *_ = id_.split(".")
+            mine = (namespace.pipeline, namespace.identity, self.name)
+            if (pipeline, identity, sink) == mine:
                 handle = {"pid": pid, "epoch": epoch}
                 strays.append(Stray(self.name, id_, int(generation), "Ongoing", handle))
         return strays

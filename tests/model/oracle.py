@@ -25,7 +25,7 @@ from poundlock.core.model import (
 )
 
 from .spark import Range, fingerprint, routed
-from .systems import PROTOCOL, Crash, Key, Row, System, key_of
+from .systems import PROTOCOL, Crash, Key, Row, System, first_name, key_of
 
 
 @dataclass
@@ -118,7 +118,8 @@ class Oracle:
     def _check_repair(self, record: Repaired) -> None:
         history = self.stories[record.batch]
         self.require(record.generation == self.owner, "a repair by another than the owner")
-        for sink, id_ in record.lost:
+        for name, id_ in record.lost:
+            sink = first_name(name)
             states = [self._state(k) for k in history.receipts if k[:2] == (sink, id_)]
             what = f"repair of {id_}, which is {states}"
             self.require(states == ["aborted"] or sink in history.excused, what)
@@ -146,7 +147,8 @@ class Oracle:
                 self._named.update(dict.fromkeys(receipts, record.batch))
             case Repaired():
                 history = self.stories[record.batch]
-                for key in [k for k in history.receipts if k[:2] in record.lost]:
+                lost = {(first_name(sink), id_) for sink, id_ in record.lost}
+                for key in [k for k in history.receipts if k[:2] in lost]:
                     del history.receipts[key], self._named[key]
                     if key[0] in history.excused:
                         self._let_go.add(key)
@@ -156,7 +158,7 @@ class Oracle:
             case Finished():
                 self.stories[record.batch].finished = True
             case OperatorDecided():
-                self.stories[record.batch].excused.update(record.sinks)
+                self.stories[record.batch].excused.update(map(first_name, record.sinks))
             case Compacted():
                 self.owner = max(self.owner, record.generation.number)
                 self.query = record.generation.query
@@ -281,7 +283,8 @@ class Oracle:
         twice = sorted({row for row in seen if seen.count(row) > 1})
         self.require(not twice, f"batch {batch}: rows {twice} are in {sink} more than once")
         self.require({*seen} <= {*wanted}, f"batch {batch}: {sink} shows {seen}, not {wanted}")
-        if history.finished and sink in history.decided.totals and sink not in history.excused:
+        written = {first_name(name) for name in history.decided.totals}
+        if history.finished and sink in written and sink not in history.excused:
             lost = sorted({*wanted} - {*seen})
             self.require(not lost, f"batch {batch} is finished, and rows {lost} are not in {sink}")
 

@@ -12,6 +12,7 @@ REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
 TAMPER = ("restore", "delete", "copy", "rewind")
 DEPLOYED = ("exchange",)  # the pipeline is started again with other sinks
+CHANGED = ("rename", "remove")  # a sink, with a new start
 FOR_GOOD = ("gone", "stuck")  # a system that never answers again, or that never ends its branches
 
 # The effects a driver can have, each of them a place for a fault.
@@ -29,7 +30,17 @@ LOG_EFFECTS = (
     "del",
 )
 TASK_EFFECTS = ("init", "produce", "prepare")
-DRIVER_EFFECTS = ("remembered", "check", "commit", "witness", "find", "abort", "sleep", "step")
+DRIVER_EFFECTS = (
+    "remembered",
+    "place",
+    "check",
+    "commit",
+    "witness",
+    "find",
+    "abort",
+    "sleep",
+    "step",
+)
 SPARK_EFFECTS = ("metadata", "offsets", "commits")
 
 

@@ -22,9 +22,21 @@ class Crash(BaseException):
     """The process has died: nothing after this line runs, and no `except` catches it."""
 
 
+NEW = "new-"  # begins the name of a sink that was renamed
+
+
+def first_name(sink: str) -> str:
+    """Return the name that a sink had at the beginning: that of its system."""
+    return sink.removeprefix(NEW)
+
+
 def key_of(receipt: Receipt) -> Key:
     pid = receipt.handle.get("pid")
-    return receipt.sink, receipt.id, None if pid is None else (pid, receipt.handle["epoch"])
+    return (
+        first_name(receipt.sink),
+        receipt.id,
+        None if pid is None else (pid, receipt.handle["epoch"]),
+    )
 
 
 class Wire(Protocol):

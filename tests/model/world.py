@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.log import Entry, FileLog, TransactionLog
-from poundlock.core.model import OperatorDecided, OperatorDecision
+from poundlock.core.model import Opened, OperatorDecided, OperatorDecision
 from poundlock.core.participant import Participant
 from poundlock.errors import (
     Fenced,
@@ -38,13 +38,15 @@ from .kafka import KafkaServer, KafkaSink
 from .oracle import Oracle
 from .schedule import Fault, Schedule
 from .spark import Checkpoint, Range, SparkConflict
-from .systems import OURS, Crash, Wire
+from .systems import NEW, OURS, Crash, Wire
 
 T = TypeVar("T")
 
 LOG = f"{ROOT}/checkpoint/log"
 SERVERS = {"kafka": KafkaServer, "database": DatabaseServer, "blind": BlindServer}
 MOST_DRIVERS = 24
+
+_FORMER = re.compile("may have left branches open|has no such sink")
 
 
 class Violation(AssertionError):
@@ -100,6 +102,7 @@ class World:
         self.absent = {sink for i, sink in enumerate(self.servers) if i in self.config.absent}
         self.gone: set[str] = set()  # sinks whose system never answers again
         self.removed: set[str] = set()  # of those, the ones that the pipeline no longer has
+        self.changed: dict[str, str] = {}  # how sinks were changed: "rename" or "remove"
         self.stuck: set[str] = set()  # sinks with branches whose commit is never proven
 
     def clock(self) -> float:
@@ -138,15 +141,23 @@ class World:
         made: dict[str, Participant] = {}
         for name, server in self.servers.items():
             way = self._way_to(name, wire)
-            if name in self.removed | self.absent:
+            if name in self.removed | self.absent or self.changed.get(name) == "remove":
                 continue
             if isinstance(server, KafkaServer):
-                made[name] = KafkaSink(server, way, clock)
+                sink = KafkaSink(server, way, clock)
             elif isinstance(server, DatabaseServer):
-                made[name] = Database(server, way)
+                sink = Database(server, way)
             else:
-                made[name] = Blind(server, way, clock)
+                sink = Blind(server, way, clock)
+            sink.name = NEW + name if self.changed.get(name) == "rename" else name
+            made[sink.name] = sink
         return made
+
+    def change_sink(self, fault: Fault) -> None:
+        """Rename or remove a sink. The next driver has the change."""
+        name = list(self.servers)[fault.arg % len(self.servers)]
+        self.changed[name] = fault.kind
+        self.oracle.count(f"sink changed: {fault.kind}")
 
     def _way_to(self, name: str, wire: Wire) -> Wire:
         def send(label: str, request: Callable[[], T]) -> T:
@@ -426,6 +437,8 @@ class World:
             self._give_up()
             return
         match error:
+            case LogMismatch() if _FORMER.search(str(error)):
+                self._settle_former_sinks(decided="no such sink" in str(error))
             case LogMismatch() if self.newest is not None:
                 self._restore(self.newest)
                 self.newest = None
@@ -445,6 +458,9 @@ class World:
                 return len(self.drivers) > 1 or driver.hurt
             case Fenced():
                 return self.oracle.last_writer != driver.name
+            case LogMismatch() if _FORMER.search(str(error)):
+                self.oracle.count("former sink refused")
+                return bool(self.changed or self.removed or self.absent)
             case LogMismatch() if self.newest is not None and "older state" in str(error):
                 return bool(self.oracle.unknown_commits())
             case LogMismatch():
@@ -479,6 +495,17 @@ class World:
         self.checkpoint.query = self.oracle.query
         self.checkpoint.offsets = {batch: history.rows for batch, history in stories.items()}
         self.checkpoint.commits = {batch for batch, history in stories.items() if history.finished}
+
+    def _settle_former_sinks(self, *, decided: bool) -> None:
+        """Put changed sinks back. Forget the others: nothing of them is open, or they are gone."""
+        self.changed.clear()
+        if decided:
+            self.absent = set()
+        log = self.open_log(_directly, "operator")
+        places = log.load().places
+        left = tuple(place for place in places if place.sink not in self.removed | self.absent)
+        if left != places:
+            log.append(Opened(left))
 
     def _rule(self, batch: int, error: PoundlockError) -> None:
         """Decide by what really happened, as an operator would."""

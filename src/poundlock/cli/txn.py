@@ -262,6 +262,24 @@ def abort(id: str, yes: bool, where: Where, as_json: bool) -> None:
 
 
 @txn.command()
+@click.option("--sink", required=True, metavar="NAME", help="The sink, by its former name.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_where
+def forget(sink: str, yes: bool, where: Where, as_json: bool) -> None:
+    """Accept that a sink, which the pipeline no longer has, has left no branch open.
+
+    Give the address of its system too, if it still exists: then it is checked.
+    """
+    with where.resolver() as resolver:
+        places = resolver.forgettable(sink)
+        named = ", ".join(f"{place.system} ({place.id})" for place in places)
+        _report_unreachable(resolver)
+        _ask(yes, f"Is nothing of sink {sink} open in {named}? A running driver will be stopped.")
+        resolver.forget(sink)
+    _say(as_json, {"forgotten": sink}, f"sink {sink} is forgotten")
+
+
+@txn.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--log", required=True, metavar="LOCATION", help="The current location of the log.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

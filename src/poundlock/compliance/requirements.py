@@ -38,6 +38,7 @@ __all__ = [  # the tests, and the fixture that they share
     "TestSurvivesItsOwnTimeOut",
     "sink",
     "test_a_copy_of_a_sink_carries_no_connection",
+    "test_a_sink_ends_what_it_left_under_another_name",
     "test_rows_are_arrow_batches",
 ]
 
@@ -374,6 +375,25 @@ class TestSurvivesItsOwnTimeOut:
         sink.prune(OURS, 100)
         assert sink.newest_generation(OURS) == 1, "also for a sink that had no rows for a long time"
         assert subject.visible(sink) == counted(range(4))
+
+
+def test_a_sink_ends_what_it_left_under_another_name(subject: Subject, sink: Participant) -> None:
+    """It was renamed while it had a branch open."""
+    former = again(subject, sink).standing_in("former")
+    _opened.append(former)
+    assert (sink.open_place() != "", former.open_place()) == (subject.has_place, sink.open_place())
+    if not subject.has_place:
+        return
+    left, kept = prepare(subject, former, [1, 2]), prepare(subject, sink, [3])
+    stand_in = sink.standing_in("former")
+    _opened.append(stand_in)
+    strays = stand_in.find(OURS)
+    assert [(stray.sink, stray.id) for stray in strays] == [("former", left.id)]
+    assert abort(stand_in, strays) == [LOST]
+    assert stand_in.find(OURS) == []
+    assert commit(former, [left]) == [LOST]
+    assert commit(sink, [kept]) == [DONE]
+    assert subject.visible(sink) == counted([3])
 
 
 def test_a_copy_of_a_sink_carries_no_connection(subject: Subject, sink: Participant) -> None:

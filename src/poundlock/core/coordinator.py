@@ -25,6 +25,7 @@ from dataclasses import replace
 
 from poundlock.core.commit import BranchKey, CommitProgress, Committer, by_sink
 from poundlock.core.expiry import check_time_left
+from poundlock.core.former import opening, stand_ins
 from poundlock.core.job import Job, Votes
 from poundlock.core.log import TransactionLog
 from poundlock.core.mismatch import check_log_matches, is_newest, query_mismatch
@@ -34,6 +35,7 @@ from poundlock.core.model import (
     Finished,
     Generation,
     Namespace,
+    Opened,
     Receipt,
     Repaired,
     Transaction,
@@ -79,7 +81,7 @@ class Coordinator:
         sleep: Callable[[float], None] = time.sleep,
     ):
         self.log = log
-        self._names = frozenset(sinks)  # includes sinks below exactly-once
+        self._all = dict(sinks)  # includes sinks below exactly-once
         self.sinks = {
             name: sink for name, sink in sinks.items() if sink.semantic is Semantic.EXACTLY_ONCE
         }
@@ -87,6 +89,8 @@ class Coordinator:
         self._committer = Committer(log, self.sinks, self._around)
         self._swept_at = float("-inf")
         self._lane = 0
+        self._former: list[Participant] = []  # they sweep for sinks that the pipeline no longer has
+        self._opened = False  # the log says where this driver's branches may be open
 
     @property
     def state(self) -> LogState:
@@ -127,6 +131,7 @@ class Coordinator:
                 if last_try:
                     raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue
+            self._former = stand_ins(self.log, self._all)
             namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
             bound = found or state.query
@@ -204,6 +209,7 @@ class Coordinator:
         """Write and prepare until every vote is yes, then append the decision."""
         if self._around.clock() - self._swept_at > self._around.settings.sweep_every_s:
             self.sweep()
+        self._log_opening()
         transaction, votes = self._gather_votes(batch, job)
         record = Decided(
             batch=batch,
@@ -245,7 +251,7 @@ class Coordinator:
 
     def _vote(self, transaction: Transaction, job: Job) -> Votes:
         self._around.report(Step.WRITING, batch=transaction.batch, attempt=transaction.attempt)
-        votes = self._write(transaction, self._names, job)
+        votes = self._write(transaction, frozenset(self._all), job)
         self._around.report(Step.PREPARED, batch=transaction.batch, branches=len(votes.receipts))
         with error_context(transaction=transaction):
             votes = replace(votes, receipts=self._annotate(votes.receipts))
@@ -262,6 +268,14 @@ class Coordinator:
         finally:
             self._lane += not settled
         return votes
+
+    def _log_opening(self) -> None:
+        """Log where branches may be open, before the first is. The next drivers sweep there."""
+        if not self._opened:
+            record = opening(self.state, self.sinks.values())
+            if record is not None:
+                self.log.append(record)
+            self._opened = True
 
     def _annotate(self, receipts: Sequence[Receipt]) -> tuple[Receipt, ...]:
         annotated = list[Receipt]()
@@ -314,6 +328,8 @@ class Coordinator:
         """Replace lost branches until none is lost. Return whether the batch was replayed."""
         attempt = self.state.batches[batch].decided.attempt
         replayed = bool(lost)
+        if lost:
+            self._log_opening()
         while lost:
             attempt += 1
             self._around.report(Step.REPAIRING, batch=batch, lost=len(lost))
@@ -387,10 +403,26 @@ class Coordinator:
         """
         self._around.report(Step.SWEEPING)
         self.log.ensure_owned()
-        count = sum(self._sweep_sink(sink) for sink in self.sinks.values())
+        count = sum(self._sweep_sink(sink) for sink in self._swept_sinks())
         self._swept_at = self._around.clock()
         self._around.report(Step.SWEPT, count=count)
         return count
+
+    def end(self) -> None:
+        """Sweep for the last time. If nothing can be open any more, log that.
+
+        The pipeline may then continue without any of its sinks.
+        """
+        self.sweep()
+        stragglers = self._lane > 0  # tasks that may still run, and open branches after this sweep
+        if self.state.places and not stragglers and not self.state.unfinished:
+            self.log.append(Opened(()))
+            self._opened = False
+
+    def close(self) -> None:
+        """Close the connections of all sinks. They may be opened again."""
+        for sink in (*self._all.values(), *self._former):
+            sink.close()
 
     def _sweep_sink(self, sink: Participant) -> int:
         count = 0
@@ -415,8 +447,11 @@ class Coordinator:
         """
         with contextlib.suppress(*_CAN_WAIT):
             self.log.ensure_owned()
-            for sink in self.sinks.values():
+            for sink in self._swept_sinks():
                 sweep_once(self.state, sink)
+
+    def _swept_sinks(self) -> list[Participant]:
+        return [*self.sinks.values(), *self._former]
 
     def _abort_attempt(self, transaction: Transaction) -> None:
         """Abort the branches of an attempt. If that fails, the next sweep aborts them."""

@@ -9,7 +9,7 @@ receipts, which only a commit needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from itertools import groupby
 from typing import Any
 
@@ -22,8 +22,10 @@ from poundlock.core.model import (
     Generation,
     Json,
     Namespace,
+    Opened,
     OperatorDecided,
     OperatorDecision,
+    Place,
     Receipt,
     Record,
     Repaired,
@@ -74,6 +76,9 @@ def record_to_json(record: Record) -> tuple[dict[str, Json], list[Json]]:
             body["sinks"] = list(record.sinks)
         case Compacted():
             body["generation"], _ = record_to_json(record.generation)
+            body["places"] = [list(astuple(place)) for place in record.places]
+        case Opened():
+            body["places"] = [list(astuple(place)) for place in record.places]
         case Bound() | Finished():
             pass
     return {"kind": type(record).__name__, **body}, rest
@@ -121,7 +126,10 @@ def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -
             generation = record_from_json(data["generation"])
             if not isinstance(generation, Generation):
                 raise TypeError("a compaction record must carry its generation")
-            return Compacted(data["floor"], data["batch_floor"], generation)
+            places = tuple(Place(*place) for place in data.get("places", ()))
+            return Compacted(data["floor"], data["batch_floor"], generation, places)
+        case "Opened":
+            return Opened(tuple(Place(*place) for place in data["places"]))
         case kind:
             raise ValueError(f"unknown kind of record {kind!r}")
 

@@ -282,7 +282,7 @@ class TransactionLog(ABC):
         batch_floor = min([newest[0], *held])
         generation = replace(self.state.generation, query=self.state.query)
         floor = self._decided_at[batch_floor]
-        self.append(Compacted(floor, batch_floor, generation))
+        self.append(Compacted(floor, batch_floor, generation, self.state.places))
         self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
         try:
             self._delete_below(floor)

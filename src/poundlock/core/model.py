@@ -167,6 +167,15 @@ class Stray:
     expires_at: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a sink leaves its open branches."""
+
+    sink: str
+    system: str  # `Participant.system`
+    id: str  # `Participant.open_place`
+
+
 class OperatorDecision(Enum):
     """What an operator decided for a sink in a batch that cannot be repaired automatically."""
 
@@ -193,6 +202,13 @@ class Bound:
     """The log belongs to this Spark query. Its id is known only after the query has started."""
 
     query: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Branches may be open at these places, and at no others. Logged before the first is opened."""
+
+    places: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +260,9 @@ class Compacted:
     floor: int
     batch_floor: int
     generation: Generation
+    places: tuple[Place, ...] = ()  # of the newest `Opened`
 
 
-Record: TypeAlias = Generation | Bound | Decided | Repaired | OperatorDecided | Finished | Compacted
+Record: TypeAlias = (
+    Generation | Bound | Opened | Decided | Repaired | OperatorDecided | Finished | Compacted
+)

@@ -11,7 +11,7 @@ What every sink must do:
 3. `commit` and `abort` may be repeated without harm.
 4. `commit` returns COMMITTED and ABORTED only if they are proven. Otherwise it returns NO_WITNESS or
    UNREACHABLE. No error is ever mapped to success.
-5. `find` returns every open branch of exactly the given namespace, and no other.
+5. `find` returns every open branch of exactly the given namespace and this sink's name, and no other.
 6. If it uses an id again, the handles of receipts and strays have plain values (no lists) under the
    same names that tell the uses apart.
 7. `write` writes all rows that it is given, or raises `BadRow`. In a tolerant branch it has then
@@ -20,6 +20,7 @@ What every sink must do:
 
 from __future__ import annotations
 
+import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
@@ -238,6 +239,23 @@ class Participant(ABC):
     @abstractmethod
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         """Abort open branches. Return ABORTED, UNREACHABLE, or COMMITTED if it was too late."""
+
+    def open_place(self) -> str:
+        """Return where this sink leaves its open branches. Two sinks of one system find each other's
+        branches exactly if their places are equal.
+
+        Empty if an open branch only takes space: nothing waits for it, and nothing is hidden by it.
+        Raises `Unavailable`.
+        """
+        return ""
+
+    def standing_in(self, name: str) -> Participant:
+        """Return this sink under another name: it finds and aborts what a sink of that name left at
+        this place.
+        """
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     def newest_generation(self, namespace: Namespace) -> int:
         """Return the highest generation of the namespace that the system knows, 0 if none.

@@ -24,8 +24,10 @@ from poundlock.core.model import (
     Fingerprint,
     Finished,
     Generation,
+    Opened,
     OperatorDecided,
     OperatorDecision,
+    Place,
     Receipt,
     Record,
     Repaired,
@@ -189,6 +191,7 @@ class LogState:
 
     generation: Generation | None = None
     query: str | None = None
+    places: tuple[Place, ...] = ()  # where branches may be open
     batch_floor: int = 0
     batches: dict[int, BatchHistory] = field(default_factory=dict[int, BatchHistory])
     # By sink and id.
@@ -264,11 +267,13 @@ class LogState:
         match record:
             case Generation():
                 self._check_generation(record, again=False)
-            case Compacted(_, _, generation):
+            case Compacted(generation=generation):
                 self._check_generation(generation, again=True)
             case Bound(query):
                 if self.query not in (None, query):
                     raise LogCorrupt(f"the log is bound to two queries, {self.query} and {query}")
+            case Opened():
+                pass
             case _ if record.batch >= self.batch_floor:
                 history = self.batches.get(record.batch)
                 if type(record) not in FOLLOWS[history.last if history else None]:
@@ -289,9 +294,12 @@ class LogState:
                 self._set_generation(record)
             case Bound(query):
                 self.query = query
-            case Compacted(_, batch_floor, generation):
+            case Opened(places):
+                self.places = places
+            case Compacted(_, batch_floor, generation, places):
                 self._set_generation(generation)
                 self._raise_batch_floor(batch_floor)
+                self.places = places
             case _ if record.batch < self.batch_floor:
                 pass  # an operator decision on a batch that has been compacted away
             case Decided():

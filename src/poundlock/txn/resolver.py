@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 
 from poundlock.core.inspector import Inspector, OpenBranch
 from poundlock.core.log import FileLog, TransactionLog
-from poundlock.core.model import Generation, OperatorDecided, OperatorDecision, Receipt, Stray
+from poundlock.core.model import (
+    Generation,
+    Opened,
+    OperatorDecided,
+    OperatorDecision,
+    Place,
+    Receipt,
+    Stray,
+)
 from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchHistory, BranchState, LogState
@@ -251,6 +259,39 @@ class Resolver:
     def audit(self) -> Chain:
         """Return what operators did, and whether that can be trusted."""
         return self._trail().read()
+
+    def forgettable(self, sink: str) -> list[Place]:
+        """Return the places of a sink that may be forgotten. Raises `UsageError` if none may be."""
+        self._need_log()
+        places = [place for place in self.state.places if place.sink == sink]
+        if not places:
+            known = ", ".join(sorted({place.sink for place in self.state.places})) or "none"
+            raise UsageError(
+                f"the log knows no sink {sink!r} that may have left branches open: it knows {known}"
+            )
+        for history in self.state.unfinished:
+            batch = history.decided.batch
+            if any(receipt.sink == sink for receipt in history.receipts):
+                raise UsageError(
+                    f"batch {batch} is decided, and branches of sink {sink!r} must still be committed. "
+                    f"Start the pipeline with that sink, or run 'poundlock txn commit --batch {batch} "
+                    f"--sink {sink} --accept-loss' first"
+                )
+        for open_ in self._open():
+            if open_.stray.sink == sink:
+                raise UsageError(
+                    f"{open_.stray.id} is still open in {open_.system.system}: run 'poundlock txn "
+                    "abort' with that id first"
+                )
+        return places
+
+    def forget(self, sink: str) -> None:
+        """Accept that a sink, which the pipeline no longer has, left nothing open. Fences a driver."""
+        gone = self.forgettable(sink)
+        left = tuple(place for place in self.state.places if place not in gone)
+        was = ", ".join(f"{place.system} {place.id}" for place in gone)
+        with self._trail().act("forget", f"sink {sink}", was=was):
+            self._need_log().append(Opened(left))
 
     def _decided(self, id: str) -> tuple[int, Receipt]:
         self._need_log()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from poundlock.core import coordinator as coordinating
-from poundlock.core import protocol
+from poundlock.core import former, protocol
 from poundlock.core.commit import BranchKey, CommitProgress
 from poundlock.core.coordinator import Coordinator, Job
 from poundlock.core.log import TransactionLog
@@ -236,6 +236,28 @@ def copy_accepted(patch: Patch) -> None:
 
     original = coordinating.check_log_matches
     patch.setattr(coordinating, "check_log_matches", check)
+
+
+@mutant(families.changed_sinks, "only the sinks that the pipeline has now are swept")
+def former_sinks_forgotten(patch: Patch) -> None:
+    patch.setattr(coordinating, "stand_ins", lambda log, sinks: [])
+
+
+@mutant(families.changed_sinks, "the log does not say where branches may be open")
+def opening_not_logged(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_log_opening", lambda self: None)
+
+
+@mutant(families.changed_sinks, "a former sink's branches are aborted, even if they are decided")
+def former_sinks_aborted(patch: Patch) -> None:
+    def append_generation(self: Coordinator, *given: Any) -> None:
+        original(self, *given)
+        for sink in self._former:
+            sink.abort(sink.find(self.generation.namespace))
+
+    original = Coordinator._append_generation
+    patch.setattr(former, "_must_commit", lambda state, sink: False)
+    patch.setattr(Coordinator, "_append_generation", append_generation)
 
 
 @mutant(families.restored_together, "the systems are not asked for what the log does not know")

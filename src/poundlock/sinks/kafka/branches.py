@@ -187,6 +187,9 @@ class KafkaBranches(ClientOwner, Participant):
         now = self.client.run(transactions.describe, [receipt.id])[receipt.id]
         return shows_abort(now, _identity(receipt))
 
+    def open_place(self) -> str:
+        return self.client.run(cluster.identity)
+
     def newest_generation(self, namespace: Namespace) -> int:
         prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         known = self.client.run(transactions.list_by_prefix, prefix, states=())

@@ -42,6 +42,11 @@ class Config:
         return min(map(int, found)) if found else default
 
 
+async def identity(client: KafkaClient) -> str:
+    """Return the cluster's id. It stays the same for the whole life of the cluster."""
+    return str((await client.metadata(None)).cluster_id)
+
+
 async def brokers(client: KafkaClient) -> dict[int, Broker]:
     """Ask every broker for its release, versions and features."""
 

@@ -405,6 +405,13 @@ class MySQL(SqlSink):
 
     # On the driver.
 
+    def standing_in(self, name: str) -> MySQL:
+        other = super().standing_in(name)
+        assert isinstance(other, MySQL)
+        other.connections = Connections(other.connect, name)
+        other.chosen = "xa"  # the former sink may have used XA: a missing right to list must show
+        return other
+
     def lend(self) -> AbstractContextManager[Link]:
         return self.connections.lend()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from psycopg import sql
 
@@ -362,6 +363,13 @@ class Postgres(SqlSink):
         )
 
     # On the driver.
+
+    def standing_in(self, name: str) -> Postgres:
+        other = super().standing_in(name)
+        assert isinstance(other, Postgres)
+        other.target = replace(self.target, sink=name)
+        other.connections = Connections(self.target.dsn, name, self.target.wait)
+        return other
 
     def lend(self) -> AbstractContextManager[Link]:
         return self.connections.lend()

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from poundlock.core.model import Namespace, Receipt, Stray
-from poundlock.core.participant import Participant
+from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import Site
 from poundlock.sinks.sql.receipts import mode_of
@@ -63,6 +63,13 @@ class SqlSink(Participant):
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         return self.branches.abort(strays)
+
+    def open_place(self) -> str:
+        """Return the identity of the witness table: who has it can end the branches that it proves."""
+        with self.lend() as link:
+            if self.semantic is Semantic.EXACTLY_ONCE:
+                return self.witness.ensure(link)
+            return self.witness.identity(link) or ""
 
     def newest_generation(self, namespace: Namespace) -> int:
         with self.lend() as link:

@@ -83,13 +83,12 @@ class Batches:
         self._closed = True
         try:
             if sweep:
-                self.coordinator.sweep()
+                self.coordinator.end()
         except PoundlockError as error:
             logger.warning(
                 "%s: the last sweep failed, the next start repeats it: %s", self.name, error
             )
-        for sink in self.coordinator.sinks.values():
-            sink.close()
+        self.coordinator.close()
         for source in self.sources:
             if source is not None:
                 source.close()
