@@ -15,6 +15,7 @@ from poundlock.core.log import MemoryLog
 from poundlock.core.model import Branch, Decided, Fingerprint, Finished, Receipt
 from poundlock.core.participant import Semantic
 from poundlock.core.protocol import BranchState, Step
+from poundlock.core.surroundings import Settings
 from poundlock.errors import (
     BadRow,
     InDoubt,
@@ -210,6 +211,20 @@ def test_the_branch_that_expires_first_is_committed_first() -> None:
     bench.run()
     # The two branches of sink b expire first. Within each sink the later task expires first.
     assert order == ["b1", "b0", "a1", "a0"]
+
+
+@pytest.mark.parametrize(("asked", "calls"), [(None, [700]), (300, [300, 300, 100])])
+def test_a_sink_says_how_many_branches_are_committed_in_one_call(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, calls: list[int]
+) -> None:
+    bench, seen = Bench(("a",)), list[int]()
+    bench.settings = Settings(commits_at_once=asked)
+    bench.restart()
+    sink = bench.sinks["a"]
+    commit, sink.commits_at_once = sink.commit, 1000
+    monkeypatch.setattr(sink, "commit", lambda mine: seen.append(len(mine)) or commit(mine))
+    bench.run(rows=range(700))
+    assert seen == calls
 
 
 def test_the_oldest_batch_is_finished_first() -> None:

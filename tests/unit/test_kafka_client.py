@@ -110,6 +110,21 @@ def test_a_refused_login_is_not_an_outage():
 # Requests to scripted brokers.
 
 
+def test_one_broker_is_asked_about_a_thousand_transactions_at_once():
+    client, _ = wired(lambda node, request: None)
+    rounds = list[int]()
+
+    async def locate(items):
+        return dict.fromkeys(items, 1)
+
+    async def ask(node, items):
+        rounds.append(len(items))
+        return dict.fromkeys(items, True)
+
+    collected = asyncio.run(client.collect(range(1500), locate, ask))
+    assert (rounds, len(collected.answers)) == ([1000, 500], 1500)
+
+
 def test_a_listing_asks_every_broker_and_filters_the_answers():
     def answer(node, request):
         if node is None:

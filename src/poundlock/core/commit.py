@@ -119,9 +119,9 @@ class Committer:
     def _groups(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
         """Yield receipts of one sink each, as many as one call of `commit` takes."""
         for name, mine in by_sink(receipts):
-            sink = self._sinks.get(name)
-            together = sink is not None and sink.commit_together(mine)
-            size = len(mine) if together else self._around.settings.commits_at_once
+            sink, size = self._sinks.get(name), len(mine)
+            if sink is not None and not sink.commit_together(mine):
+                size = self._around.settings.commits_at_once or sink.commits_at_once
             yield from (mine[start : start + size] for start in range(0, len(mine), size))
 
     def _group(self, history: BatchHistory, receipts: Sequence[Receipt]) -> list[BranchState]:

@@ -151,6 +151,7 @@ class Participant(ABC):
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # set if the user named it and the kind may guarantee less
     only_appends: bool = False  # cannot replace earlier results
+    commits_at_once: int = 256  # how many branches one call of `commit` gets
 
     # Before anything starts, on the driver.
 

@@ -83,6 +83,7 @@ class KafkaBranches(ClientOwner, Participant):
     """The driver's half of a participant whose branches are Kafka transactions."""
 
     system = "Kafka"
+    commits_at_once = 5000  # a driver that dies between two calls leaves a batch partly committed
 
     def __init__(self, name: str, settings: Mapping[str, str]):
         self.name = name

@@ -39,7 +39,7 @@ _keys = _module("protocol.api_key")
 _Manager = _module("net.manager").KafkaConnectionManager
 _Net = _module("net.selector").NetworkSelector
 
-IN_FLIGHT = 200  # requests to one node at a time
+IN_FLIGHT = 1000  # requests to one node at a time
 _STOP_MS = 5000
 # How often, and after how many seconds, a login that was cut off is tried before it counts as refused.
 _LOGINS, _LOGIN_PAUSE = 3, 0.2
