@@ -65,11 +65,14 @@ class MySQLServer(mariadb.MariaDBServer):
             # Another at each start: it takes a process that was killed a moment ago for its owner.
             "socket": f"{secrets.token_hex(4)}.sock",
             "pid_file": "mysql.pid",
-            "init_file": str(home / "private" / "init.sql"),
+            "init_file": str((home / "private").resolve() / "init.sql"),
         }
         options = {**_VARIABLES, **self.variables, **named}.items()
         return demoted(
-            [*self.program(home / "data"), *(f"--{key}={value}" for key, value in options)]
+            [
+                *self.program((home / "data").resolve()),
+                *(f"--{key}={value}" for key, value in options),
+            ]
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import time
 import uuid
@@ -16,7 +17,7 @@ from confluent_kafka import admin as administration
 
 from kafka_probe import Probe
 from poundlock.errors import NotAuthorised, UsageError
-from poundlock.servers import base, kafka
+from poundlock.servers import base, kafka, rooms
 from poundlock.sinks.kafka.transactions import Answer, Progress
 from poundlock.sinks.kafka.types import LastRecord, TransactionIdentity
 from poundlock.sinks.kafka.witness import Outcome
@@ -56,7 +57,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     with kafka.running(properties=properties) as cluster:
         (port,) = base.free_ports(1)
         cluster.stop(1)
-        add_listener(cluster.directory / "server-1.properties", port, store)
+        config = cluster.directory / "config"
+        shutil.copy(store, config)
+        add_listener(config / "server-1.properties", port, config.resolve() / store.name)
+        rooms.show(config)
         cluster.start(1)
         admin = administration.AdminClient(cluster.client_settings())
         admin.create_topics([administration.NewTopic(TOPIC, 1)])[TOPIC].result(SECONDS)

@@ -16,8 +16,8 @@ def settings(server: KafkaServer, home, node: str = "1") -> dict[str, str]:
     """The configuration file of a broker. The storage counts as formatted, so no Java runs."""
     (home / "formatted").touch()
     server.prepare(home, {name: 10_000 + i for i, name in enumerate(server.port_names)})
-    file = home / f"server-{node}.properties"
-    assert file.stat().st_mode & 0o777 == 0o600
+    file = home / "config" / f"server-{node}.properties"
+    assert file.stat().st_mode & 0o027 == 0, "only the owner and the server's group may read it"
     return dict(line.split("=", 1) for line in file.read_text().splitlines())
 
 

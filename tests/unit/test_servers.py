@@ -240,7 +240,7 @@ def test_an_unreadable_state_is_reported(home):
 def test_only_the_owner_may_read_the_state(home):
     base.Instance(Tiny(), home).up()
     assert (home / "state.json").stat().st_mode & 0o777 == 0o600
-    assert home.stat().st_mode & 0o777 == 0o700
+    assert home.stat().st_mode & 0o066 == 0, "others may not list it"
 
 
 # --- processes are never mistaken for others ---

@@ -55,7 +55,8 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
     """Start servers, and print their addresses.
 
     The servers continue to run after the command. `down` and `up` keep their addresses and data.
-    Without NAMES, start all.
+    Without NAMES, start all. They listen on 127.0.0.1 only. Kafka and OpenSearch have no password
+    there, so every user of this machine can use them. Started by root, all run as nobody.
     """
     options = {"kafka": {"brokers": brokers}}
     for name in names or NAMES:

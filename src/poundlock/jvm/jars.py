@@ -20,13 +20,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from poundlock import ownership
 from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import java
 from poundlock.terminal import console, say
@@ -176,20 +177,35 @@ def paths(name: str) -> list[Path]:
     return [cache() / jar.file for jar in locked(name)]
 
 
-def java_command(name: str, *flags: str, record: bool = False) -> list[str]:
+def java_command(
+    name: str,
+    *flags: str,
+    record: bool = False,
+    files: Sequence[Path] | None = None,
+    archives: Path | None = None,
+) -> list[str]:
     """Return the beginning of a command line that runs a class of a set of jars.
 
-    The flags are for a JVM that runs for a short time. `record` keeps its classes for later JVMs.
+    The flags are for a JVM that runs for a short time. `record` keeps its classes for later JVMs, in
+    the directory `archives`. `files` are copies of the jars.
     """
-    files = paths(name)
-    archive = java.ClassArchive.of(files, cache().with_name("classes"))
+    files = files or paths(name)
     return [
         *(str(java.executable()), "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
         *("-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
-        *archive.flags(record=record),
+        *_archive_flags(files, archives, record=record),
         *flags,
         *("-cp", os.pathsep.join(map(str, files))),
     ]
+
+
+def _archive_flags(files: Sequence[Path], archives: Path | None, *, record: bool) -> list[str]:
+    if archives is None:
+        try:
+            archives = ownership.own_directory(cache().with_name("classes"), ownership.READABLE)
+        except UsageError:
+            return []  # others can change it, and a JVM trusts what is in an archive
+    return java.ClassArchive.of(files, archives).flags(record=record)
 
 
 def missing(name: str) -> list[Jar]:

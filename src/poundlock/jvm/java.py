@@ -80,13 +80,14 @@ class ClassArchive:
     def flags(self, *, record: bool) -> list[str]:
         """Return flags that use the archive, or that write it at the end if `record` is true."""
         try:
-            with open(self.file, "rb") as stream:
-                complete = any(stream.read(4))
-        except FileNotFoundError:
+            # No link is followed, and no pipe is waited for.
+            number = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(number, "rb") as stream:
+                complete = any(stream.read(4) or b"")
+        except OSError:
             complete = False
         if complete:
             return [f"-XX:SharedArchiveFile={self.file}"]
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         return [f"-XX:ArchiveClassesAtExit={self.file}"] if record else []
 
 

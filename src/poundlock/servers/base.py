@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +30,7 @@ from typing import Any, Protocol
 
 from poundlock import ownership
 from poundlock.errors import Unavailable, UsageError
+from poundlock.servers import rooms
 from poundlock.servers.process import Process, spawn, stop_all
 
 START_TIMEOUT = 120.0
@@ -165,7 +165,7 @@ def write_private(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def locked(home: Path) -> Iterator[None]:
-    with ownership.locked(ownership.own_directory(home) / "lock"):
+    with ownership.locked(ownership.own_directory(home, rooms.home_mode()) / "lock"):
         yield
 
 
@@ -356,10 +356,8 @@ def down(home: Path, *, wipe: bool = False, owner: str | None = None) -> list[st
         if wipe:
             # The lock file stays: another process may be waiting for it.
             for entry in home.iterdir():
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                elif entry.name != "lock":
-                    entry.unlink()
+                if entry.name != "lock":
+                    rooms.delete(entry)
         return running
 
 

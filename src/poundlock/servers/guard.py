@@ -6,14 +6,13 @@ them: a shell that reads from a pipe, which the system closes when the program e
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from poundlock.servers import base
+from poundlock.servers import base, rooms
 
 _WATCH = 'cat; exec "$0" -m poundlock.servers.guard "$@"'
 
@@ -41,4 +40,4 @@ def watched(home: Path, owner: str, *, wipe: bool) -> Iterator[None]:
 if __name__ == "__main__":
     base.down(Path(sys.argv[1]), owner=sys.argv[2])
     if sys.argv[3] == "wipe":
-        shutil.rmtree(sys.argv[1], ignore_errors=True)
+        rooms.delete_home(Path(sys.argv[1]))

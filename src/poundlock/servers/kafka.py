@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import shutil
 import socket
 import string
 import uuid
@@ -21,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from poundlock.errors import Unavailable, UsageError
-from poundlock.jvm import jars
-from poundlock.servers import base
+from poundlock.servers import base, demote, programs, rooms
 from poundlock.servers.kafka_security import Security
 from poundlock.servers.node import Node, lasting, private
 
@@ -79,13 +77,20 @@ class KafkaServer:
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
         if "," in str(home):
             raise UsageError(f"Kafka cannot keep data in {home}: choose a path without a comma")
+        rooms.show(_own(home))
+        if not (home / "formatted").exists():
+            for node in self.nodes:
+                rooms.delete(_data(home, node))
+        for node in self.nodes:
+            rooms.hand_over(_data(home, node))
         secure = {}
         if self.security:
-            self.security.prepare(home)
-            secure = self.security.properties(home)
+            self.security.prepare(_own(home))
+            secure = self.security.properties(_own(home).resolve())
         for node in self.nodes:
             settings = self._properties(home, ports, node) | secure | dict(self.properties)
             _write_properties(_config(home, node), settings)
+        rooms.show(_own(home))
         if not (home / "formatted").exists():
             self._format(home)
             (home / "formatted").touch()
@@ -93,7 +98,8 @@ class KafkaServer:
     def command(self, home: Path, node: str) -> list[str]:
         heap = (f"-Xms{self.heap_mb // 2}m", f"-Xmx{self.heap_mb}m")
         record = node == self.nodes[0]
-        return [*_java(*heap, record=record), "kafka.Kafka", str(_config(home, node))]
+        config = _config(home, node).resolve()
+        return demote.demoted([*_java(*heap, record=record), "kafka.Kafka", str(config)])
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
         """Check that the brokers have joined the cluster and coordinate transactions and groups."""
@@ -104,7 +110,7 @@ class KafkaServer:
             bootstrap_servers=[f"127.0.0.1:{ports[f'client-{node}']}" for node in nodes],
             bootstrap_timeout_ms=2000,
             request_timeout_ms=5000,
-            **_kafka_python(self.security.broker_settings(home) if self.security else {}),
+            **_kafka_python(self.security.broker_settings(_own(home)) if self.security else {}),
         )
         with closing(admin):
             listed = admin.describe_cluster()["brokers"]
@@ -136,7 +142,7 @@ class KafkaServer:
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "CLIENT",
-            "log.dirs": str(_data(home, node)),
+            "log.dirs": str(_data(home, node).resolve()),
             "default.replication.factor": str(replicas),
             "min.insync.replicas": str(in_sync),
             "offsets.topic.replication.factor": str(replicas),
@@ -158,11 +164,10 @@ class KafkaServer:
         The tool formats it as several data directories of one broker. Only the broker's number in
         `meta.properties` differs from what a run for each broker would write.
         """
-        for node in self.nodes:
-            shutil.rmtree(_data(home, node), ignore_errors=True)
         first, *others = self.nodes
-        directories = ",".join(str(_data(home, node)) for node in self.nodes)
-        config, arguments = home / "format.properties", home / "format.arguments"
+        directories = ",".join(str(_data(home, node).resolve()) for node in self.nodes)
+        own = _own(home).resolve()
+        config, arguments = own / "format.properties", own / "format.arguments"
         # If a key occurs twice, the later line counts.
         text = _config(home, first).read_text() + f"log.dirs={_escape(directories)}\n"
         base.write_private(config, text)
@@ -171,14 +176,17 @@ class KafkaServer:
         lines += self.security.format_arguments() if self.security else []
         # A file, because it contains passwords and every user can read a command line.
         base.write_private(arguments, "\n".join(lines) + "\n")
+        rooms.show(_own(home))
         command = [*_java("-Xmx128m"), "kafka.tools.StorageTool", f"@{arguments}"]
         try:
-            base.run_tool(command, f"Kafka could not format its storage in {home}")
+            base.run_tool(demote.demoted(command), f"Kafka could not format its storage in {home}")
         finally:
             arguments.unlink()
         for node in others:
             file = _data(home, node) / "meta.properties"
-            file.write_text(file.read_text().replace(f"node.id={first}\n", f"node.id={node}\n"))
+            text = file.read_text().replace(f"node.id={first}\n", f"node.id={node}\n")
+            base.write_private(file, text)
+            rooms.hand_over(_data(home, node))
 
 
 class Cluster(Node):
@@ -201,14 +209,14 @@ class Cluster(Node):
         """Return what a client needs to connect, as settings of librdkafka."""
         settings = {"bootstrap.servers": self.bootstrap_servers}
         if security := self.server.security:
-            settings |= security.client_settings(self.directory, user, mechanism)
+            settings |= security.client_settings(_own(self.directory), user, mechanism)
         return settings
 
     def admin_settings(self) -> dict[str, str]:
         """Return the same for a client that has every right, whatever an authorizer denies others."""
         settings = {"bootstrap.servers": self.bootstrap_servers}
         if security := self.server.security:
-            settings |= security.broker_settings(self.directory)
+            settings |= security.broker_settings(_own(self.directory))
         return settings
 
 
@@ -249,8 +257,13 @@ def _security(protocol: str | None, users: Mapping[str, str] | None) -> Security
     return Security(users or {"poundlock": secrets.token_hex(8)}) if protocol else None
 
 
+def _own(home: Path) -> Path:
+    """Return the directory of what the brokers read and may not change."""
+    return home / "config"
+
+
 def _config(home: Path, node: str) -> Path:
-    return home / f"server-{node}.properties"
+    return _own(home) / f"server-{node}.properties"
 
 
 def _data(home: Path, node: str) -> Path:
@@ -258,7 +271,7 @@ def _data(home: Path, node: str) -> Path:
 
 
 def _java(*flags: str, record: bool = False) -> list[str]:
-    return jars.java_command("kafka-server", *flags, *_LOGGING, record=record)
+    return programs.java_command("kafka-server", *flags, *_LOGGING, record=record)
 
 
 # No such transactions and groups exist, so the right answer is that they are unknown. Only a loaded

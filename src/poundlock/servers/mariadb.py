@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from poundlock.servers import base, mariadb_binaries
-from poundlock.servers.demote import demoted, hand_over
+from poundlock.servers import base, mariadb_binaries, rooms
+from poundlock.servers.demote import demoted
 from poundlock.servers.node import Node, lasting, private
 
 NAME = "mariadb"
@@ -64,15 +63,15 @@ class MariaDBServer:
         if not (home / "password").exists():
             base.write_private(home / "password", secrets.token_hex(16))
         if not (home / "formatted").exists():
-            shutil.rmtree(data, ignore_errors=True)
-            hand_over(data)
-            self.format(data)
+            rooms.delete(data)
+            self.format(rooms.hand_over(data))
             (home / "formatted").touch()
         base.write_private(home / "port", str(ports["client"]))
         private = home / "private"  # the server reads it; not below its data
-        private.mkdir(exist_ok=True, mode=0o700)
+        rooms.hand_over(private)
         base.write_private(private / "init.sql", self.init((home / "password").read_text()))
-        hand_over(private)
+        rooms.hand_over(private)
+        rooms.hand_over(data)
 
     def program(self, data: Path) -> list[str]:
         """Return the beginning of a command line."""
@@ -114,13 +113,13 @@ class MariaDBServer:
             "port": (home / "port").read_text(),
             "socket": "mariadb.sock",  # in the data directory, so the path may have any length
             "pid_file": "mariadb.pid",
-            "init_file": str(home / "private" / "init.sql"),
+            "init_file": str((home / "private").resolve() / "init.sql"),
         }
         given = {key.replace("-", "_"): value for key, value in self.variables.items()}
         merged = _VARIABLES | given | own
         if "log_bin" in given:
             del merged["skip_log_bin"]
-        return demoted([*self.program(home / "data"), *_options(merged)])
+        return demoted([*self.program((home / "data").resolve()), *_options(merged)])
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
         url = _with_password(self.url(ports), home)

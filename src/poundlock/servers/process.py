@@ -72,7 +72,8 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def spawn(command: Sequence[str], cwd: Path, log: Path) -> Process:
-    with open(log, "ab") as output:
+    # Other users may pass through the directory of a server that root starts.
+    with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as output:
         child = subprocess.Popen(
             command,
             cwd=cwd,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from poundlock.errors import Unavailable, UsageError
-from poundlock.servers import base, demote
+from poundlock.servers import base, demote, programs, rooms
 from poundlock.servers.node import Node, lasting, private
 
 NAME = "valkey"
@@ -66,16 +66,16 @@ class ValkeyServer:
         if not (home / "password").exists():
             base.write_private(home / "password", secrets.token_hex(16))
         for node in self.nodes:
-            _data(home, node).mkdir(exist_ok=True, mode=0o700)
+            rooms.hand_over(_data(home, node))
             self._configure(home, ports, node)
-            demote.hand_over(_data(home, node))
+            rooms.hand_over(_data(home, node))
 
     def _configure(self, home: Path, ports: Mapping[str, int], node: str) -> None:
         password = (home / "password").read_text()
         settings = {
             "bind": "127.0.0.1",
             "port": str(ports[f"client-{node}"]),
-            "dir": f'"{_data(home, node)}"',
+            "dir": f'"{_data(home, node).resolve()}"',
             "daemonize": "no",
             "requirepass": password,
             "masterauth": password,
@@ -97,7 +97,8 @@ class ValkeyServer:
         base.write_private(_data(home, node) / "valkey.conf", "".join(lines))
 
     def command(self, home: Path, node: str) -> list[str]:
-        return demote.demoted([str(binary()), str(_data(home, node) / "valkey.conf")])
+        program = programs.reachable_file(binary())
+        return demote.demoted([str(program), str(_data(home, node).resolve() / "valkey.conf")])
 
     def probe(self, home: Path, ports: Mapping[str, int], nodes: Sequence[str]) -> None:
         password = (home / "password").read_text()
