@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import shutil
 import threading
+from importlib import metadata
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -253,11 +256,46 @@ def test_a_missing_driver_is_reported_with_the_install_command(monkeypatch):
         librdkafka.load.cache_clear()
 
 
-def test_the_library_of_a_source_build_is_found_in_the_process(tmp_path):
-    bundled = librdkafka.load().path
-    # There is no bundled library beside it.
-    found = list(librdkafka._candidates(tmp_path / "confluent_kafka"))
-    assert os.path.realpath(bundled) in map(os.path.realpath, found)
+def installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a copy of confluent-kafka's files, as far as the library needs them."""
+    library = Path(librdkafka.load().path)
+    record = metadata.distribution("confluent-kafka")
+    copy = place / "confluent_kafka.libs" / library.name
+    (place / "confluent_kafka").mkdir()
+    copy.parent.mkdir()
+    shutil.copy(library, copy)
+    monkeypatch.setattr(metadata, "distribution", lambda name: record)
+    return copy
+
+
+def test_the_library_is_the_one_of_the_wheel(tmp_path, monkeypatch):
+    copy = installed(tmp_path, monkeypatch)
+    assert librdkafka._bundled(tmp_path / "confluent_kafka") == copy
+
+
+def test_a_library_with_another_content_is_refused(tmp_path, monkeypatch):
+    copy = installed(tmp_path, monkeypatch)
+    with copy.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(
+        errors.UsageError, match="is not the file that confluent-kafka has installed"
+    ):
+        librdkafka._bundled(tmp_path / "confluent_kafka")
+    copy.unlink()
+    with pytest.raises(errors.UsageError, match="it is missing"):
+        librdkafka._bundled(tmp_path / "confluent_kafka")
+
+
+def test_no_other_library_of_the_machine_is_used(tmp_path, monkeypatch):
+    """Though one is loaded in this process, where a source build's would be too."""
+    assert "librdkafka" in Path("/proc/self/maps").read_text()
+    source = tmp_path / "confluent_kafka-2.16.1.dist-info"
+    source.mkdir()
+    (source / "METADATA").write_text("Name: confluent-kafka\nVersion: 2.16.1\n")
+    (source / "RECORD").write_text("confluent_kafka/__init__.py,,\n")
+    monkeypatch.setattr(metadata, "distribution", lambda name: metadata.PathDistribution(source))
+    with pytest.raises(errors.UsageError, match="contains no librdkafka"):
+        librdkafka._bundled(tmp_path / "confluent_kafka")
 
 
 # The ledger.

@@ -1,18 +1,18 @@
 """The part of librdkafka that we use: its C interface, and its errors translated.
 
-The library is the one inside confluent-kafka. Only functions and structs of the public header
-`rdkafka.h` are used, so any 2.x library works. No callback is registered: the library reports through
+The library is the one inside confluent-kafka, and no other. Only functions and structs of the public
+header `rdkafka.h` are used. No callback is registered: the library reports through
 its event queue.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes as c
-import ctypes.util
-from collections.abc import Iterator
-from contextlib import suppress
+import hashlib
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,7 +193,7 @@ class Library:
 
 @cache
 def load() -> Library:
-    """Load the librdkafka that confluent-kafka uses. Raises `UsageError` when there is none."""
+    """Load the librdkafka that confluent-kafka contains. Raises `UsageError` if there is none."""
     try:
         import confluent_kafka  # loads the library, so that we share its copy
     except ImportError as error:
@@ -201,27 +201,53 @@ def load() -> Library:
             f"writing to Kafka needs confluent-kafka, which cannot be imported ({error}): run "
             "pip install 'poundlock[kafka]' on the driver and on every executor"
         ) from error
-    for path in _candidates(Path(confluent_kafka.__file__).parent):
-        # Try the next one if this one cannot be loaded or lacks one of our functions.
-        with suppress(OSError, AttributeError):
-            return Library(path)
-    raise UsageError(
-        f"confluent-kafka {confluent_kafka.__version__} is installed, but its librdkafka is "
-        "missing or lacks functions that Poundlock needs. To get the wheel that contains "
-        "librdkafka, run: pip install --force-reinstall 'poundlock[kafka]'"
-    )
+    path = _bundled(Path(confluent_kafka.__file__).parent)
+    try:
+        return Library(str(path))
+    except (OSError, AttributeError) as error:
+        raise UsageError(
+            f"{path} of confluent-kafka {confluent_kafka.__version__} cannot be loaded, or lacks a "
+            f"function that Poundlock needs ({error}). {_CURE}"
+        ) from error
 
 
-def _candidates(package: Path) -> Iterator[str]:
-    # The wheels have the library beside the package. A source build is linked with another library,
-    # which the import has mapped into this process.
-    yield from map(str, sorted((package.parent / "confluent_kafka.libs").glob("librdkafka*")))
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        words = {line.split()[-1] for line in maps.read_text().splitlines()}
-        yield from sorted(word for word in words if Path(word).name.startswith("librdkafka"))
-    if found := ctypes.util.find_library("rdkafka"):
-        yield found
+_CURE = "To get the wheel that contains it, run: pip install --force-reinstall 'poundlock[kafka]'"
+
+
+def _bundled(package: Path) -> Path:
+    """Return the library that the wheel of confluent-kafka has installed, with the wheel's own content.
+
+    Another librdkafka, such as the system's, is not accepted: its structs and errors may differ.
+    """
+    name = "confluent-kafka"
+    try:
+        listed = metadata.distribution(name).files or []
+    except metadata.PackageNotFoundError:
+        listed = []
+    beside = ("confluent_kafka.libs", "confluent_kafka/.dylibs")
+    files = [it for it in listed if it.parent.as_posix() in beside and "librdkafka" in it.name]
+    paths = [(it, package.parent / it) for it in files if it.hash is not None]
+    if not paths:
+        raise UsageError(
+            f"the confluent-kafka in {package} contains no librdkafka, and Poundlock uses no other "
+            f"one. {_CURE}"
+        )
+    [(listing, path), *_] = paths
+    if (found := _digest(path, listing.hash.mode)) != listing.hash.value:
+        raise UsageError(
+            f"{path} is not the file that confluent-kafka has installed (its hash is "
+            f"{found or 'unknown: it is missing'}). Find out who changed it. {_CURE}"
+        )
+    return path
+
+
+def _digest(file: Path, kind: str) -> str:
+    """Return the hash of a file as the records of installed packages write it."""
+    try:
+        raw = hashlib.new(kind, file.read_bytes()).digest()
+    except OSError:
+        return ""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 @dataclass(frozen=True, slots=True)
