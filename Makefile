@@ -65,7 +65,7 @@ format: setup
 setup: $(READY)
 	@scripts/java
 
-$(READY): pyproject.toml requirements.lock scripts/venv
+$(READY): pyproject.toml requirements.lock requirements-build.lock scripts/venv
 	scripts/venv $(PYTHON)
 	@touch $(READY)
 

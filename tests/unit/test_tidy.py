@@ -363,3 +363,16 @@ def test_no_file_names_a_registry() -> None:
             text = path.read_text(errors="ignore")
             found += [f"{name}: {match}" for match in host.findall(text)]
     assert not found
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock"])
+def test_every_package_is_pinned_by_version_and_hash(name: str) -> None:
+    text = (ROOT / name).read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[\w.-]+==[^ ;]+(; [^-]+)?( +--hash=sha256:[0-9a-f]{64})+", line), line
+    script = (ROOT / "scripts" / "venv").read_text().splitlines()
+    installs = [line for line in script if line.startswith("install ") and " -r " in line]
+    assert any(line.endswith(f" -r {name}") for line in installs)
+    assert all(" --require-hashes " in line for line in installs)
