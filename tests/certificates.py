@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from poundlock.servers.rooms import hand_over
+from poundlock.servers.demote import hand_over
 
 
 @dataclass(frozen=True)

@@ -95,4 +95,4 @@ def running(
     if IS_MARIADB:
         return mariadb.running(directory, variables=variables)
     server = MySQLServer(variables or {})
-    return private(lambda home, owner: MySQL(server, home, owner), "mysql", directory)
+    return private(MySQL, server, directory)

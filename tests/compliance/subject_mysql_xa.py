@@ -19,7 +19,7 @@ from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
-from poundlock.servers import mariadb, rooms
+from poundlock.servers import demote, mariadb
 from poundlock.sinks import MySQL
 from poundlock.sinks.mysql.witness import witness_in
 
@@ -169,7 +169,7 @@ class MySQLSubject(Subject):
             self.ask(f"CREATE DATABASE {database}")
             there = self._server.directory / "data" / database
             shutil.move(there, disk / database)
-            rooms.hand_over(disk / database)
+            demote.hand_over(disk / database)
             there.symlink_to(disk / database)
             self.ask(f"USE {database}; {self.table}")
             self.ask(witness_in(database, sink.name).create[0])

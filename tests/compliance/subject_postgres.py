@@ -18,7 +18,7 @@ from poundlock.compliance import FaultCase, Subject, empty, fill, small_disk
 from poundlock.core.model import Receipt
 from poundlock.core.participant import Column, Participant
 from poundlock.errors import BadRow, NotAuthorised, Unavailable, UsageError
-from poundlock.servers import postgres, rooms
+from poundlock.servers import demote, postgres
 from poundlock.sinks import Postgres
 from poundlock.sinks.postgres.target import staging_name
 
@@ -178,7 +178,7 @@ class PostgresSubject(Subject):
         """The tablespace of the target and of new tables is full."""
         table, database = self.table(sink), self._database
         with small_disk(8) as disk:
-            rooms.hand_over(disk / "space")
+            demote.hand_over(disk / "space")
             self.execute(f"CREATE TABLESPACE {database} LOCATION '{disk / 'space'}'")
             self.execute(f"CREATE TABLE small (LIKE {table} INCLUDING ALL) TABLESPACE {database}")
             self.execute(f"ALTER DATABASE {database} SET default_tablespace = {database}")

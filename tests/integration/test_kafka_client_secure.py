@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportArgumentType=false
 """The driver's Kafka client against a broker with TLS, SASL and ACLs."""
 
 from __future__ import annotations

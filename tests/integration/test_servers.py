@@ -1,3 +1,5 @@
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportOptionalMemberAccess=false, reportPrivateImportUsage=false
 """Local Kafka servers, with real brokers and real clients."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from poundlock.errors import (
     Unavailable,
     UsageError,
 )
-from poundlock.servers import postgres, rooms
+from poundlock.servers import demote, postgres
 from poundlock.sinks import TwoPhase
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.witness import Witness
@@ -417,7 +417,7 @@ def test_no_room_for_the_witness_is_not_reported_as_a_missing_right(
     execute("CREATE TABLE t (k int, v text)")
     sink = make_sink(connect, node.dsn())
     with small_disk(2) as disk:
-        rooms.hand_over(disk / "space")
+        demote.hand_over(disk / "space")
         execute(f"CREATE TABLESPACE small LOCATION '{disk / 'space'}'")
         execute("ALTER DATABASE poundlock SET default_tablespace = small")
         fill(disk)

@@ -305,7 +305,7 @@ with guard.watched(home, "me", wipe=False):
 def test_a_private_server_ends_with_its_program(home, number):
     program = OWNER.format(tests=str(Path(__file__).parent), home=str(home))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout.readline() == b"up\n"
+        assert owner.stdout is not None and owner.stdout.readline() == b"up\n"
         assert base.status(home).running
         owner.send_signal(number)
     assert wait_until(lambda: not base.status(home).nodes, seconds=30)

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from poundlock.errors import UsageError
 from poundlock.servers import rooms
+from poundlock.servers.rooms import hand_over
+
+__all__ = ["demoted", "hand_over"]
 
 
 def demoted(command: Sequence[str]) -> list[str]:

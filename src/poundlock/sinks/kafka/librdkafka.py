@@ -226,14 +226,14 @@ def _bundled(package: Path) -> Path:
         listed = []
     beside = ("confluent_kafka.libs", "confluent_kafka/.dylibs")
     files = [it for it in listed if it.parent.as_posix() in beside and "librdkafka" in it.name]
-    paths = [(it, package.parent / it) for it in files if it.hash is not None]
-    if not paths:
+    hashes = [(package.parent / it, it.hash) for it in files if it.hash is not None]
+    if not hashes:
         raise UsageError(
             f"the confluent-kafka in {package} contains no librdkafka, and Poundlock uses no other "
             f"one. {_CURE}"
         )
-    [(listing, path), *_] = paths
-    if (found := _digest(path, listing.hash.mode)) != listing.hash.value:
+    [(path, expected), *_] = hashes
+    if (found := _digest(path, expected.mode)) != expected.value:
         raise UsageError(
             f"{path} is not the file that confluent-kafka has installed (its hash is "
             f"{found or 'unknown: it is missing'}). Find out who changed it. {_CURE}"
