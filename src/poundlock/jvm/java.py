@@ -88,7 +88,10 @@ class ClassArchive:
             complete = False
         if complete:
             return [f"-XX:SharedArchiveFile={self.file}"]
-        return [f"-XX:ArchiveClassesAtExit={self.file}"] if record else []
+        if not record:
+            return []
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        return [f"-XX:ArchiveClassesAtExit={self.file}"]
 
 
 def _advice() -> str:
