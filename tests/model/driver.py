@@ -85,7 +85,12 @@ class Driver:
         coordinator = Coordinator(
             world.open_log(self.effect, self.name),
             sinks,
-            settings=Settings(keep_batches=config.keep, commits_at_once=2, sweep_every_s=0.0),
+            settings=Settings(
+                keep_batches=config.keep,
+                most_records=config.records,
+                commits_at_once=2,
+                sweep_every_s=0.0,
+            ),
             observe=self._observe,
             stopping=lambda: self.stopping,
             clock=world.clock,

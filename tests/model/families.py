@@ -18,6 +18,7 @@ SHIFTING = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, shifting=T
 BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
 WITNESSED = Config(sinks=("database", "database"), batches=(2, 1, 1))
 LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
+CROWDED = replace(LONG, keep=2, records=3, late=False)  # a compaction carries the batches
 
 ALL = (PLAIN, REMOTE, SWALLOWING, STATEFUL, SALTED, SHIFTING, BLIND, LONG)
 
@@ -158,8 +159,9 @@ def _silences(config: Config) -> Iterator[Schedule]:
 
 def woken_in_compaction() -> Iterator[Schedule]:
     """A driver is paused before a record; it wakes while its successor is compacting the log."""
-    for log, place in (("file", "link"), ("remote", "put")):
-        config = replace(LONG, log=log)
+    logs = (("file", "link"), ("remote", "put"))
+    for (log, place), kind in itertools.product(logs, (LONG, CROWDED)):
+        config = replace(kind, log=log)
         for nth in range(2, 5):
             pause = Fault("switch", nth, place)
             for deleted in range(effects(config, pause).count("del")):
@@ -168,14 +170,27 @@ def woken_in_compaction() -> Iterator[Schedule]:
 
 def refused_deletes() -> Iterator[Schedule]:
     """Compaction cannot delete a record; then a driver wakes that was paused before a record."""
-    for log, place in (("file", "link"), ("remote", "put")):
-        config = replace(LONG, log=log)
+    logs = (("file", "link"), ("remote", "put"))
+    for (log, place), kind in itertools.product(logs, (LONG, CROWDED)):
+        config = replace(kind, log=log)
         for refused in range(effects(config).count("del")):
             yield Schedule(config, (Fault("lose_request", refused, "del"),))
         for nth in range(2, 5):
             pause = Fault("switch", nth, place)
             for refused in range(effects(config, pause).count("del")):
                 yield Schedule(config, (pause, Fault("lose_request", refused, "del")))
+
+
+def crowded_logs() -> Iterator[Schedule]:
+    """A log with many records drops those of all batches, and carries what they say."""
+    for config in (CROWDED, replace(CROWDED, log="remote"), replace(CROWDED, stateful=True)):
+        yield from everywhere(config, "crash")
+        yield from everywhere(config, "switch", step=2)
+        for nth, after in itertools.product(range(3), range(0, 60, 3)):
+            lost = Fault("expire", nth, "commit", 0)
+            yield Schedule(config, (lost, Fault("crash", after)))
+    yield from everywhere(CROWDED, "machine", 0, step=2)
+    yield from everywhere(CROWDED, "restore", 0, step=4)
 
 
 def tampered_checkpoints() -> Iterator[Schedule]:
@@ -285,6 +300,7 @@ FAMILIES = (
     exchanged_sinks,
     woken_in_compaction,
     refused_deletes,
+    crowded_logs,
     tampered_checkpoints,
     restored_together,
     asked_late,

@@ -6,7 +6,7 @@ It keeps its own account of the log, apart from the code under test.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from poundlock.core.model import (
     Decided,
     Fingerprint,
     Finished,
+    FinishedBatch,
     Generation,
     OperatorDecided,
     Receipt,
@@ -103,6 +104,9 @@ class Oracle:
                 dropped = [b for b, s in self.stories.items() if b < record.batch_floor]
                 open_ = [b for b in dropped if not self.stories[b].finished]
                 self.require(not open_, f"batches {open_} were compacted away unfinished")
+                if record.carried is not None:
+                    self.count("batches carried")
+                    self._check_carried(record.batch_floor, record.carried)
             case _:
                 pass
         self._apply(number, record)
@@ -126,6 +130,15 @@ class Oracle:
         for receipt in record.receipts:
             ours = key_of(receipt) in self._aborted_by_us
             self.require(not ours, f"repair by {receipt.id}, which the protocol aborted")
+
+    def _check_carried(self, batch_floor: int, carried: Sequence[FinishedBatch]) -> None:
+        stories = {batch: it for batch, it in self.stories.items() if batch >= batch_floor}
+        found = {it.decided.batch: it for it in carried}
+        self.require(found.keys() == stories.keys(), f"{[*found]} are carried of {[*stories]}")
+        for batch, story in stories.items():
+            self.require(story.finished, f"batch {batch} was carried unfinished")
+            same = found[batch].decided.offsets == story.decided.offsets
+            self.require(same, f"batch {batch} was carried with other offsets")
 
     def _require_all(self, history: Story, state: str, what: str) -> None:
         for key in history.receipts:
@@ -173,7 +186,8 @@ class Oracle:
         self._forget_log()
         if floors:
             self.floor, self.batch_floor = floors[-1].floor, floors[-1].batch_floor
-        kept = {b: s for b, s in self.stories.items() if b < self.batch_floor}
+        carried = {it.decided.batch for record in floors[-1:] for it in record.carried or ()}
+        kept = {b: s for b, s in self.stories.items() if b < self.batch_floor or b in carried}
         self.next, self.stories = self.floor, kept
         for entry in entries:
             if entry.number >= self.floor:

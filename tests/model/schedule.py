@@ -67,6 +67,7 @@ class Config:
     salted: bool = False  # the query is not deterministic
     shifting: bool = False  # a replay cuts the batch into other partitions
     keep: int = 1
+    records: int = 1000  # a longer log is compacted
     stubborn: bool = False  # a failed step is repeated in the same process
     late: bool = False  # paused drivers wake at the very end, not when their successor ends
     operator_decision: str | None = (
@@ -126,6 +127,7 @@ def configs() -> st.SearchStrategy[Config]:
         salted=one_in_four,
         shifting=one_in_four,
         keep=st.integers(1, 2),
+        records=st.sampled_from((1000, 1000, 4, 8)),
         stubborn=st.booleans(),
         late=st.booleans(),
         operator_decision=st.sampled_from(("accept_loss", "accept_replay", None)),

@@ -26,6 +26,7 @@ INTERESTING = (
     "append of unknown outcome",
     "branch aborted by the protocol",  # by a sweep
     "branch lost after the decision",
+    "batches carried",
     "checkpoint tampered with: delete",
     "checkpoint tampered with: restore",
     "copy refused",

@@ -23,6 +23,7 @@ from poundlock.core.model import (
     OperatorDecision,
     Receipt,
     Repaired,
+    Transaction,
 )
 from poundlock.core.protocol import LOSS_ACCEPTED, Action, BranchState, LogState, Stage
 from poundlock.errors import (
@@ -75,9 +76,14 @@ def test_a_branch_that_is_lost_again_is_repaired_again() -> None:
 class OtherRows(Job):
     """A nondeterministic query: each run gives other rows."""
 
-    def write(self, *given: object) -> Votes:  # type: ignore[override]
+    def write(
+        self,
+        transaction: Transaction,
+        sinks: frozenset[str],
+        held_ids: Mapping[str, frozenset[str]],
+    ) -> Votes:
         self.rows = [row + 10 for row in self.rows]
-        return super().write(*given)  # type: ignore[arg-type]
+        return super().write(transaction, sinks, held_ids)
 
     def drain(self) -> Mapping[str, Fingerprint]:
         self.rows = [row + 10 for row in self.rows]
@@ -434,6 +440,28 @@ def test_the_log_is_compacted_regularly() -> None:
     assert set(bench.coordinator.state.batches) == {3, 4, 5}
     with pytest.raises(LogMismatch, match="restored to an older state"):
         bench.run(2)
+
+
+def test_starts_without_a_batch_leave_few_records() -> None:
+    bench = Bench(("a",), most_records=100)
+    bench.run(0, rows=(1,))
+    bench.run(1, rows=(2,))
+    for _ in range(1500):
+        bench.restart()
+        assert len(bench.records) <= 101
+    assert bench.coordinator.generation.number == 1501
+    assert not bench.run(1).written, "it is known to be finished"
+    bench.run(2, rows=(3,))
+    assert bench.sinks["a"].server.visible == [1, 2, 3]
+
+
+def test_starts_before_the_first_batch_leave_few_records() -> None:
+    bench = Bench(("a",), most_records=10)
+    for _ in range(50):
+        bench.restart()
+        assert len(bench.records) <= 11
+    bench.run(0, rows=(1,))
+    assert bench.sinks["a"].server.visible == [1]
 
 
 # A log that was restored to an older state.

@@ -118,6 +118,7 @@ class Coordinator:
                 logger.info("batch %d was decided before this start: committing it", batch)
                 self._complete(batch)
             self.sweep()
+            self._compact()
 
     def _append_generation(
         self, pipeline: str, query: Callable[[], str | None], owner: str
@@ -182,12 +183,17 @@ class Coordinator:
             self._sweep_reachable()
         if known is not Stage.NONE and not replayed:
             self._drain(batch, job)
-        if len(self.state.batches) > 2 * self._around.settings.keep_batches:
-            self._compact()
+        self._compact()
         return known
 
     def _compact(self) -> None:
-        self.log.compact(self._around.settings.keep_batches)
+        """Shorten the log if it has become long, by batches or by starts without any."""
+        settings = self._around.settings
+        long = self.log.length > settings.most_records
+        if not long and len(self.state.batches) <= 2 * settings.keep_batches:
+            return
+        if not self.log.compact(settings.keep_batches, settings.most_records // 2):
+            return
         for sink in self.sinks.values():
             try:
                 sink.prune(self.generation.namespace, self.state.batch_floor)

@@ -9,7 +9,7 @@ receipts, which only a commit needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +19,7 @@ from poundlock.core.model import (
     Decided,
     Fingerprint,
     Finished,
+    FinishedBatch,
     Generation,
     Json,
     Namespace,
@@ -77,6 +78,8 @@ def record_to_json(record: Record) -> tuple[dict[str, Json], list[Json]]:
         case Compacted():
             body["generation"], _ = record_to_json(record.generation)
             body["places"] = [list(astuple(place)) for place in record.places]
+            if record.carried is not None:
+                body["carried"] = [_carried_to_json(it) for it in record.carried]
         case Opened():
             body["places"] = [list(astuple(place)) for place in record.places]
         case Bound() | Finished():
@@ -127,11 +130,45 @@ def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -
             if not isinstance(generation, Generation):
                 raise TypeError("a compaction record must carry its generation")
             places = tuple(Place(*place) for place in data.get("places", ()))
-            return Compacted(data["floor"], data["batch_floor"], generation, places)
+            carried = data.get("carried")
+            if carried is not None:
+                carried = tuple(_carried_from_json(it) for it in carried)
+            return Compacted(data["floor"], data["batch_floor"], generation, places, carried)
         case "Opened":
             return Opened(tuple(Place(*place) for place in data["places"]))
         case kind:
             raise ValueError(f"unknown kind of record {kind!r}")
+
+
+def _carried_to_json(batch: FinishedBatch) -> dict[str, Json]:
+    decided, _ = record_to_json(batch.decided)
+    let_go, _ = _receipts_to_json(batch.let_go)
+    decisions: dict[str, Json] = {k: it.value for k, it in batch.operator_decisions.items()}
+    return {"decided": decided, "operator_decisions": decisions, "let_go": let_go}
+
+
+def _carried_from_json(data: Mapping[str, Any]) -> FinishedBatch:
+    decided = record_from_json(data["decided"], None)
+    if not isinstance(decided, Decided):
+        raise TypeError("a batch that is carried must have its decision")
+    return FinishedBatch(
+        replace(decided, receipts=_last_uses(branch_ids(data["decided"]))),
+        {sink: OperatorDecision(it) for sink, it in data["operator_decisions"].items()},
+        _last_uses(branch_ids({"receipts": data["let_go"]})),
+    )
+
+
+def _last_uses(parts: Iterable[BranchIds]) -> tuple[Receipt, ...]:
+    return tuple(
+        last_use_receipt(part.sink, id_, identity)
+        for part in parts
+        for id_, identity in part.identities()
+    )
+
+
+def last_use_receipt(sink: str, id: str, identity: Iterable[tuple[str, Scalar]]) -> Receipt:
+    """Return what `FinishedBatch` holds of a receipt."""
+    return Receipt(sink, id, 0, Fingerprint(), dict(identity))
 
 
 def branch_ids(data: Mapping[str, Any]) -> tuple[BranchIds, ...]:

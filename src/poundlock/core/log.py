@@ -163,7 +163,8 @@ class TransactionLog(ABC):
         self._next = 0
         self._last: Entry | None = None
         self._pending: Entry | None = None
-        self._decided_at: dict[int, int] = {}  # batch to the number of its decision
+        self._floor = 0  # the number of the first record
+        self._decided_at: dict[int, int] = {}  # batch to the number of its decision, if not carried
 
     # The primitives of a file system. `_create` may raise anything except NumberTaken for an unknown
     # outcome. The others raise OSError or Unavailable.
@@ -203,9 +204,15 @@ class TransactionLog(ABC):
         self._pending = None
         for entry in entries:
             self._apply(entry)
+        self._floor = entries[0].number if entries else 0
         if not entries:
             self._last, self._next = None, 0
         return self.state
+
+    @property
+    def length(self) -> int:
+        """Return how many records the log has."""
+        return self._next - self._floor
 
     def entries(self) -> list[Entry]:
         """Return all records since the last compaction, oldest first. They may take much memory."""
@@ -270,19 +277,27 @@ class TransactionLog(ABC):
         if taken or not self._owns_predecessor():
             raise self._fenced()
 
-    def compact(self, keep: int) -> None:
-        """Drop the records of all but the newest `keep` batches.
+    def compact(self, keep: int, most_records: int | None = None) -> bool:
+        """Drop the records of all but the newest `keep` batches. Return whether any was dropped.
 
-        A record that cannot be deleted is ignored from now on, and the next compaction deletes it.
+        If more than `most_records` would remain, the records of those batches are dropped too, and the
+        record of the compaction carries what they say. That is possible when all are finished. A record
+        that cannot be deleted is ignored from now on, and the next compaction deletes it.
         """
         newest = sorted(self.state.batches)[-keep:]
         held = [history.decided.batch for history in self.state.unfinished]
-        if not newest or self.state.generation is None:
-            return
-        batch_floor = min([newest[0], *held])
+        if self.state.generation is None:
+            return False
+        batch_floor = min([*newest[:1], *held], default=self.state.batch_floor)
+        floor, carried = self._decided_at.get(batch_floor, self._floor), None
+        if most_records is not None and self._next - floor > most_records and not held:
+            floor, carried = self._next, self.state.carried(batch_floor)
+            self._decided_at.clear()
+        if floor == self._floor:
+            return False
         generation = replace(self.state.generation, query=self.state.query)
-        floor = self._decided_at[batch_floor]
-        self.append(Compacted(floor, batch_floor, generation, self.state.places))
+        self.append(Compacted(floor, batch_floor, generation, self.state.places, carried))
+        self._floor = floor
         self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
         try:
             self._delete_below(floor)
@@ -292,6 +307,7 @@ class TransactionLog(ABC):
                 "compaction: %s",
                 *(self.uri, error),
             )
+        return True
 
     def _delete_below(self, floor: int) -> None:
         # Oldest first, and none after a failure: a driver that finds its last record deleted knows

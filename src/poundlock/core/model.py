@@ -254,6 +254,19 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishedBatch:
+    """What a compaction carries of a finished batch whose records it drops.
+
+    The receipts are only those that are the last use of their id. They have the sink, the id and the
+    plain values of the handle.
+    """
+
+    decided: Decided
+    operator_decisions: Mapping[str, OperatorDecision]  # by sink
+    let_go: tuple[Receipt, ...]  # an operator accepted the loss
+
+
+@dataclass(frozen=True, slots=True)
 class Compacted:
     """Records below `floor` and batches below `batch_floor` no longer count."""
 
@@ -261,6 +274,7 @@ class Compacted:
     batch_floor: int
     generation: Generation
     places: tuple[Place, ...] = ()  # of the newest `Opened`
+    carried: tuple[FinishedBatch, ...] | None = None  # all batches, if `floor` drops their records
 
 
 Record: TypeAlias = (

@@ -11,18 +11,19 @@ to recover. Abort is presumed: a branch that no decision names is aborted.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from poundlock.core.encoding import BranchIds
+from poundlock.core.encoding import BranchIds, last_use_receipt
 from poundlock.core.model import (
     Bound,
     Compacted,
     Decided,
     Fingerprint,
     Finished,
+    FinishedBatch,
     Generation,
     Opened,
     OperatorDecided,
@@ -296,10 +297,12 @@ class LogState:
                 self.query = query
             case Opened(places):
                 self.places = places
-            case Compacted(_, batch_floor, generation, places):
-                self._set_generation(generation)
-                self._raise_batch_floor(batch_floor)
-                self.places = places
+            case Compacted():
+                self._set_generation(record.generation)
+                self._raise_batch_floor(record.batch_floor)
+                self.places = record.places
+                if record.carried is not None:
+                    self._take_carried(record.carried)
             case _ if record.batch < self.batch_floor:
                 pass  # an operator decision on a batch that has been compacted away
             case Decided():
@@ -325,6 +328,37 @@ class LogState:
                 self._put(replace(history, last=last, operator_decisions=decisions))
             case Finished():
                 self._put(replace(self.batches[record.batch], receipts=(), last=Finished))
+
+    def carried(self, batch_floor: int) -> tuple[FinishedBatch, ...]:
+        """Return what is known of batches from `batch_floor` on, all of which are finished."""
+        receipts, let_go = (
+            defaultdict[int, list[Receipt]](list),
+            defaultdict[int, list[Receipt]](list),
+        )
+        for sink, uses in self._uses.items():
+            for id_, use in uses.items():
+                receipts[use.batch].append(last_use_receipt(sink, id_, use.identity))
+        for (sink, id_), use in self._let_go.items():
+            let_go[use.batch].append(last_use_receipt(sink, id_, use.identity))
+        return tuple(
+            FinishedBatch(
+                replace(history.decided, receipts=tuple(receipts[batch])),
+                history.operator_decisions,
+                tuple(let_go[batch]),
+            )
+            for batch, history in sorted(self.batches.items())
+            if batch >= batch_floor
+        )
+
+    def _take_carried(self, carried: Iterable[FinishedBatch]) -> None:
+        self.batches, self._uses, self._let_go = {}, {}, {}
+        for batch in carried:
+            number = batch.decided.batch
+            self._add_uses(number, batch.decided.receipts, ())
+            decided = replace(batch.decided, receipts=())
+            self._put(BatchHistory(decided, (), Finished, batch.operator_decisions))
+            for receipt in batch.let_go:
+                self._let_go[receipt.sink, receipt.id] = LastUse(number, receipt.identity)
 
     def _check_generation(self, generation: Generation, *, again: bool) -> None:
         before = self.generation

@@ -8,6 +8,7 @@ from dataclasses import replace
 from poundlock.core import log as logging
 from poundlock.core.log import FileLog, NumberTaken, TransactionLog
 from poundlock.core.model import Compacted
+from poundlock.core.protocol import LogState
 from poundlock.errors import Rejected
 
 from .. import families
@@ -115,7 +116,9 @@ def next_number(patch: Patch) -> None:
 
 @mutant(families.woken_in_compaction, "compaction deletes the newest records first")
 def compaction_from_the_top(patch: Patch) -> None:
-    def compact(self: TransactionLog, keep: int) -> None:
+    def compact(self: TransactionLog, keep: int, most_records: int) -> bool:
+        if len(self.state.batches) < keep:
+            return False
         batch_floor = sorted(self.state.batches)[-keep]
         floor = self._decided_at[batch_floor]
         assert self.state.generation is not None
@@ -123,17 +126,40 @@ def compaction_from_the_top(patch: Patch) -> None:
         for number in sorted(self._numbers(), reverse=True):
             if number < floor:
                 self._delete(number)
+        return True
 
     patch.setattr(TransactionLog, "compact", compact)
 
 
 @mutant(families.woken_in_compaction, "compaction deletes without a record that states its floor")
 def compaction_without_record(patch: Patch) -> None:
-    def compact(self: TransactionLog, keep: int) -> None:
+    def compact(self: TransactionLog, keep: int, most_records: int) -> bool:
+        if len(self.state.batches) < keep:
+            return False
         floor = self._decided_at[sorted(self.state.batches)[-keep]]
         for number in sorted(self._numbers()):
             if number < floor:
                 self._delete(number)
+        return True
+
+    patch.setattr(TransactionLog, "compact", compact)
+
+
+@mutant(families.crowded_logs, "a compaction that drops all records does not carry what they say")
+def nothing_carried(patch: Patch) -> None:
+    patch.setattr(LogState, "carried", lambda self, batch_floor: ())
+
+
+@mutant(families.crowded_logs, "a compaction carries a batch before it is finished")
+def unfinished_carried(patch: Patch) -> None:
+    def compact(self: TransactionLog, keep: int, most_records: int) -> bool:
+        number, floor = self._next, min(self.state.batches, default=0)
+        assert self.state.generation is not None
+        carried = self.state.carried(floor)
+        record = Compacted(number, floor, self.state.generation, self.state.places, carried)
+        self.append(record)
+        self._delete_below(number)
+        return True
 
     patch.setattr(TransactionLog, "compact", compact)
 
