@@ -40,6 +40,7 @@ class SqliteTable(Participant):
     """An existing table; the frame must have its columns."""
 
     commitment = Commitment.STAGED  # so `commit` is given all branches of a batch in one call
+    after_deletion = ""  # `logs_of` misses nothing
 
     def __init__(self, path: str, table: str, *, name: str | None = None):
         self.name = checked_name("sink name", name or table)
@@ -140,11 +141,17 @@ class SqliteTable(Participant):
         mine = [name for name in names if name and (name.namespace, name.sink) == ours]
         return state.first_unexplained(self.name, ((name.batch, str(name)) for name in mine))
 
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        names = (parse_name(name) for name, word in self._branches() if word == "committed")
+        ours = (pipeline, self.name)
+        mine = [name for name in names if name and (name.namespace.pipeline, name.sink) == ours]
+        return frozenset(name.namespace.identity for name in mine)
+
     def prune(self, namespace: Namespace, floor: int) -> None:
         states = {parse_name(name): state for name, state in self._branches()}
         mine = [name for name in states if name is not None and name.namespace == namespace]
-        for name in to_forget(mine, floor):
-            if states[name] in ("committed", "aborted"):
+        for word in ("committed", "aborted"):  # the newest of each stays
+            for name in to_forget((it for it in mine if states[it] == word), floor):
                 with self.transaction() as db:
                     db.execute("DELETE FROM poundlock_branches WHERE name = ?", (str(name),))
 

@@ -50,7 +50,10 @@ class RedisSubject(Subject):
         frame: Mapping[str, str] = {"id": "string", "v": "int"},
         **others: Any,
     ) -> Participant:
-        options = {"url": self._server.address, "operation": self.operation} | others
+        options: dict[str, Any] = {
+            "url": self._server.address,
+            "operation": self.operation,
+        } | others
         made = Redis(name=name, hash=target, field="id", value="v", **options)
         made.project({column: Column(column, kind) for column, kind in frame.items()})
         assert made.preflight() == []
@@ -69,7 +72,7 @@ class RedisSubject(Subject):
         admin = self._admin
         keys = set(admin.scan_iter(f"{{{sink.shape.target}}}:poundlock.*", count=1000))
         listed = {name for key in keys if key.endswith(".open") for name in admin.smembers(key)}
-        return listed | {key for key in keys if not key.endswith((".open", ".witness"))}
+        return listed | {key for key in keys if not key.endswith((".open", ".witness", ".logs"))}
 
     @contextmanager
     def killed(self) -> Iterator[None]:

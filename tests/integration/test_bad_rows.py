@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ class Scene:
         self.spark, self.kafka, self.place = spark, kafka, place
         self.source, self.target = topic(partitions=2, name="in"), topic(partitions=2, name="out")
         self.dead = topic(partitions=1, name="dead")
+        self.name = f"bad-{uuid.uuid4().hex[:8]}"  # Kafka remembers those of other tests
         kafka.produce(self.source, [*GOOD[:10], LARGE[0], *GOOD[10:], LARGE[1]])
 
     def sink(self, topic: str, name: str, **options: Any) -> sinks.Kafka:
@@ -34,7 +36,8 @@ class Scene:
 
     def pipeline(self, on_bad_row: Any) -> lock.Pipeline:
         frame = trial.read(self.spark, self.kafka, self.source, ["CAST(value AS STRING) AS value"])
-        made = lock.pipeline(frame, name="bad", checkpoint_location=str(self.place / "checkpoint"))
+        place = str(self.place / "checkpoint")
+        made = lock.pipeline(frame, name=self.name, checkpoint_location=place)
         return made.to(self.sink(self.target, "out", settings=LIMIT), on_bad_row=on_bad_row)
 
     def dead_letters(self) -> list[dict[str, Any]]:
@@ -68,7 +71,7 @@ def test_bad_rows_are_committed_to_another_sink_in_the_same_decision(scene: Scen
     assert scene.kafka.values(scene.target) == Counter(GOOD)
     dead_letters = scene.dead_letters()
     assert sorted(json.loads(it["row"])["value"] for it in dead_letters) == sorted(LARGE)
-    assert {(it["pipeline"], it["sink"]) for it in dead_letters} == {("bad", "out")}
+    assert {(it["pipeline"], it["sink"]) for it in dead_letters} == {(scene.name, "out")}
     assert all("message.max.bytes=2000" in it["error"] for it in dead_letters)
     scene.kafka.assert_settled(scene.target)
     scene.kafka.assert_settled(scene.dead)

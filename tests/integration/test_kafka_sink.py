@@ -209,7 +209,7 @@ def test_rows_without_a_topic_abort_the_batch(
 
     def pipeline(**route: Any) -> lock.Pipeline:
         frame = read(spark, kafka, source, select)
-        return lock.pipeline(frame, name="by-topic", checkpoint_location=str(tmp_path)).to(
+        return lock.pipeline(frame, name=f"by-topic-{even}", checkpoint_location=str(tmp_path)).to(
             sinks.Kafka(bootstrap_servers=kafka.servers, name="out"), **route
         )
 
@@ -231,7 +231,7 @@ def test_a_topic_that_is_not_utf8_is_a_bad_row(
 ) -> None:
     named = f"IF(CAST(value AS STRING) = '{ROWS[7]}', string(X'61ff'), '{target}') AS topic"
     frame = read(spark, kafka, source, ["value", named])
-    made = lock.pipeline(frame, name="by-topic", checkpoint_location=str(tmp_path / "c"))
+    made = lock.pipeline(frame, name=f"by-topic-{target}", checkpoint_location=str(tmp_path / "c"))
     out = sinks.Kafka(bootstrap_servers=kafka.servers, name="out")
     finish(made.to(out, on_bad_row=sinks.Files(tmp_path / "bad", format="json")))
     kafka.assert_exact(target, [row for row in ROWS if row != ROWS[7]])
@@ -247,9 +247,9 @@ def test_a_row_that_names_a_missing_topic_aborts_the_batch(
     def pipeline(topic: str) -> lock.Pipeline:
         named = f"IF(CAST(value AS STRING) = '{ROWS[7]}', '{topic}', '{target}') AS topic"
         frame = read(spark, kafka, source, ["value", named])
-        return lock.pipeline(frame, name="by-topic", checkpoint_location=str(tmp_path)).to(
-            sinks.Kafka(bootstrap_servers=kafka.servers, name="out")
-        )
+        return lock.pipeline(
+            frame, name=f"by-topic-{target}", checkpoint_location=str(tmp_path)
+        ).to(sinks.Kafka(bootstrap_servers=kafka.servers, name="out"))
 
     with pytest.raises(UsageError, match=f"topic '{name}'"):
         finish(pipeline(name))
@@ -322,7 +322,7 @@ def test_the_columns_of_a_row_are_written(
     rows = kafka.rows(target)
     assert len(rows) == len(ROWS)
     for row in rows:
-        number = int(row.key)
+        number = int(row.key or b"")
         assert row.value == (None if number % 5 == 0 else ROWS[number].encode())
         assert row.partition == number % 3
         assert row.timestamp_ms == 1700000000000 + number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
+from psycopg import sql
 
 import oracle
 import poundlock as lock
@@ -57,13 +59,14 @@ def sink(request: pytest.FixtureRequest, kafka: oracle.Kafka, topic: Any, tmp_pa
         case "postgres" | "staged" as mode:
             server = request.getfixturevalue("postgres_server")
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
-                connection.execute(f"CREATE TABLE restored_{mode} (value text)")
+                create = sql.SQL("CREATE TABLE IF NOT EXISTS {} (value text)")
+                connection.execute(create.format(sql.Identifier(f"restored_{mode}")))
             commit = "staged" if mode == "staged" else "prepared"
             return sinks.Postgres(f"restored_{mode}", dsn=server.dsn(), mode=commit)
         case "mariadb":
             server = request.getfixturevalue("mariadb_server")
             with pymysql.connect(**server.connect_arguments()) as connection:
-                connection.cursor().execute("CREATE TABLE restored (value text)")
+                connection.cursor().execute("CREATE TABLE IF NOT EXISTS restored (value text)")
             return sinks.MySQL("restored", url=server.address)
         case "valkey":
             server = request.getfixturevalue("valkey_server")
@@ -93,6 +96,43 @@ def test_restoring_both_within_one_generation_is_noticed(
         pipeline.start(availableNow=True)
 
 
+@pytest.mark.parametrize("sink", SINKS, indirect=True)
+def test_deleting_log_and_checkpoint_is_noticed(
+    spark: Any, kafka: oracle.Kafka, topic: Any, tmp_path: Path, sink: Any
+) -> None:
+    """Another pipeline may start, though its name begins in the same way."""
+    source, checkpoint, name = (
+        topic(partitions=2),
+        tmp_path / "checkpoint",
+        f"gone-{sink.name}"[:60],
+    )
+    kafka.produce(source, FIRST)
+    frame = trial.read(spark, kafka, source, ["CAST(value AS STRING) AS value"])
+
+    def made(name: str, **options: Any) -> Any:
+        location = str(checkpoint)
+        return lock.pipeline(frame, name=name, checkpoint_location=location, **options).to(sink)
+
+    trial.finish(made(name))
+    shutil.rmtree(checkpoint)
+    says = (
+        rf"is new, but pipeline '{name}' has already committed rows to {sink.name} with another log"
+    )
+    with pytest.raises(LogMismatch, match=says) as caught:
+        made(name).start(availableNow=True)
+    assert not list((checkpoint / "poundlock").glob("*.json")), "a refused driver writes nothing"
+    shutil.rmtree(checkpoint)
+    trial.finish(made(f"{name}-2"))
+
+    (abandoned,) = re.findall(r"abandon_log=\['(\w+)'\]", str(caught.value))
+    shutil.rmtree(checkpoint)
+    trial.finish(made(name, abandon_log=abandoned))
+    trial.finish(made(name))
+    shutil.rmtree(checkpoint)
+    with pytest.raises(LogMismatch, match=r"abandon_log=\['\w+', '\w+'\]"):
+        made(name, abandon_log=abandoned).start(availableNow=True)
+
+
 def test_a_deleted_log_is_noticed(scene: Any, kafka: oracle.Kafka) -> None:
     pipeline, source, target, checkpoint = scene
     shutil.rmtree(checkpoint / "poundlock")
@@ -102,8 +142,8 @@ def test_a_deleted_log_is_noticed(scene: Any, kafka: oracle.Kafka) -> None:
     kafka.assert_exact(target, FIRST)
 
 
-def test_a_checkpoint_of_a_plain_query_can_be_adopted(
-    spark: Any, kafka: oracle.Kafka, topic: Any, tmp_path: Path
+def test_a_checkpoint_of_a_plain_query_can_be_adopted_once(
+    spark: Any, kafka: oracle.Kafka, topic: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, target = topic(partitions=2, name="source"), topic(partitions=2, name="target")
     checkpoint = tmp_path / "checkpoint"
@@ -121,4 +161,10 @@ def test_a_checkpoint_of_a_plain_query_can_be_adopted(
         frame, name="adopted", checkpoint_location=str(checkpoint), adopt_checkpoint=True
     ).to(sink)
     trial.finish(adopted)
+    kafka.assert_exact(target, FIRST + SECOND)
+    trial.finish(adopted)
+    assert "adopt_checkpoint=True has no effect any more" in caplog.text
+    shutil.rmtree(checkpoint / "poundlock")
+    with pytest.raises(LogMismatch, match="is new, but pipeline 'adopted' has already committed"):
+        adopted.start(availableNow=True)
     kafka.assert_exact(target, FIRST + SECOND)

@@ -39,6 +39,7 @@ class Scene(Databases):
         self.spark, self.kafka = spark, kafka
         self.source, self.target = topic(partitions=2, name="in"), topic(partitions=2, name="out")
         self.table = self.target.replace("-", "_")
+        self.name = f"three-{self.target}"  # the systems remember those of other tests
         kafka.produce(self.source, map(str, NUMBERS))
         self.execute_pg(f"CREATE TABLE {self.table} (n int)")
         self.execute_maria(f"CREATE TABLE {self.table} (n int)")
@@ -46,7 +47,7 @@ class Scene(Databases):
     def pipeline(self, number: str = "CAST(CAST(value AS STRING) AS INT)") -> lock.Pipeline:
         frame = trial.read(self.spark, self.kafka, self.source, [f"{number} AS n"])
         return (
-            lock.pipeline(frame, name="three", checkpoint_location=str(self.checkpoint))
+            lock.pipeline(frame, name=self.name, checkpoint_location=str(self.checkpoint))
             .to(
                 sinks.Kafka(
                     self.target, bootstrap_servers=self.kafka.servers, name="kafka", value="json"
@@ -65,7 +66,7 @@ class Scene(Databases):
         }
 
     def open(self) -> tuple[list[Any], list[Any]]:
-        prepared = self.execute_pg("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%.three.%'")
+        prepared = self.execute_pg("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%.three-%'")
         return prepared, self.execute_maria("XA RECOVER")
 
 

@@ -32,7 +32,8 @@ class DatabaseServer:
         self.sink, self.watcher = sink, watcher
         self.prepared: dict[str, list[Row]] = {_gid(FOREIGN, 1, sink, "0"): []}
         self.table: list[Row] = []
-        self.witness: dict[str, str] = {}  # committed, or the tombstone
+        # Committed, or the tombstone.
+        self.witness: dict[str, str] = {_gid(FOREIGN, 1, sink, "0-1-0"): "committed"}
         self.pruned: dict[str, str] = {}
         self.stuck: set[str] = set()  # can be rolled back, but not committed
         self.last: str | None = None
@@ -179,6 +180,11 @@ class Database(Participant):
             if ours and not state.explains(self.name, _batch(gid), gid):
                 return gid
         return None
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        witness = self.wire("remembered", lambda: dict(self.server.witness))
+        spaces = (_whose(gid) for gid, mark in witness.items() if mark == "committed")
+        return frozenset(it.identity for it in spaces if it.pipeline == pipeline)
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         self.wire("prune", lambda: self.server.prune(namespace, floor))

@@ -267,6 +267,9 @@ class Driver:
             case "rewind":
                 if world.rewind(fault.arg):
                     raise Crash
+            case "vanish":
+                if world.vanish():
+                    raise Crash
             case kind if kind in REQUEST or kind == "interrupt_after":
                 return kind
             case _:

@@ -210,6 +210,19 @@ def restored_together() -> Iterator[Schedule]:
         yield Schedule(WITNESSED, (lost, Fault("rewind", after, arg=back)))
 
 
+def deleted_together() -> Iterator[Schedule]:
+    """Log and checkpoint are deleted together, at any time."""
+    for config in (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True)):
+        yield from everywhere(config, "vanish", step=2)
+
+
+def begun_meanwhile() -> Iterator[Schedule]:
+    """A driver has found no log; before it asks the systems, another driver begins one."""
+    for config in (WITNESSED, replace(WITNESSED, log="remote", late=True)):
+        for nth in range(effects(config).count("remembered")):
+            yield Schedule(config, (Fault("switch", nth, "remembered"),))
+
+
 def asked_late() -> Iterator[Schedule]:
     """A driver has read the log; before it asks the systems, the other driver decides."""
     for place in ("sync", "prepare", "check", "commit"):
@@ -303,6 +316,8 @@ FAMILIES = (
     crowded_logs,
     tampered_checkpoints,
     restored_together,
+    deleted_together,
+    begun_meanwhile,
     asked_late,
     tombstones,
     gone_for_good,

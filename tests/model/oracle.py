@@ -212,6 +212,9 @@ class Oracle:
         for name, value in account.items():
             setattr(self, name, deepcopy(value))
 
+    def has_committed(self) -> bool:
+        return "committed" in self._ended.values()
+
     def unknown_commits(self) -> list[Key]:
         """Return the branches that were committed by decisions which are not in the log."""
         known = {key for story in self.stories.values() for key in story.receipts}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
 REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
-TAMPER = ("restore", "delete", "copy", "rewind")
+TAMPER = ("restore", "delete", "copy", "rewind", "vanish")
 DEPLOYED = ("exchange",)  # the pipeline is started again with other sinks
 CHANGED = ("rename", "remove")  # a sink, with a new start
 FOR_GOOD = ("gone", "stuck")  # a system that never answers again, or that never ends its branches

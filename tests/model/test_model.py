@@ -39,6 +39,7 @@ INTERESTING = (
     "late request arrived",
     "lose_answer",
     "lose_request",
+    "log and checkpoint deleted together",
     "log and checkpoint restored together",
     "machine crashed",
     "paused driver went on",

@@ -95,6 +95,7 @@ class World:
         self.replans = 0
         self.stopped = False
         self.backups: list[Backup] = []  # one after each record and each plan
+        self._nothing = Backup({}, {}, Checkpoint(), self.oracle.account())
         self.newest: Backup | None = None  # what was there before an older copy was restored
         self._now = 1_000_000.0
         self._rulings = 0
@@ -373,15 +374,29 @@ class World:
 
     def rewind(self, arg: int) -> bool:
         """Restore an older copy of log and checkpoint, with no driver running."""
-        if not all(server.remembers for server in self.servers.values()) or not self.backups:
+        if not self.backups:
+            return False
+        if not self._go_back(self.backups[-1 - min(arg, len(self.backups) - 1)]):
+            return False
+        self.oracle.count("log and checkpoint restored together")
+        return True
+
+    def vanish(self) -> bool:
+        """Delete log and checkpoint, with no driver running, after a commit."""
+        if not self.oracle.has_committed() or not self._go_back(self._nothing):
+            return False
+        self.oracle.count("log and checkpoint deleted together")
+        return True
+
+    def _go_back(self, backup: Backup) -> bool:
+        if not all(server.remembers for server in self.servers.values()):
             return False
         for driver in self.drivers:
             driver.dead = True
         self.limbo.clear()
         self.requests.clear()
         self.newest = self.newest or self._backup()
-        self._restore(self.backups[-1 - min(arg, len(self.backups) - 1)])
-        self.oracle.count("log and checkpoint restored together")
+        self._restore(backup)
         return True
 
     def _restore(self, backup: Backup) -> None:
@@ -461,7 +476,7 @@ class World:
             case LogMismatch() if _FORMER.search(str(error)):
                 self.oracle.count("former sink refused")
                 return bool(self.changed or self.removed or self.absent)
-            case LogMismatch() if self.newest is not None and "older state" in str(error):
+            case LogMismatch() if self.newest is not None and _accuses(error):
                 return bool(self.oracle.unknown_commits())
             case LogMismatch():
                 # The checkpoint was changed from outside, or two drivers wrote to it.
@@ -554,6 +569,10 @@ def read_once() -> Generator[None]:
         yield
     finally:
         Entry.decode = original
+
+
+def _accuses(error: LogMismatch) -> bool:
+    return "older state" in str(error) or "is new, but" in str(error)
 
 
 def _unreachable() -> NoReturn:

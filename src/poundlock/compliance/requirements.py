@@ -305,6 +305,33 @@ class TestRestoresItAfterAFailure:
         foreign.apply(Generation(1, SIMILAR, "file:/log", None, "here"))
         assert sink.committed_beyond(foreign) is None
 
+    def test_each_log_of_a_pipeline_that_has_committed_is_remembered(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        pipeline = f"logs-{secrets.token_hex(4)}"  # systems remember those of other tests
+        ours = Namespace(pipeline, OURS.identity)
+        later = Namespace.new(pipeline, time.time(), secrets.randbits(32))
+        similar = Namespace.new(f"{pipeline}-2", time.time(), secrets.randbits(32))
+        other = subject.sink("out-2")
+        _opened.append(other)
+        assert sink.logs_of(pipeline) == set()
+        prepare(subject, sink, range(3), namespace=ours)
+        assert abort(sink, sink.find(ours)) == [LOST]
+        assert again(subject, sink).logs_of(pipeline) == set(), "the branch was aborted"
+        foreign = prepare(subject, sink, range(3, 6), namespace=similar, task=1)
+        assert commit(sink, [foreign]) == [DONE]
+        assert sink.logs_of(pipeline) == set(), "it is another pipeline"
+        for number, namespace in enumerate((ours, later), start=2):
+            one = prepare(subject, sink, [3 * number], namespace=namespace, task=number, attempt=2)
+            assert commit(sink, [one]) == [DONE]
+        prepare(subject, sink, range(20, 23), namespace=ours, task=4, attempt=3)
+        assert abort(sink, sink.find(ours)) == [LOST]
+        known = {ours.identity, later.identity}
+        assert again(subject, sink).logs_of(pipeline) == known
+        sink.prune(ours, 100)
+        assert sink.logs_of(pipeline) == known, "also if the sink had no rows for a long time"
+        assert other.logs_of(pipeline) == set()
+
 
 class TestCommitsItIdempotently:
     def test_a_second_commit_changes_nothing(self, subject: Subject, sink: Participant) -> None:

@@ -28,7 +28,7 @@ from poundlock.core.expiry import check_time_left
 from poundlock.core.former import opening, stand_ins
 from poundlock.core.job import Job, Votes
 from poundlock.core.log import TransactionLog
-from poundlock.core.mismatch import check_log_matches, is_newest, query_mismatch
+from poundlock.core.mismatch import check_log_matches, is_first, is_newest, query_mismatch
 from poundlock.core.model import (
     Bound,
     Decided,
@@ -103,13 +103,21 @@ class Coordinator:
 
     # Taking over.
 
-    def take_over(self, pipeline: str, *, query: Callable[[], str | None], owner: str) -> None:
+    def take_over(
+        self,
+        pipeline: str,
+        *,
+        query: Callable[[], str | None],
+        owner: str,
+        abandoned: Set[str] = frozenset(),
+    ) -> None:
         """Become the owner, finish what is decided, and sweep the rest.
 
-        `query` reads Spark's query id from the checkpoint; None if there is no checkpoint yet. Lost
-        branches of a decided batch are left to `run`, which has the rows to repair them.
+        `query` reads Spark's query id from the checkpoint; None if there is no checkpoint yet.
+        `abandoned` are the identities of logs that a new one may follow. Lost branches of a decided
+        batch are left to `run`, which has the rows to repair them.
         """
-        self._append_generation(pipeline, query, owner)
+        self._append_generation(pipeline, query, owner, abandoned)
         self.log.drop_unpublished()
         self._around.report(Step.TOOK_OVER, generation=self.generation.number)
         with self._prefer_fenced():
@@ -121,14 +129,18 @@ class Coordinator:
             self._compact()
 
     def _append_generation(
-        self, pipeline: str, query: Callable[[], str | None], owner: str
+        self, pipeline: str, query: Callable[[], str | None], owner: str, abandoned: Set[str]
     ) -> None:
         for last_try in (False, False, False, True):
             state = self.log.load()
             found = query()  # read after the log: a checkpoint that the log knows must exist by now
             check_log_matches(self.log, pipeline, found)
             before = state.generation
-            if before is not None and not is_newest(self.log, self.sinks):
+            if before is None:
+                unchanged = is_first(self.log, self.sinks, pipeline, abandoned)
+            else:
+                unchanged = is_newest(self.log, self.sinks)
+            if not unchanged:
                 if last_try:
                     raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Set
 
 from poundlock.core.log import TransactionLog
+from poundlock.core.model import Namespace
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import LogState
 from poundlock.errors import LogMismatch, error_context
@@ -62,6 +64,35 @@ def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
             sink=name,
         )
     return True
+
+
+def is_first(
+    log: TransactionLog, sinks: Mapping[str, Participant], pipeline: str, abandoned: Set[str]
+) -> bool:
+    """Return whether a log that was read as empty is still empty. Raises `LogMismatch`.
+
+    False means that another driver has begun it since. If it is empty even then, no system may have
+    rows of this pipeline from another log, except from those in `abandoned`.
+    """
+    found = dict[str, frozenset[str]]()
+    for name, sink in sinks.items():
+        with error_context(sink=name):
+            found[name] = sink.logs_of(pipeline)
+    others = sorted({identity for identities in found.values() for identity in identities})
+    if abandoned >= set(others):
+        return True
+    if log.load().generation is not None:
+        return False
+    newest = max(it for it in others if it not in abandoned)
+    where = ", ".join(name for name, identities in found.items() if newest in identities)
+    began = time.gmtime(Namespace(pipeline, newest).began_at)
+    raise LogMismatch(
+        f"the log at {log.uri} is new, but pipeline {pipeline!r} has already committed rows to {where} "
+        f"with another log, {newest}, which began on {time.strftime('%Y-%m-%d %H:%M:%S UTC', began)}: "
+        "it was deleted or is elsewhere, and its rows would be written again. Restore it and its "
+        "checkpoint, or choose another pipeline name. To start anew in spite of these rows, set "
+        f"abandon_log={others!r}"
+    )
 
 
 def _older_than(sink: Participant, state: LogState) -> tuple[str, str] | None:

@@ -19,6 +19,7 @@ Scalar: TypeAlias = "str | int | float | bool | None"
 
 _DIGEST_SPAN = 1 << 64
 _VERSION_STEP = 1_000_000  # so that versions fit into 63 bits until the year 2262
+_IDENTITY = re.compile(r"[0-9a-f]{20}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 
@@ -32,6 +33,11 @@ def checked_name(kind: str, name: str) -> str:
     return name
 
 
+def is_identity(text: object) -> bool:
+    """Return whether this can be the identity of a log."""
+    return isinstance(text, str) and _IDENTITY.fullmatch(text) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """Pipeline name and log identity. Everything that a pipeline creates in a system carries both."""
@@ -42,6 +48,11 @@ class Namespace:
     @classmethod
     def new(cls, pipeline: str, now: float, chance: int) -> Namespace:
         return cls(pipeline, f"{int(now * 1000):012x}{chance % (1 << 32):08x}")
+
+    @property
+    def began_at(self) -> float:
+        """When the log began, in seconds since 1970."""
+        return int(self.identity[:12], 16) / 1000
 
     def version(self, batch: int) -> int:
         """Return a version number that grows with every batch, and with every later log.

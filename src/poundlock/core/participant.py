@@ -152,6 +152,8 @@ class Participant(ABC):
     asked: Semantic | None = None  # set if the user named it and the kind may guarantee less
     only_appends: bool = False  # cannot replace earlier results
     commits_at_once: int = 256  # how many branches one call of `commit` gets
+    # What `logs_of` may miss, for `guarantee()`; empty: nothing, as long as the system keeps its data.
+    after_deletion: str = "not noticed: all rows are written again"
 
     # Before anything starts, on the driver.
 
@@ -274,10 +276,19 @@ class Participant(ABC):
         """
         return None
 
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        """Return the identities of all logs of this pipeline that have committed to this sink.
+
+        Asked when a log is new: an earlier log with the same pipeline name was then deleted, and its
+        batches would be written again. A log that may have committed counts; one that proves not to
+        have does not. Names are compared whole.
+        """
+        return frozenset()
+
     def prune(self, namespace: Namespace, floor: int) -> None:  # noqa: B027
         """Delete the witnesses of batches below `floor`, which the log no longer has.
 
-        One of the newest batch stays, for `newest_generation` and `committed_beyond`.
+        The newest one stays, for `newest_generation`, and the newest that says "committed".
         """
 
     def close(self) -> None:  # noqa: B027 (a sink without connections needs none)

@@ -77,6 +77,7 @@ class Delta(StoredBranches):
 
     system = "Delta"
     commitment = Commitment.STAGED
+    after_deletion = ""
     only_appends = True
 
     def __init__(
@@ -398,17 +399,22 @@ class Delta(StoredBranches):
     def committed_beyond(self, state: LogState) -> str | None:
         """Look also at the table. The stored rows are kept beside the log, and restored with it."""
         assert state.generation is not None
-        spark, app = self._spark(), self._app_id(state.generation.namespace)
-        delta_log, none = (
-            spark._jvm.org.apache.spark.sql.delta.DeltaLog,
-            spark._jvm.scala.Option.empty(),
-        )
-        with _translate_errors(f"{self.path} could not be read", self.name, decided=False):
-            table = delta_log.forTable(spark._jsparkSession, self.path)
-            version = table.update(False, none, none).transactions().get(app)
+        version = self._transactions().get(self._app_id(state.generation.namespace))
         if version.isDefined() and not state.explains(self.name, batch := version.get() // _WRITES):
             return f"rows of batch {batch}"
         return super().committed_beyond(state)
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        apps = str(self._transactions().keys().mkString("\n"))
+        ours = rf"^poundlock\.{re.escape(pipeline)}\.([0-9a-f]+)\.{re.escape(self.name)}$"
+        return super().logs_of(pipeline).union(re.findall(ours, apps, re.MULTILINE))
+
+    def _transactions(self) -> Any:
+        spark = self._spark()
+        with _translate_errors(f"{self.path} could not be read", self.name, decided=False):
+            none, delta = spark._jvm.scala.Option.empty(), spark._jvm.org.apache.spark.sql.delta
+            table = delta.DeltaLog.forTable(spark._jsparkSession, self.path)
+            return table.update(False, none, none).transactions()
 
     def _app_id(self, namespace: Namespace) -> str:
         return f"poundlock.{namespace.pipeline}.{namespace.identity}.{self.name}"
@@ -490,9 +496,7 @@ def _names(kind: Any) -> Iterator[str]:
             yield from _names(kind.get(part))
 
 
-def _read_requirements(
-    spark: Any, path: str
-) -> tuple[Mapping[str, Any], Mapping[str, str], Sequence[str]]:
+def _read_requirements(spark: Any, path: str) -> tuple[Any, dict[str, str], list[str]]:
     """Return a table's schema with the metadata that Spark hides, its properties and partitions."""
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     metadata = log.unsafeVolatileSnapshot().metadata()
@@ -539,9 +543,8 @@ def _translate_errors(what: str, sink: str, *, decided: bool) -> Generator[None]
 
 def _translate(error: Exception, what: str, sink: str, *, decided: bool) -> PoundlockError:
     kind, message = _root_cause(error)
-    if ours := re.search(
-        r"^poundlock\.errors\.(InDoubt|NotAuthorised): (.*)$", message, re.MULTILINE
-    ):
+    own = r"^poundlock\.errors\.(InDoubt|NotAuthorised): (.*)$"
+    if ours := re.search(own, message, re.MULTILINE):
         return getattr(errors, ours[1])(f"{what}: {ours[2]}", sink=sink)  # a task could not read
     refused = ""
     if type(error).__name__ == "AnalysisException":

@@ -56,6 +56,7 @@ class Memory(Participant):
 
     system = "Memory"
     commitment = Commitment.TRANSACTIONAL
+    after_deletion = ""
 
     def __init__(
         self,
@@ -132,6 +133,17 @@ class Memory(Participant):
             and id_.split("/")[1] == self.name
         )
         return state.first_unexplained(self.name, committed)
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        if self.server.forgets:
+            return frozenset()
+        return frozenset(
+            held.namespace.identity
+            for id_, held in self.server.branches.items()
+            if held.namespace.pipeline == pipeline
+            and held.state is BranchState.COMMITTED
+            and id_.split("/")[1] == self.name
+        )
 
 
 class MemoryWriter(Writer):

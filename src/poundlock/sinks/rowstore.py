@@ -250,10 +250,20 @@ class StoredBranches(Participant):
         sent = ((it.batch, str(it)) for it, found in mine if found is BranchState.COMMITTED)
         return state.first_unexplained(self.name, sent)
 
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        """Look among the stored rows, in case that they were not deleted together with the log."""
+        states = self.row_store.states()
+        sent = (parse_name(name) for name, it in states.items() if it is BranchState.COMMITTED)
+        return frozenset(
+            name.namespace.identity
+            for name in sent
+            if name and (name.namespace.pipeline, name.sink) == (pipeline, self.name)
+        )
+
     def prune(self, namespace: Namespace, floor: int) -> None:
         states = dict(self._mine(namespace))
-        for name in to_forget(states, floor):
-            if states[name] is not BranchState.PREPARED:
+        for ended in (BranchState.COMMITTED, BranchState.ABORTED):  # the newest of each stays
+            for name in to_forget((it for it in states if states[it] is ended), floor):
                 self.row_store.drop(str(name), _STORED, _SENT, _ABORTED)
 
     def _mine(self, namespace: Namespace) -> list[tuple[BranchName, BranchState]]:

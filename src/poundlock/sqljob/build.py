@@ -229,6 +229,7 @@ class Catalog:
             name=f"{self.job.name}-{name}",
             checkpoint_location=f"{self.job.checkpoint_location}/{name}",
             output_mode=self._output_mode(inserts),
+            abandon_log=self.job.abandon_log,
         )
         sinks: dict[str, Participant] = {}  # new ones: pipelines cannot share a sink object
         for insert in inserts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from poundlock.sqljob.arguments import check_names
 from poundlock.sqljob.statements import Statement, split_all
 
 _TABLES = ("source", "window", "match", "sink")
-_TOP = ("name", "checkpoint_location", "trigger", "sql", "sql_file", *_TABLES)
+_TOP = ("name", "checkpoint_location", "abandon_log", "trigger", "sql", "sql_file", *_TABLES)
 _PATHS = ("path", "directory")  # options that may be relative to the file
 
 Options = Mapping[str, Any]
@@ -28,6 +28,7 @@ class JobFile:
 
     name: str = "sql"
     checkpoint_location: str | None = None
+    abandon_log: str | Sequence[str] = ()
     trigger: str | None = None  # Spark's processingTime; None: without a pause between batches
     statements: tuple[Statement, ...] = ()
     source: Mapping[str, Options] = field(default_factory=dict)
@@ -66,6 +67,7 @@ def read(path: str | Path) -> JobFile:
     return JobFile(
         name=checked_name("pipeline name", job["name"]),
         checkpoint_location=_resolve(job["checkpoint_location"], here),
+        abandon_log=job.get("abandon_log", ()),
         trigger=trigger,
         statements=tuple(_statements(path, text, job)),
         **tables,

@@ -18,6 +18,7 @@ from poundlock.errors import LogMismatch, Unavailable
 
 from .. import families
 from ..database import Database
+from ..systems import OURS
 from .planting import Patch, change_recovery, mutant
 
 
@@ -150,9 +151,9 @@ def finished_with_losses(patch: Patch) -> None:
 
 @mutant(families.races, "a driver takes over without appending its generation")
 def no_generation(patch: Patch) -> None:
-    def append_generation(self: Coordinator, pipeline: str, query: Any, owner: str) -> None:
+    def append_generation(self: Coordinator, *arguments: Any) -> None:
         if self.log.load().generation is None:
-            original(self, pipeline, query, owner)
+            original(self, *arguments)
 
     original = Coordinator._append_generation
     patch.setattr(Coordinator, "_append_generation", append_generation)
@@ -288,10 +289,37 @@ def accused_at_once(patch: Patch) -> None:
 def tombstones_accuse(patch: Patch) -> None:
     def beyond(self: Database, state: LogState) -> str | None:
         witness = self.wire("remembered", lambda: dict(self.server.witness))
-        named = ((gid, int(gid.split(".")[4].split("-")[0])) for gid in witness)
+        ours = [gid for gid in witness if gid.startswith(f"{OURS}.")]
+        named = ((gid, int(gid.split(".")[4].split("-")[0])) for gid in ours)
         return next((gid for gid, b in named if not state.explains(self.name, b, gid)), None)
 
     patch.setattr(Database, "committed_beyond", beyond)
+
+
+@mutant(families.deleted_together, "the systems are not asked for earlier logs when a log is new")
+def new_log_accepted(patch: Patch) -> None:
+    patch.setattr(coordinating, "is_first", lambda log, sinks, pipeline, abandoned: True)
+
+
+@mutant(families.begun_meanwhile, "a new log is accused without being read again")
+def new_log_accused_at_once(patch: Patch) -> None:
+    def is_first(
+        log: TransactionLog, sinks: Mapping[str, Any], pipeline: str, abandoned: Set[str]
+    ) -> bool:
+        if any(sink.logs_of(pipeline) for sink in sinks.values()):
+            raise LogMismatch(f"the log at {log.uri} is new, but a system knows the pipeline")
+        return True
+
+    patch.setattr(coordinating, "is_first", is_first)
+
+
+@mutant(families.crashes, "the earlier logs of `lock-2` are taken for those of `lock`")
+def logs_by_prefix(patch: Patch) -> None:
+    def logs_of(self: Database, pipeline: str) -> frozenset[str]:
+        witness = self.wire("remembered", lambda: dict(self.server.witness))
+        return frozenset(gid.split(".")[1] for gid in witness if gid.startswith(pipeline))
+
+    patch.setattr(Database, "logs_of", logs_of)
 
 
 @mutant(families.races, "a replaced driver reports an error of the systems instead of `Fenced`")

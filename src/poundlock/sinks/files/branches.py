@@ -65,9 +65,21 @@ class Branches:
 
     def list_committed(self, namespace: Namespace, sink: str) -> list[BranchName]:
         """Return the branches whose files the manifest names."""
+        published = self._list_published()
+        return [it for it in published if (it.namespace, it.sink) == (namespace, sink)]
+
+    def _list_published(self) -> list[BranchName]:
         self._manifest.load()
-        published = (parse_name(name) for name in self._manifest.owners)
-        return [it for it in published if it and (it.namespace, it.sink) == (namespace, sink)]
+        parsed = (parse_name(name) for name in self._manifest.owners)
+        return [name for name in parsed if name is not None]
+
+    def logs_of(self, pipeline: str, sink: str) -> frozenset[str]:
+        """Return the identities of the pipeline's logs whose files the manifest names."""
+        return frozenset(
+            name.namespace.identity
+            for name in self._list_published()
+            if (name.namespace.pipeline, name.sink) == (pipeline, sink)
+        )
 
     def prune(self, namespace: Namespace, sink: str, floor: int) -> None:
         self._manifest.load()

@@ -67,6 +67,7 @@ class Files(Participant):
 
     system = "Files"
     commitment = Commitment.STAGED
+    after_deletion = ""
     only_appends = True
 
     def __init__(
@@ -282,6 +283,9 @@ class Files(Participant):
         assert state.generation is not None
         names = self.branches.list_committed(state.generation.namespace, self.name)
         return state.first_unexplained(self.name, ((name.batch, str(name)) for name in names))
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        return self.branches.logs_of(pipeline, self.name)
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         self.branches.prune(namespace, self.name, floor)

@@ -29,6 +29,8 @@ NEVER_MS = 2147483647  # Kafka 4.1 and later never expire a transaction with thi
 _DEFAULT_LIMIT_MS = 900_000  # Kafka's, used where we may not read the brokers' limit
 PREFIX = "poundlock"
 
+_COMMITS = ("PrepareCommit", "CompleteCommit")
+
 _STATE_BY_OUTCOME = {
     Outcome.COMMITTED: BranchState.COMMITTED,
     Outcome.ABORTED: BranchState.ABORTED,
@@ -84,6 +86,10 @@ class KafkaBranches(ClientOwner, Participant):
 
     system = "Kafka"
     commits_at_once = 5000  # a driver that dies between two calls leaves a batch partly committed
+    after_deletion = (
+        "noticed as long as Kafka remembers a transactional id "
+        "(transactional.id.expiration.ms: a week after its last use, by default)"
+    )
 
     def __init__(self, name: str, settings: Mapping[str, str]):
         self.name = name
@@ -219,6 +225,27 @@ class KafkaBranches(ClientOwner, Participant):
                 return f"a transaction of {id_} with epoch {now.epoch - 1}"
         return None
 
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        """Look at every transactional id of this pipeline and sink that Kafka remembers.
+
+        Kafka remembers only the last transaction of an id. If that was not committed, an earlier one
+        may have been, unless the epoch shows that there was none.
+        """
+        prefix = f"{PREFIX}.{pipeline}."
+        found, unclear = set[str](), dict[str, str]()
+        for txn in self.client.run(transactions.list_by_prefix, prefix, states=()):
+            parsed = parse_transactional_id(txn.transactional_id)
+            if parsed and (parsed.namespace.pipeline, parsed.sink) == (pipeline, self.name):
+                if txn.state in _COMMITS:
+                    found.add(parsed.namespace.identity)
+                else:
+                    unclear[txn.transactional_id] = parsed.namespace.identity
+        unclear = {id_: identity for id_, identity in unclear.items() if identity not in found}
+        for id_, now in self.client.run(transactions.describe, unclear).items():
+            if now is not None and not _is_unused(now):
+                found.add(unclear[id_])
+        return frozenset(found)
+
     def find(self, namespace: Namespace) -> list[Stray]:
         mine = self._list_own(namespace)
         described = self.client.run(transactions.describe, mine)
@@ -274,6 +301,16 @@ def shows_abort(now: TxnDescription | None, identity: TransactionIdentity) -> bo
         # An abort by an older client keeps the epoch. Version 5 and a time-out raise it by one.
         and now.epoch in (identity.epoch, identity.epoch + 1)
     )
+
+
+def _is_unused(now: TxnDescription) -> bool:
+    """Whether an id has never committed: this is its first transaction, and not a commit.
+
+    A new producer begins with epoch 0, and the end of a transaction raises it by one.
+    """
+    if now.state in _COMMITS:
+        return False
+    return now.epoch <= (1 if now.state in ("PrepareAbort", "CompleteAbort") else 0)
 
 
 def stray_of(sink: str, id: str, generation: int, now: TxnDescription) -> Stray:

@@ -49,6 +49,8 @@ class Branches:
 
     def move(self, receipts: Sequence[Receipt], own: str | None = None) -> list[str]:
         """Move the branches of each batch to the target. Return the script's answer for each."""
+        if own is None:
+            self._record_logs(receipts)
         answers = self._run("move", receipts, own)
         stuck = [
             receipt
@@ -58,6 +60,26 @@ class Branches:
         if stuck:
             raise self._half_moved(stuck)
         return answers
+
+    def _record_logs(self, receipts: Sequence[Receipt]) -> None:
+        """Record the identity of the log before the move. A search through all keys would be slow."""
+        places = {
+            (Shape.from_json(str(receipt.handle["shape"])).tag, _parse(receipt.id).namespace)
+            for receipt in receipts
+        }
+        for tag, namespace in places:
+            key = self._logs(namespace.pipeline, tag)
+            with self._client.errors("recording the log"):
+                self._client.execute("SADD", key, namespace.identity, key=key)
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        """Return the identities of the pipeline's logs of which branches were moved, or nearly."""
+        key = self._logs(pipeline, self._tag)
+        with self._client.errors("reading the pipeline's logs"):
+            return frozenset(map(as_text, self._client.execute("SMEMBERS", key, key=key)))
+
+    def _logs(self, pipeline: str, tag: str) -> str:
+        return f"{{{tag}}}:poundlock.{pipeline}.{self._sink}.logs"
 
     def _run(self, mode: str, receipts: Sequence[Receipt], own: str | None = None) -> list[str]:
         """Run the script, once for all branches of a batch that have the same shape.

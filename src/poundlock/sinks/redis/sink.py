@@ -71,6 +71,7 @@ class Redis(Participant):
 
     system = "Redis"
     commitment = Commitment.STAGED
+    after_deletion = ""
 
     def __init__(
         self,
@@ -220,6 +221,9 @@ class Redis(Participant):
         assert state.generation is not None
         names = self.branches.list_committed(state.generation.namespace)
         return state.first_unexplained(self.name, ((name.batch, str(name)) for name in names))
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        return self.branches.logs_of(pipeline)
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         self.branches.prune(namespace, floor)

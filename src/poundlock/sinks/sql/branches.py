@@ -34,6 +34,7 @@ class Branches(Protocol):
 class SqlSink(Participant):
     """A sink whose branches end in a witness table."""
 
+    after_deletion = ""
     speculates = False  # Spark may run two attempts of a task at the same time
     _tasks: int | None = None  # how many Spark runs at once, if known
 
@@ -79,6 +80,10 @@ class SqlSink(Participant):
     def committed_beyond(self, state: LogState) -> str | None:
         with self.lend() as link:
             return self.witness.committed_beyond(link, state)
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        with self.lend() as link:
+            return self.witness.logs_of(link, pipeline)
 
 
 class BranchesByMode:

@@ -288,10 +288,21 @@ class Witness:
                 return beyond
         return None
 
+    def logs_of(self, link: Link, pipeline: str) -> frozenset[str]:
+        """Return the identities of the pipeline's logs of which this sink has committed branches."""
+        mark = link.dialect.mark
+        found = self._query(
+            link,
+            f"SELECT DISTINCT identity FROM {self.table} WHERE pipeline = {mark} AND sink = {mark} "
+            "AND state = 'committed'",
+            [pipeline, self.sink],
+        )
+        return frozenset(str(identity) for (identity,) in found or [])
+
     def prune(self, link: Link, namespace: Namespace, floor: int, keep: Sequence[str] = ()) -> None:
         """Forget this sink's branches of batches below `floor`, except those in `keep`.
 
-        One row of the sink's newest generation stays.
+        One row of the sink's newest generation stays, and one that says "committed".
         """
         mark = link.dialect.mark
         mine = f"{_WHOSE.format(mark)} AND sink = {mark}"
@@ -304,7 +315,10 @@ class Witness:
                 f"SELECT MAX(branch) FROM {self.table} WHERE {mine} AND generation = {mark}",
                 [*whose, int(newest[0][0])],
             )
-            kept_all = [kept, *keep]
+            [(committed,)] = link.run(
+                f"SELECT MAX(branch) FROM {self.table} WHERE {mine} AND state = 'committed'", whose
+            )
+            kept_all = [kept, *([committed] if committed is not None else []), *keep]
             link.run(
                 f"DELETE FROM {self.table} WHERE {mine} AND batch < {mark} "
                 f"AND branch NOT IN ({', '.join([mark] * len(kept_all))})",

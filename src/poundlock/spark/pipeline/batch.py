@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,14 +56,23 @@ class Batches:
     _bound: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
 
-    def take_over(self, *, adopt: bool = False) -> None:
+    def take_over(
+        self, *, adopt: bool = False, first: bool = False, abandoned: Set[str] = frozenset()
+    ) -> None:
         """Become the pipeline's owner and finish decided batches.
 
-        `adopt` means that the checkpoint's query has run without Poundlock until now. Otherwise, a
-        checkpoint without a log means that the log was deleted.
+        `adopt` means that the checkpoint's query has run without Poundlock until now, and `first` that
+        it has finished no batch. Otherwise, a checkpoint without a log means that the log was deleted.
+        A new log may follow those with the identities `abandoned`.
         """
         known = self.coordinator.log.load().generation is not None
-        if not known and not adopt and self.checkpoint.query() is not None:
+        if known and adopt:
+            logger.warning(
+                "%s: adopt_checkpoint=True has no effect any more: remove it. If the log is deleted "
+                "and a sink cannot prove it, the pipeline would start anew without an error",
+                self.name,
+            )
+        if not (known or adopt or first) and self.checkpoint.query() is not None:
             raise LogMismatch(
                 f"there is a checkpoint, but no log at {self.coordinator.log.uri}: the log was "
                 "deleted, and it is unknown which batch was committed. Restore it, or start with a "
@@ -71,7 +80,9 @@ class Batches:
                 "adopt_checkpoint=True: its last batch may be written again"
             )
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        self.coordinator.take_over(self.name, query=self.checkpoint.query, owner=owner)
+        self.coordinator.take_over(
+            self.name, query=self.checkpoint.query, owner=owner, abandoned=abandoned
+        )
 
     def close(self, *, sweep: bool) -> None:
         """Abort the branches of failed attempts, and close the driver's connections.

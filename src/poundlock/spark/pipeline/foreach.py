@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
@@ -47,11 +47,11 @@ class QueryRun:
         assert self._batches is not None, "begin comes first"
         return self._batches
 
-    def begin(self, batches: Batches, *, adopt: bool) -> None:
+    def begin(self, batches: Batches, *, adopt: bool, first: bool, abandoned: Set[str]) -> None:
         """Take over, and close the batches when the query ends."""
         self._batches = batches
         try:
-            batches.take_over(adopt=adopt)
+            batches.take_over(adopt=adopt, first=first, abandoned=abandoned)
         except BaseException:
             batches.close(sweep=False)
             raise
@@ -101,6 +101,7 @@ class ForeachBatch:
     name: str
     log_location: str | None
     adopt_checkpoint: bool
+    abandoned: Set[str]
     settings: Settings
     _query_id: str | None = field(default=None, init=False)
     _run: QueryRun | None = field(default=None, init=False)
@@ -121,7 +122,9 @@ class ForeachBatch:
             run = QueryRun(run_id, query)
             run.begin(
                 self._build(frame.sparkSession, query, run),
-                adopt=self.adopt_checkpoint or batch == 0,
+                adopt=self.adopt_checkpoint,
+                first=batch == 0,
+                abandoned=self.abandoned,
             )
             self._query_id, self._run = query_id, run
         self._run.batches(routed_frame, batch)

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from poundlock.core import guarantee
-from poundlock.core.model import checked_name
+from poundlock.core.model import checked_name, is_identity
 from poundlock.core.participant import Participant
 from poundlock.core.surroundings import Settings
 from poundlock.errors import UsageError
@@ -38,6 +38,7 @@ class Pipeline:
     output_mode: str = "append"
     prepare_timeout_s: float | None = None
     adopt_checkpoint: bool = False
+    abandoned: frozenset[str] = frozenset()
     settings: Settings = field(default_factory=Settings)
     routes: tuple[Route, ...] = ()
     observers: tuple[Observer, ...] = ()
@@ -164,7 +165,7 @@ class Pipeline:
             prepare_timeout_s=self.prepare_timeout_s,
             observers=self.observers,
         )
-        batches.take_over(adopt=self.adopt_checkpoint)
+        batches.take_over(adopt=self.adopt_checkpoint, abandoned=self.abandoned)
         with _no_empty_batches(spark, plan, trigger):
             query.started(writer.foreachBatch(batches).start(), batches)
         return query
@@ -186,6 +187,7 @@ def pipeline(
     output_mode: str = "append",
     prepare_timeout: float | None = None,
     adopt_checkpoint: bool = False,
+    abandon_log: str | Sequence[str] = (),
     settings: Settings | None = None,
 ) -> Pipeline:
     """Define a pipeline over a streaming DataFrame, or over a flow with all its outputs.
@@ -197,6 +199,8 @@ def pipeline(
         output_mode: Spark's own: append, update or complete.
         prepare_timeout: Seconds after which tasks that have not voted count as rejected.
         adopt_checkpoint: The query of the checkpoint has run without Poundlock until now.
+        abandon_log: Identities of logs that are lost, from the error that asks for them. The pipeline
+            starts anew in spite of the rows that it has committed with these logs.
     """
     location = checkpoint_location.rstrip("/")
     if not location:
@@ -211,8 +215,20 @@ def pipeline(
         output_mode=output_mode,
         prepare_timeout_s=prepare_timeout,
         adopt_checkpoint=adopt_checkpoint,
+        abandoned=_identities(abandon_log),
         settings=settings or Settings(),
     )
+
+
+def _identities(logs: str | Sequence[str]) -> frozenset[str]:
+    found: list[Any] = list(logs) if isinstance(logs, list | tuple) else [logs]
+    for identity in found:
+        if not is_identity(identity):
+            raise UsageError(
+                f"abandon_log={identity!r} is not the identity of a log: copy it from the error that "
+                "asks for it"
+            )
+    return frozenset(found)
 
 
 def foreach_batch(
@@ -220,6 +236,7 @@ def foreach_batch(
     name: str,
     log_location: str | None = None,
     adopt_checkpoint: bool = False,
+    abandon_log: str | Sequence[str] = (),
     settings: Settings | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `writeStream.foreachBatch`, for code that already has a query.
@@ -236,6 +253,7 @@ def foreach_batch(
         name=name,
         log_location=log_location,
         adopt_checkpoint=adopt_checkpoint,
+        abandoned=_identities(abandon_log),
         settings=settings or Settings(),
     )
 
