@@ -291,7 +291,10 @@ def test_a_long_wait_is_logged_repeatedly(caplog: pytest.LogCaptureFixture) -> N
     bench.sinks["a"].answer = lambda receipt: next(silent, None)
     with caplog.at_level(logging.WARNING, "poundlock"):
         bench.run(rows=(1,))
-    assert len([m for m in caplog.messages if "still wait" in m]) == 4
+        told = [m for m in caplog.messages if "still wait" in m]
+    assert len(told) == 7  # after 10 s, then every 30 s
+    assert all("a cannot be reached: down" in message for message in told)
+    assert len(caplog.messages) == 7
 
 
 def test_strays_are_swept_while_a_commit_waits() -> None:

@@ -41,6 +41,7 @@ class CommitProgress:
     let_go: set[BranchKey] = field(default_factory=set[BranchKey])  # an operator accepted the loss
     hidden: bool = False  # an open transaction hides committed rows from readers
     error: PoundlockError | None = None
+    away: dict[str, str] = field(default_factory=dict[str, str])  # why sinks did not answer last
 
 
 class Committer:
@@ -71,7 +72,7 @@ class Committer:
         self._around.retry(
             lambda: self._round(history, progress),
             give_up,
-            warned_at=self._around.clock(),
+            warn_after_s=self._around.settings.warn_first_s,
             between=between,
         )
         if progress.error is not None:
@@ -83,9 +84,10 @@ class Committer:
         """Try to commit each waiting branch once. Return what still waits, None if nothing does."""
         batch = history.decided.batch
         waiting = list[Receipt]()
+        progress.away.clear()
         for receipts in self._groups(progress.waiting):
             try:
-                states = self._group(history, receipts)
+                states = self._group(history, receipts, progress)
             except PoundlockError as error:
                 progress.error = progress.error or error
                 continue
@@ -112,8 +114,9 @@ class Committer:
         names = sorted({receipt.sink for receipt in waiting})
         command = decision_command(self._log.uri, batch, names)
         return (
-            f"batch {batch}: {len(waiting)} branches of {', '.join(names)} still wait to be committed "
-            f"(if a system is gone for good: stop the pipeline, and run '{command} --accept-loss')"
+            f"batch {batch}: {len(waiting)} branches of {', '.join(names)} still wait to be committed"
+            f"{''.join(f'; {why}' for why in progress.away.values())} (if a system is gone for good: "
+            f"stop the pipeline, and run '{command} --accept-loss')"
         )
 
     def _groups(self, receipts: Sequence[Receipt]) -> Iterable[list[Receipt]]:
@@ -124,7 +127,9 @@ class Committer:
                 size = self._around.settings.commits_at_once or sink.commits_at_once
             yield from (mine[start : start + size] for start in range(0, len(mine), size))
 
-    def _group(self, history: BatchHistory, receipts: Sequence[Receipt]) -> list[BranchState]:
+    def _group(
+        self, history: BatchHistory, receipts: Sequence[Receipt], progress: CommitProgress
+    ) -> list[BranchState]:
         name, batch = receipts[0].sink, history.decided.batch
         if history.accepts_loss(name):
             return self._once(receipts)
@@ -140,7 +145,7 @@ class Committer:
             with error_context(sink=name):
                 return self._sinks[name].commit(receipts)  # The line that commits.
         except Unavailable as error:
-            logger.warning("sink %s cannot be reached to commit: %s", name, error)
+            progress.away[name] = f"{name} cannot be reached: {error.args[0]}"
             return [BranchState.UNREACHABLE] * len(receipts)
         except PermanentlyRefused as error:
             error.args = (

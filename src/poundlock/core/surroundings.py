@@ -23,6 +23,7 @@ class Settings:
     commits_at_once: int | None = None  # None: as many as the sink takes
     retry_first_s: float = 0.05
     retry_most_s: float = 5.0
+    warn_first_s: float = 2.0  # that a commit waits before its first warning
     warn_every_s: float = 30.0
     sweep_every_s: float = 60.0
 
@@ -45,20 +46,21 @@ class Surroundings:
         attempt: Callable[[], str | None],
         give_up: Callable[[str], PoundlockError],
         *,
-        warned_at: float = float("-inf"),
+        warn_after_s: float = 0,
         between: Callable[[], None] = lambda: None,
     ) -> None:
         """Call `attempt` with growing pauses until it returns None.
 
-        Anything else is what it still waits for: this is logged at intervals. Raises the error of
-        `give_up` when the query has been asked to stop. `between` is called before each pause.
+        Anything else is what it still waits for: this is logged soon, and then at intervals. Raises the
+        error of `give_up` when the query has been asked to stop. `between` is called before each pause.
         """
         delay = self.settings.retry_first_s
+        warn_at = self.clock() + warn_after_s
         while (problem := attempt()) is not None:
             if self.stopping():
                 raise give_up(problem)
-            if self.clock() - warned_at > self.settings.warn_every_s:
-                warned_at = self.clock()
+            if self.clock() >= warn_at:
+                warn_at = self.clock() + self.settings.warn_every_s
                 logger.warning("%s", problem)
             between()
             self.sleep(delay)

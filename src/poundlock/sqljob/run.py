@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 import time
@@ -11,8 +12,11 @@ from types import FrameType
 from typing import Any
 
 from poundlock.core.guarantee import require
+from poundlock.errors import InDoubt, Unavailable
 from poundlock.spark.pipeline.pipeline import Pipeline
 from poundlock.spark.pipeline.query import Query
+
+logger = logging.getLogger("poundlock")
 
 _POLL_S = 0.2
 _FIRST_BATCH_S = 60.0
@@ -32,11 +36,22 @@ def start(
                 _await_first_batch(running[-1], stopping)
             if stopping.is_set():
                 break
-            running.append(each.start(**chosen))
+            running += _started(each, stopping, **chosen)
     except BaseException:
         stop(running)
         raise
     return running
+
+
+def _started(each: Pipeline, stopping: threading.Event, **trigger: Any) -> list[Query]:
+    """Start a pipeline. Return no query if it was stopped while it waited for a system."""
+    try:
+        return [each.start(stopping=stopping, **trigger)]
+    except (InDoubt, Unavailable) as error:
+        if not stopping.is_set():
+            raise
+        logger.warning("%s was stopped before it began: %s", each.name, error)
+        return []
 
 
 def _await_first_batch(query: Query, stopping: threading.Event) -> None:
@@ -58,7 +73,7 @@ def once(pipelines: Sequence[Pipeline], stopping: threading.Event) -> None:
     for each in pipelines:
         if stopping.is_set():
             return
-        wait([each.start(availableNow=True)], stopping)
+        wait(_started(each, stopping, availableNow=True), stopping)
 
 
 def wait(running: Sequence[Query], stopping: threading.Event) -> None:

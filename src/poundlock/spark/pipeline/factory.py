@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +25,8 @@ from poundlock.spark.storage import Checkpoint, open_log, resolved
 logger = logging.getLogger("poundlock")
 
 LOG_DIRECTORY = "poundlock"  # within the checkpoint location: the two belong together
+
+_LOOK_S = 0.2  # how often a sleep looks whether it must end
 
 Observer = Callable[[Step, Mapping[str, object]], None]
 
@@ -72,6 +75,7 @@ def build_batches(
         settings=replace(settings, tries=1) if at_most_once else settings,
         observe=observe,
         stopping=gate.must_stop,
+        sleep=lambda seconds: _sleep(seconds, gate),
     )
     return Batches(
         name=name,
@@ -86,6 +90,13 @@ def build_batches(
         gate=gate,
         at_most_once=at_most_once,
     )
+
+
+def _sleep(seconds: float, gate: Gate) -> None:
+    """Sleep until the time is over or the query is asked to stop."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not gate.must_stop():
+        time.sleep(min(left, _LOOK_S))
 
 
 def _add_offset_branches(

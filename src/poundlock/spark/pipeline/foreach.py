@@ -52,8 +52,11 @@ class QueryRun:
         self._batches = batches
         try:
             batches.take_over(adopt=adopt, first=first, abandoned=abandoned)
-        except BaseException:
+        except BaseException as error:
             batches.close(sweep=False)
+            if self._stopped(error):
+                logger.warning("the start of %s was stopped: %s", batches.name, error)
+                raise StoppedBySpark from None
             raise
         name = f"poundlock-{batches.name}-end"
         threading.Thread(target=self._close_at_end, name=name, daemon=True).start()
@@ -65,11 +68,15 @@ class QueryRun:
             raise StoppedBySpark
 
     def leave(self, batch: int, error: BaseException | None) -> None:
-        if isinstance(error, Rejected | Unavailable | InDoubt) and self.must_stop():
+        if self._stopped(error):
             logger.warning("batch %d was stopped: %s", batch, error)
             raise StoppedBySpark from None
         if not isinstance(error, StoppedBySpark):
             self._error = error
+
+    def _stopped(self, error: BaseException | None) -> bool:
+        """Return whether an error only says that a wait was ended by a stop."""
+        return isinstance(error, Rejected | Unavailable | InDoubt) and self.must_stop()
 
     def must_stop(self) -> bool:
         return not self.query.is_active()

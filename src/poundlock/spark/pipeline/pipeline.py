@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -129,11 +130,12 @@ class Pipeline:
         tree = internals.analyzed_plan(self._routed()).treeString()
         return "\n".join([*lines, tree])
 
-    def start(self, **trigger: Any) -> Query:
+    def start(self, *, stopping: threading.Event | None = None, **trigger: Any) -> Query:
         """Check all parts, take over, finish decided batches, and start Spark's query.
 
         Takes Spark's own trigger arguments, such as `processingTime="2 seconds"` or
-        `availableNow=True`.
+        `availableNow=True`. While a system of a decided batch is away, this waits. Setting `stopping`
+        ends the wait with `InDoubt` or `Unavailable`, and so does Ctrl-C; nothing is lost.
         """
         check_trigger(trigger)
         spark = self.frame.sparkSession
@@ -151,7 +153,7 @@ class Pipeline:
         )
         if trigger:
             writer = writer.trigger(**trigger)  # Spark may reject it: nothing has changed yet
-        query = Query(self.name)
+        query = Query(self.name, stopping)
         batches = build_batches(
             spark,
             plan,
@@ -165,9 +167,13 @@ class Pipeline:
             prepare_timeout_s=self.prepare_timeout_s,
             observers=self.observers,
         )
-        batches.take_over(adopt=self.adopt_checkpoint, abandoned=self.abandoned)
-        with _no_empty_batches(spark, plan, trigger):
-            query.started(writer.foreachBatch(batches).start(), batches)
+        try:
+            batches.take_over(adopt=self.adopt_checkpoint, abandoned=self.abandoned)
+            with _no_empty_batches(spark, plan, trigger):
+                query.started(writer.foreachBatch(batches).start(), batches)
+        except BaseException:
+            batches.close(sweep=False)
+            raise
         return query
 
     def _routed(self) -> DataFrame:

@@ -25,8 +25,9 @@ _HOLD_MS = 24 * 3600 * 1000
 class Query:
     """Spark's streaming query with its own `stop`. Other attributes are those of Spark's query."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, stopping: threading.Event | None = None):
         self._name = name
+        self._stopping = stopping or threading.Event()  # ends a start that waits
         self._spark: StreamingQuery | None = None
         self._batches: Batches | None = None
         self._asked = threading.Event()  # no further batch begins
@@ -68,8 +69,8 @@ class Query:
         self._in_hand.clear()
 
     def must_stop(self) -> bool:
-        """Return whether the current batch must stop waiting."""
-        return self._now.is_set()
+        """Return whether the current batch, or the start, must stop waiting."""
+        return self._now.is_set() or (self._spark is None and self._stopping.is_set())
 
     # The API for users.
 
