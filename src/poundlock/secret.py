@@ -10,7 +10,10 @@ from pathlib import Path
 from poundlock.errors import UsageError
 
 # Settings whose names match hold a secret. Their values are never shown.
-SECRET_NAME = re.compile(r"password|secret|token|credential|passphrase|jaas|\.pem$|\.config$")
+SECRET_NAME = re.compile(
+    r"password|passwd|secret|token|credential|passphrase|jaas|(api|access|private)[-_.]?key"
+    r"|\.pem$|\.config$"
+)
 
 
 def resolve(name: str, value: str) -> str:

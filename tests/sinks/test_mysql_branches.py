@@ -273,6 +273,23 @@ class TestEndings:
         assert plain.ask(f"SHOW TABLES IN {other}") == [("poundlock_witness",)]
         assert plain.ask(f"SELECT COUNT(*) FROM {other}.poundlock_witness") == [(3,)]
 
+    @pytest.mark.parametrize("mode", ["xa", "staged"])
+    def test_a_database_may_have_any_name(self, plain: Place, mode: str) -> None:
+        plain.database = f"100%s %(x)s %%_{plain.database}"
+        plain.ask(f"CREATE DATABASE `{plain.database}`", database=None)
+        plain.ask("CREATE TABLE t (x INT)")
+        sink = plain.sink(mode=mode)
+        receipts = [prepare(sink, {"x": [task]}, task=task) for task in range(2)]
+        assert sink.check(receipts) == [None, None]
+        assert sink.commit(receipts) == [DONE] * 2
+        assert sink.commit(receipts) == [DONE] * 2
+        lost = prepare(sink, {"x": [2]}, task=2)
+        strays = sink.find(OURS)
+        assert len(strays) == 1 and sink.abort(strays) == [LOST]
+        assert sink.commit([lost]) == [LOST]
+        sink.prune(OURS, 10)
+        assert plain.rows() == [(0,), (1,)] and plain.leftovers() == []
+
     def test_a_leftover_staging_table_is_not_open_and_is_pruned(
         self, plain: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:

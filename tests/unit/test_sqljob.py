@@ -200,6 +200,11 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
         'dsn = "host=db password=hunter2"',
         'url = "redis://user:hunter2@db:6379/0"',
         'settings = {"sasl.password" = "hunter2"}',
+        'hosts = ["redis://db:6379", "redis://user:hunter2@db:6379/0"]',
+        'options = [["a", {"password" = "hunter2"}]]',
+        'api_key = "hunter2"',
+        'headers = {"X-Api-Key" = "hunter2"}',
+        'private-key = "hunter2"',
     ],
 )
 def test_secrets_in_the_file_are_refused(tmp_path: Path, option: str) -> None:

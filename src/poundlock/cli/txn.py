@@ -92,12 +92,10 @@ class Where:
         return found
 
     def _kafka_settings(self, servers: str) -> dict[str, str]:
-        from poundlock.secret import resolve
-
         pairs = [setting.partition("=") for setting in self.settings]
         if any(not separator for _, separator, _ in pairs):
             raise click.UsageError("--setting must have the form NAME=VALUE")
-        known = {name: resolve(name, value) for name, _, value in pairs}
+        known = {name: value for name, _, value in pairs}
         return known | {"bootstrap.servers": servers}
 
 

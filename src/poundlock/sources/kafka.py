@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from typing import Any
 
 from poundlock.core.model import checked_name
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.secret import SECRET_NAME
+from poundlock.secret import SECRET_NAME, resolve_all
 from poundlock.sinks.kafka import cluster
 from poundlock.sinks.kafka.client import ClientOwner
 from poundlock.sinks.kafka.offsets import (
@@ -26,7 +27,7 @@ from poundlock.sinks.kafka.offsets import (
     Offsets,
     commit_offsets,
 )
-from poundlock.sinks.kafka.settings import client_settings
+from poundlock.sinks.kafka.settings import MECHANISMS, SECURITY_PREFIXES, client_settings
 
 logger = logging.getLogger("poundlock")
 
@@ -197,7 +198,7 @@ def read_kafka(
         chosen["startingOffsets"] = starting_offsets if is_text else json.dumps(starting_offsets)  # pyright: ignore
     if include_headers:
         chosen["includeHeaders"] = "true"
-    chosen |= _java_security(known)
+    chosen |= _java_security(resolve_all(known), options)
     chosen |= {key: str(value) for key, value in options.items()}
     token = uuid.uuid4().hex
     _sources[token] = KafkaSource(group, mode, known, topics)
@@ -230,33 +231,110 @@ def _offset_mode(offsets: str | OffsetMode) -> OffsetMode:
         raise UsageError(f"offsets={offsets!r} is not known: choose one of {modes}") from None
 
 
-def _java_security(settings: Mapping[str, str]) -> dict[str, str]:
-    """Translate librdkafka's security settings for Spark's Java client."""
-    java: dict[str, str] = {}
-    protocol = settings.get("security.protocol")
-    if protocol is None:
-        return java
-    java["kafka.security.protocol"] = protocol.upper()
-    if "SASL" in protocol.upper():
-        mechanism = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "PLAIN"
-        module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
-        java["kafka.sasl.mechanism"] = mechanism
-        java["kafka.sasl.jaas.config"] = (
+# Settings that Spark's Java client has in another form: its option, which the user gives instead.
+_INSTEAD = {
+    "ssl.certificate.location": "kafka.ssl.keystore.location",
+    "ssl.certificate.pem": "kafka.ssl.keystore.certificate.chain",
+    "ssl.key.location": "kafka.ssl.keystore.location",
+    "ssl.key.pem": "kafka.ssl.keystore.key",
+}
+_TRANSLATED = {
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.username",
+    "sasl.password",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.cipher.suites",
+    "ssl.endpoint.identification.algorithm",
+    "enable.ssl.certificate.verification",
+}
+
+
+def _java_security(settings: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
+    """Translate librdkafka's security settings for Spark's Java client.
+
+    Raises `UsageError` for a setting that it has no equivalent for, unless Spark's option is given.
+    """
+    given = {name.lower() for name in options}
+    mine = {name: value for name, value in settings.items() if name.startswith(SECURITY_PREFIXES)}
+    for name in mine:
+        instead = _INSTEAD.get(name, f"kafka.{name}")
+        if name not in _TRANSLATED and instead not in given:
+            raise _untranslated(name, instead)
+    protocol = settings.get("security.protocol", "plaintext").upper()
+    if protocol == "PLAINTEXT":
+        if lost := sorted(mine.keys() - {"security.protocol"}):
+            raise UsageError(
+                f"{', '.join(lost)}: without security.protocol the source connects in plain text, and "
+                "these have no effect. Set security.protocol to SSL, SASL_SSL or SASL_PLAINTEXT"
+            )
+        return {}
+    java = {"kafka.security.protocol": protocol}
+    if "SASL" in protocol:
+        java |= _java_sasl(settings)
+    if "SSL" in protocol:
+        java |= _java_tls(settings, given)
+    return java
+
+
+def _untranslated(name: str, instead: str) -> UsageError:
+    return UsageError(
+        f"Spark's connector cannot take {name} from settings=, and without it the source would be less "
+        f"secure than a sink. Give Spark's own option {instead}, if Kafka's Java client has it, or "
+        "remove the setting"
+    )
+
+
+def _java_sasl(settings: Mapping[str, str]) -> dict[str, str]:
+    # librdkafka has two names for this setting. Its default is GSSAPI.
+    given = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "GSSAPI"
+    mechanism = given.upper()
+    if mechanism not in MECHANISMS:
+        raise UsageError(
+            f"sasl.mechanism {given} is not supported: set it to one of {', '.join(MECHANISMS)}"
+        )
+    module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+    return {
+        "kafka.sasl.mechanism": mechanism,
+        "kafka.sasl.jaas.config": (
             f"org.apache.kafka.common.security.{module} required "
             f"username={_jaas(settings.get('sasl.username', ''))} "
             f"password={_jaas(settings.get('sasl.password', ''))};"
+        ),
+    }
+
+
+def _java_tls(settings: Mapping[str, str], given: Set[str]) -> dict[str, str]:
+    java: dict[str, str] = {}
+    location, pem = settings.get("ssl.ca.location"), settings.get("ssl.ca.pem")
+    if pem or (location and location != "probe"):
+        java["kafka.ssl.truststore.type"] = "PEM"
+    if pem:
+        java["kafka.ssl.truststore.certificates"] = pem
+    elif location and location != "probe":
+        java["kafka.ssl.truststore.location"] = location
+    if ciphers := settings.get("ssl.cipher.suites"):
+        names = [name for name in re.split("[:, ]+", ciphers) if name]
+        if all(name.startswith("TLS_") for name in names):
+            java["kafka.ssl.cipher.suites"] = ",".join(names)
+        elif "kafka.ssl.cipher.suites" not in given:  # OpenSSL has other names for these than Java
+            raise _untranslated("ssl.cipher.suites", "kafka.ssl.cipher.suites, with Java's names")
+    algorithm = settings.get("ssl.endpoint.identification.algorithm", "https").lower()
+    if algorithm not in ("https", "none"):
+        raise UsageError("ssl.endpoint.identification.algorithm must be https or none")
+    if algorithm == "none":
+        java["kafka.ssl.endpoint.identification.algorithm"] = ""
+    if settings.get("enable.ssl.certificate.verification", "true").lower() not in (
+        "true",
+        "1",
+        "t",
+    ):
+        raise UsageError(
+            "Spark's connector always verifies the brokers' certificate: remove "
+            "enable.ssl.certificate.verification, and give the certificate's issuer as ssl.ca.location"
         )
-    if "SSL" in protocol.upper():
-        if "ssl.ca.location" in settings:
-            java["kafka.ssl.truststore.type"] = "PEM"
-            java["kafka.ssl.truststore.location"] = settings["ssl.ca.location"]
-        if settings.get("ssl.endpoint.identification.algorithm") == "none":
-            java["kafka.ssl.endpoint.identification.algorithm"] = ""
-        if "ssl.certificate.location" in settings:
-            raise UsageError(
-                "Spark's connector takes a client certificate only as a keystore: give it as "
-                "options of Spark, kafka.ssl.keystore.location and so on"
-            )
     return java
 
 

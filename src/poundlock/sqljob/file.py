@@ -116,12 +116,19 @@ def _check_system(title: str, options: Options) -> None:
 
 
 def _flatten(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield all options, including those of nested tables."""
+    """Yield all options, including those of nested tables, and each value of a list."""
     for key, value in options.items():
-        if isinstance(value, dict):
-            yield from _flatten(value)
-        else:
-            yield key, value
+        yield from _values(key, value)
+
+
+def _values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from _flatten(value)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _values(key, each)
+    else:
+        yield key, value
 
 
 def _is_secret(key: str, value: Any) -> bool:

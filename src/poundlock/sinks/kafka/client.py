@@ -25,6 +25,7 @@ from itertools import chain
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
+from poundlock.secret import resolve_all
 from poundlock.sinks.kafka.kafka_python import (
     IN_FLIGHT,
     Link,
@@ -329,7 +330,7 @@ class ClientOwner:
     @property
     def client(self) -> KafkaClient:
         if self._client is None:
-            self._client = KafkaClient(self.settings)
+            self._client = KafkaClient(resolve_all(self.settings))
         return self._client
 
     def close(self) -> None:

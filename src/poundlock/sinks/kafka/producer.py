@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from poundlock.errors import BadRow, PoundlockError, Rejected, Unavailable, UsageError
-from poundlock.secret import SECRET_NAME
+from poundlock.secret import SECRET_NAME, resolve_all
 from poundlock.sinks.kafka import librdkafka
 from poundlock.sinks.kafka.columns import Rows
 from poundlock.sinks.kafka.librdkafka import CONSEQUENCES, TIMEOUTS, Failure, translate_error
@@ -58,7 +58,7 @@ class ArrowProducer:
         transactional_id: str | None,
         stall_timeout_s: float = 120.0,
     ):
-        settings = {name: str(value) for name, value in settings.items()}
+        settings = resolve_all(settings)
         check_settings(settings, transactional=transactional_id is not None)
         settings = {**DEFAULTS, **settings}
         if transactional_id is not None:

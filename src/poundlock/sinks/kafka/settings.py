@@ -56,8 +56,8 @@ _TRANSACTIONAL_VALUES: Mapping[str, frozenset[str]] = {
 }
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_SECURITY_PREFIXES = ("security.", "ssl.", "sasl.", "enable.ssl.", "enable.sasl.", "https.")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+SECURITY_PREFIXES = ("security.", "ssl.", "sasl.", "enable.ssl.", "enable.sasl.", "https.")
 _TRANSLATED = frozenset(
     {
         "security.protocol",
@@ -80,8 +80,12 @@ _BOOLEANS = {"true": True, "1": True, "t": True, "false": False, "0": False, "f"
 
 
 def client_settings(bootstrap_servers: str, settings: Mapping[str, str] | None) -> dict[str, str]:
-    """Combine the two ways to name the brokers. Raises `UsageError` if they differ."""
-    given = resolve_all(settings or {})
+    """Combine the two ways to name the brokers. Raises `UsageError` if they differ.
+
+    What names a secret is left as it is: settings travel to the executors. `resolve_all` reads it where
+    a connection is made.
+    """
+    given = {str(name): str(value) for name, value in (settings or {}).items()}
     named = given.get("bootstrap.servers", bootstrap_servers)
     if named != bootstrap_servers:
         raise UsageError(
@@ -92,6 +96,7 @@ def client_settings(bootstrap_servers: str, settings: Mapping[str, str] | None) 
 
 def check_settings(settings: Mapping[str, str], *, transactional: bool = True) -> None:
     """Raise `UsageError` for a producer's settings that are unknown or would break the guarantee."""
+    settings = resolve_all(settings)
     for name, value in settings.items():
         reason = _FIXED.get(name)
         if reason is None and name.endswith("_cb"):
@@ -127,7 +132,7 @@ def to_kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
     """Return kafka-python's configuration for librdkafka's `settings`."""
     settings = {name: str(value) for name, value in settings.items()}
     refused = sorted(
-        name for name in settings if name.startswith(_SECURITY_PREFIXES) and name not in _TRANSLATED
+        name for name in settings if name.startswith(SECURITY_PREFIXES) and name not in _TRANSLATED
     )
     if refused:
         raise UsageError(
@@ -166,10 +171,10 @@ def _sasl(settings: Mapping[str, str]) -> dict[str, Any]:
     # librdkafka has two names for this setting. Its default is GSSAPI.
     given = settings.get("sasl.mechanism") or settings.get("sasl.mechanisms") or "GSSAPI"
     mechanism = given.upper()
-    if mechanism not in _MECHANISMS:
+    if mechanism not in MECHANISMS:
         raise UsageError(
             f"sasl.mechanism {given} is not supported by the driver: set it to one of "
-            f"{', '.join(_MECHANISMS)}, or use TLS client certificates (security.protocol=SSL)"
+            f"{', '.join(MECHANISMS)}, or use TLS client certificates (security.protocol=SSL)"
         )
     missing = [name for name in ("sasl.username", "sasl.password") if not settings.get(name)]
     if missing:

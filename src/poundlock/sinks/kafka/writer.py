@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from poundlock.core.model import Branch, Json
 from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerate_loss
 from poundlock.errors import BadRow, Rejected
+from poundlock.secret import resolve_all
 from poundlock.sinks.kafka.branches import transactional_id
 from poundlock.sinks.kafka.producer import ArrowProducer
 from poundlock.sinks.kafka.settings import DEFAULTS
@@ -32,7 +33,7 @@ class KafkaWriter(Writer):
         self._began_at = time.time()
         self._largest = None
         if branch.tolerant:
-            self._largest = int((DEFAULTS | sink.settings)["message.max.bytes"])
+            self._largest = int((DEFAULTS | resolve_all(sink.settings))["message.max.bytes"])
         exact = sink.semantic is Semantic.EXACTLY_ONCE
         settings = dict(sink.settings)
         if exact:

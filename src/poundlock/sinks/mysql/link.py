@@ -7,6 +7,7 @@ a server requests it; no server gets a password by asking for it, see `tls`.
 from __future__ import annotations
 
 import contextlib
+import re
 import ssl
 import struct
 import threading
@@ -44,6 +45,8 @@ _OF_MARIADB = (
 _OF_MYSQL = "max_execution_time=0"
 _CHUNK = 1 << 19  # bytes of a load in one packet: below any sensible max_allowed_packet
 
+_QUOTED = re.compile("`(?:[^`]|``)*`")
+
 # MariaDB's protocol: two commands, the bit that says MySQL, and the bits for bulks.
 _PREPARE, _BULK_EXECUTE = 0x16, 0xFA
 _MYSQL, _BULKS, _WITH_TYPES = 1, 1 << 2, 128
@@ -78,7 +81,7 @@ class Link(Connection):
 
     def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
         with self.cursor() as cursor:
-            cursor.execute(statement, values or None)
+            cursor.execute(*_formatted(statement, values))
             return list(cursor.fetchall())
 
     run_alone = run
@@ -86,7 +89,7 @@ class Link(Connection):
     def change(self, statement: str, values: Sequence[Any] = ()) -> int:
         """Run a statement. Return how many rows it affected."""
         with self.cursor() as cursor:
-            return cursor.execute(statement, values or None)
+            return cursor.execute(*_formatted(statement, values))
 
     @contextlib.contextmanager
     def transaction(self) -> Generator[None]:
@@ -201,6 +204,16 @@ class Link(Connection):
     def warnings(self) -> int:
         """The number of warnings of the last statement."""
         return self._result.warning_count if self._result is not None else 0
+
+
+def _formatted(statement: str, values: Sequence[Any]) -> tuple[str, Sequence[Any] | None]:
+    """Return a statement for the driver, which formats it only if there are values.
+
+    A quoted name may contain a percent sign, and is no place for a value.
+    """
+    if not values:
+        return statement, None
+    return _QUOTED.sub(lambda name: name[0].replace("%", "%%"), statement), values
 
 
 def _offers_bulks(greeting: bytes) -> bool:
