@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from poundlock.core.model import Branch, Fingerprint, Namespace, Transaction
 from poundlock.core.participant import PreparedBranch, Writer
-from poundlock.errors import BadRow, Rejected, Unavailable
+from poundlock.errors import BadRow, OutOfTime, Rejected, Unavailable
 from poundlock.sinks.memory import Memory, MemorySystem, MemoryWriter
 from poundlock.spark.failures import TaskFailed, failed_task_error
 from poundlock.spark.pipeline.sinktask import SinkTask
@@ -154,6 +155,37 @@ def test_a_system_that_is_away_fails_the_task_unless_it_may_run_once(
     assert isinstance(error, Unavailable)
     assert error.args == ("no route to the host\n\tconnection {refused}",)
     assert (error.sink, error.transaction) == ("out", str(TRANSACTION))
+
+
+def test_a_task_that_is_out_of_time_ends_at_once_with_the_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = Mock(
+        stageId=lambda: 0, partitionId=lambda: 0, taskAttemptId=lambda: 0, attemptNumber=lambda: 0
+    )
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: context)
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    sink = Memory("out", MemorySystem(), clock=lambda: now[0])
+    sink.time_out_s = 60.0
+    rows, hashes = columns([1, 2])
+    batch = pa.RecordBatch.from_arrays([rows, hashes], names=["rows0", "hash0"])
+    read: list[float] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for _ in range(100):
+            read.append(now[0])
+            yield batch
+            now[0] += 20
+
+    task = WriteTask([sink], {}, TRANSACTION, frozenset({"out"}), least_time_left_s=10.0)
+    votes = [vote for answer in task(batches()) for vote in answer.column(0).to_pylist()]
+    with pytest.raises(OutOfTime) as caught:
+        read_votes(votes)
+    assert "has taken 60 s for 8 rows so far" in str(caught.value)
+    assert "may stay open for 60 s, of which a commit may need 10 s" in str(caught.value)
+    assert (caught.value.sink, caught.value.transaction) == ("out", str(TRANSACTION))
+    assert len(read) == 4 and sink.server.branches == {}, "the rest is not read"
 
 
 def test_bad_rows_are_written_as_dead_letters_in_their_own_branch(picky: Picky) -> None:

@@ -23,6 +23,19 @@ def check_time_left(receipts: Iterable[Receipt], now: float, least_s: float) -> 
             )
 
 
+def check_task(lifetime: tuple[float, float] | None, rows: int, now: float, least_s: float) -> None:
+    """Raise `OutOfTime` if the branch that a task is writing can no longer be committed in time."""
+    if lifetime is None:
+        return
+    began_at, expires_at = lifetime
+    if expires_at - now < least_s:
+        raise OutOfTime(
+            f"the task has taken {now - began_at:.0f} s for {rows} rows so far, and is not done. Its "
+            f"transaction may stay open for {expires_at - began_at:.0f} s, of which a commit may need "
+            f"{least_s:.0f} s. Make batches smaller or the sink's transaction time-out longer"
+        )
+
+
 class ExpiryWarnings:
     """Warns once when a half, and once when four fifths, of a decided branch's time is over."""
 

@@ -87,6 +87,10 @@ class Writer(ABC):
     def abort(self) -> None:
         """Abort the branch if that is possible in the task. Never raises."""
 
+    def lifetime(self) -> tuple[float, float] | None:
+        """Return when the branch was opened and when its system aborts it, None if it never does."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedBranch:

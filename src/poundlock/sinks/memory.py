@@ -176,5 +176,9 @@ class MemoryWriter(Writer):
         )
         return PreparedBranch(branch_id, {}, began_at=self._began_at, expires_at=ends)
 
+    def lifetime(self) -> tuple[float, float] | None:
+        time_out = self._sink.time_out_s
+        return None if time_out is None else (self._began_at, self._began_at + time_out)
+
     def abort(self) -> None:
         self._rows.clear()

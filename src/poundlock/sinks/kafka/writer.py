@@ -74,6 +74,11 @@ class KafkaWriter(Writer):
         for name in topics.unique().to_pylist():
             self._send(name, rows.filter(pc.field("topic") == name))
 
+    def lifetime(self) -> tuple[float, float] | None:
+        exact = self._sink.semantic is Semantic.EXACTLY_ONCE
+        expires_at = self._sink.expiry(self._began_at) if exact else None
+        return None if expires_at is None else (self._began_at, expires_at)
+
     def _refuse_large(self, rows: pa.RecordBatch, largest: int) -> None:
         """Find the rows that librdkafka would refuse, before any row is sent."""
         sizes = np.full(len(rows), _MESSAGE_OVERHEAD, dtype=np.int64)

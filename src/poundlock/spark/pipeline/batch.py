@@ -53,6 +53,7 @@ class Batches:
     observe: Callable[[Step, Mapping[str, object]], None]
     gate: Gate
     at_most_once: bool = False  # no task may run a second time
+    least_time_left_s: float = 0  # that a branch must have left at the decision
     _bound: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
 
@@ -133,6 +134,7 @@ class Batches:
                 source.branch(offsets) for source, offsets in ends if source.transactional
             ],
             at_most_once=self.at_most_once,
+            least_time_left_s=self.least_time_left_s,
         )
         before = self.checkpoint.planned(batch - 1)
         self.coordinator.run(

@@ -89,6 +89,7 @@ def build_batches(
         observe=observe,
         gate=gate,
         at_most_once=at_most_once,
+        least_time_left_s=settings.least_time_left_s,
     )
 
 

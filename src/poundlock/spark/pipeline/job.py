@@ -50,6 +50,7 @@ class SparkJob:
     prepare_timeout_s: float | None = None
     driver_branches: Sequence[DriverBranch] = ()
     at_most_once: bool = False
+    least_time_left_s: float = 0
 
     def write(
         self,
@@ -68,6 +69,7 @@ class SparkJob:
             sinks.union(senders),
             held_ids,
             self.at_most_once,
+            self.least_time_left_s,
         )
         receipts, totals, settled = self._run(task)
         for branch in self.driver_branches:

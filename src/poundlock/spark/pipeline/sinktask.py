@@ -9,6 +9,7 @@ import base64
 import datetime
 import decimal
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from poundlock.core.expiry import check_task
 from poundlock.core.model import Branch, Fingerprint, Receipt
 from poundlock.core.participant import DEAD_LETTER, Participant, Writer
 from poundlock.errors import BadRow, error_context
@@ -102,6 +104,12 @@ class SinkTask:
             schema=_DEAD_LETTER,
         )
         self.dead_letters.receive(dead_letters, hashes)
+
+    def check_time(self, least_s: float) -> None:
+        """Raise `OutOfTime` if the open branch can no longer be committed in time."""
+        if self.writer is not None and self.branch is not None:
+            with error_context(sink=self.sink.name, transaction=self.branch.transaction):
+                check_task(self.writer.lifetime(), self.fingerprint.rows, time.time(), least_s)
 
     def receive(self, dead_letters: pa.RecordBatch, hashes: pa.Array) -> None:
         """Write another sink's dead letters. They are not `offered`: a drain does not find them."""

@@ -3,7 +3,8 @@
 Rules of this file:
 
 - There is no Python call per row.
-- The input is always read to its end, because Spark commits a query's state only then.
+- The input is read to its end, because Spark commits a query's state only then. Only a task that is
+  out of time ends at once: its batch will be aborted, with its state.
 - A no vote is returned as data. The driver gets the original error, and Spark does not run the task
   again. A system that does not answer (`Unavailable`) is no refusal: it fails the task, and Spark
   runs the task again, because another executor may reach the system.
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import PoundlockError, Rejected, Unavailable
+from poundlock.errors import OutOfTime, PoundlockError, Rejected, Unavailable
 from poundlock.spark.columns import hash_column, read_rows
 from poundlock.spark.failures import TaskFailed, error_from_json, error_to_json
 from poundlock.spark.pipeline.sinktask import SinkTask
@@ -44,6 +45,7 @@ class WriteTask:
     writing: frozenset[str] = frozenset()  # the others only compute their fingerprints
     held_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
     at_most_once: bool = False  # the task must not run a second time
+    least_time_left_s: float = 0  # that a branch must have left at the decision
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -65,8 +67,9 @@ class WriteTask:
                 raise
             if isinstance(error, Unavailable) and not self.at_most_once:
                 raise TaskFailed(error) from error
-            for _ in batches:
-                pass
+            if not isinstance(error, OutOfTime):  # the rest would take as long again
+                for _ in batches:
+                    pass
             votes = [encode_refusal(error)]
         origin = {"stage": context.stageId(), "attempt": context.attemptNumber()}
         columns = {name: [number] * len(votes) for name, number in origin.items()}
@@ -106,6 +109,8 @@ class WriteTask:
         for batch in batches:
             for index, sink_task in enumerate(routed):
                 sink_task.take(read_rows(batch, index), batch.column(hash_column(index)))
+            for sink_task in sink_tasks:
+                sink_task.check_time(self.least_time_left_s)
         # Prepare only when every sink has all its rows: an error before that costs less.
         receipts = [sink_task.prepare() for sink_task in sink_tasks]
         return [
