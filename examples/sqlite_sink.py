@@ -141,6 +141,12 @@ class SqliteTable(Participant):
         mine = [name for name in names if name and (name.namespace, name.sink) == ours]
         return state.first_unexplained(self.name, ((name.batch, str(name)) for name in mine))
 
+    def newest_batch(self, namespace: Namespace) -> int | None:
+        names = (parse_name(name) for name, word in self._branches() if word == "committed")
+        ours = (namespace, self.name)
+        mine = [it.batch for it in names if it and (it.namespace, it.sink) == ours]
+        return max(mine, default=None)
+
     def logs_of(self, pipeline: str) -> frozenset[str]:
         names = (parse_name(name) for name, word in self._branches() if word == "committed")
         ours = (pipeline, self.name)

@@ -37,6 +37,7 @@ def keyed(values: Sequence[bytes], keys: Sequence[bytes | None] = ()) -> pa.Reco
 
 class KafkaSubject(Subject):
     has_place = True
+    remembers = False  # an id has an epoch, but no batch
     prunes = False  # the witness is the record in the topic
 
     def __init__(self, cluster: kafka.Cluster):

@@ -31,6 +31,7 @@ FRAME = {"number": "bigint"}
 
 
 class OpenSearchSubject(Subject):
+    remembers = False  # what was sent is known only beside the log
     finds_without_server = True  # open branches are stored beside the log
 
     def __init__(self, server: opensearch.Node, directory: Path):

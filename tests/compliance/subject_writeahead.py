@@ -51,6 +51,7 @@ class Append:
 
 
 class WriteAheadSubject(Subject):
+    remembers = False  # what was sent is known only beside the log
     has_server = False
 
     def __init__(self, directory: Path):

@@ -513,6 +513,36 @@ def test_a_driver_that_decides_during_a_take_over_is_no_proof_of_an_older_log() 
     assert len(asked) == 2 and max(other.state.batches) == 1
 
 
+def test_a_system_restored_to_an_older_state_is_refused_until_its_loss_is_accepted() -> None:
+    bench = Bench()
+    bench.run(0)
+    server = bench.sinks["a"].server
+    backup = dict(server.branches)
+    bench.run(1)
+    server.branches.clear()
+    server.branches.update(backup)
+    written = dict(bench.records)
+    with pytest.raises(LogMismatch, match=r"finished batch 1, .* has is 0: the system") as caught:
+        bench.restart()
+    assert caught.value.sink == "a"
+    assert "--batch 1 --sink a --accept-loss" in str(caught.value)
+    assert bench.records == written
+    log = MemoryLog(bench.records)
+    log.load()
+    log.append(OperatorDecided(1, OperatorDecision.ACCEPT_LOSS, ("a",), by="operator"))
+    bench.restart()
+    bench.run(2)
+    bench.restart()
+
+
+def test_a_system_that_knows_nothing_was_not_restored() -> None:
+    bench = Bench()
+    bench.run(0)
+    bench.sinks["a"].server.branches.clear()  # or the sink now writes to another system
+    bench.restart()
+    bench.run(1)
+
+
 def test_an_operator_who_accepted_a_loss_may_have_dropped_a_committed_branch() -> None:
     bench = Bench(("a",))
     bench.sinks["a"].answer = lambda receipt: BranchState.NO_WITNESS

@@ -305,6 +305,25 @@ class TestRestoresItAfterAFailure:
         foreign.apply(Generation(1, SIMILAR, "file:/log", None, "here"))
         assert sink.committed_beyond(foreign) is None
 
+    def test_the_newest_commit_shows_whether_the_system_was_restored(
+        self, subject: Subject, sink: Participant
+    ) -> None:
+        def newest() -> int | None:
+            return again(subject, sink).newest_batch(OURS)
+
+        assert newest() is None
+        for batch in (0, 1):
+            receipt = prepare(subject, sink, range(3 * batch, 3 * batch + 3), batch=batch)
+            assert newest() == (0 if subject.remembers and batch else None), "the branch is open"
+            assert commit(sink, [receipt]) == [DONE]
+            assert newest() == (batch if subject.remembers else None)
+        prepare(subject, sink, range(6, 9), batch=2)
+        assert abort(sink, sink.find(OURS)) == [LOST]
+        assert newest() == (1 if subject.remembers else None), "the branch was aborted"
+        sink.prune(OURS, 1)
+        assert newest() == (1 if subject.remembers else None), "the log still has batch 1"
+        assert again(subject, sink).newest_batch(SIMILAR) is None
+
     def test_each_log_of_a_pipeline_that_has_committed_is_remembered(
         self, subject: Subject, sink: Participant
     ) -> None:

@@ -23,6 +23,7 @@ class Subject(ABC):
     not_applicable: Mapping[str, str] = {}
     forgets_aborted = False  # the witness does not distinguish "aborted" from "never"; explain why
     prunes = True  # witnesses use space, and `prune` frees it
+    remembers = True  # `newest_batch` knows what the system committed last
     can_lose = True  # an operator or a time-out can undo a prepared branch
     has_place = False  # an open branch is in the way of others; see `Participant.open_place`
     finds_without_server = False  # `find` needs no server, because open branches are kept elsewhere

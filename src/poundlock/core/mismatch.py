@@ -52,6 +52,7 @@ def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
     for name, sink in sinks.items():
         evidence = _older_than(sink, log.state)
         if evidence is None:
+            _check_system_is_newest(log, sink)
             continue
         before = log.state
         if log.load() != before:
@@ -105,6 +106,23 @@ def _older_than(sink: Participant, state: LogState) -> tuple[str, str] | None:
             return f"seen generation {generation} of this pipeline", known
         beyond = sink.committed_beyond(state)
     return None if beyond is None else (f"committed {beyond}", "does not know it")
+
+
+def _check_system_is_newest(log: TransactionLog, sink: Participant) -> None:
+    """Check that a system still has the newest batch that the log has finished in it."""
+    assert log.state.generation is not None
+    finished = log.state.newest_finished(sink.name)
+    with error_context(sink=sink.name):
+        newest = None if finished is None else sink.newest_batch(log.state.generation.namespace)
+        if newest is None or finished is None or newest >= finished:
+            return
+        raise LogMismatch(
+            f"the log has finished batch {finished}, but the newest batch that the system has is "
+            f"{newest}: the system was restored to an older state, and has lost the rows since then. "
+            "Restore its newest state; or restore the log and the checkpoint to the same age as the "
+            "system, and the rows are written again; or accept the loss with 'poundlock txn commit "
+            f"--log {log.uri} --batch {finished} --sink {sink.name} --accept-loss'"
+        )
 
 
 def query_mismatch(recorded: str, found: str) -> LogMismatch:

@@ -280,6 +280,14 @@ class Participant(ABC):
         """
         return None
 
+    def newest_batch(self, namespace: Namespace) -> int | None:
+        """Return the newest batch that this system has committed for this sink. None if not known.
+
+        If the log has finished a newer one, the system was restored to an older state. Tombstones and
+        open branches do not count.
+        """
+        return None
+
     def logs_of(self, pipeline: str) -> frozenset[str]:
         """Return the identities of all logs of this pipeline that have committed to this sink.
 

@@ -258,6 +258,20 @@ class LogState:
                 return f"branch {id_} of batch {batch}"
         return None
 
+    def newest_finished(self, sink: str) -> int | None:
+        """Return the newest finished batch that committed branches in this sink, None if none did.
+
+        A batch whose loss in the sink an operator has accepted does not count.
+        """
+        batches = {use.batch for use in self._uses.get(sink, {}).values()}
+        finished = (
+            number
+            for number in batches
+            if self.batches[number].stage is Stage.FINISHED
+            and not self.batches[number].accepts_loss(sink)
+        )
+        return max(finished, default=None)
+
     def was_let_go(self, stray: Stray) -> bool:
         """Return whether an operator accepted the loss of this open branch."""
         use = self._let_go.get((stray.sink, stray.id))

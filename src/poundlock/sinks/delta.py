@@ -22,7 +22,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 
 from poundlock import errors
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
@@ -380,10 +379,7 @@ class Delta(StoredBranches):
         )
 
     def _has_intents(self) -> bool:
-        system, root = open_filesystem(self.row_store.uri)
-        with reachable(self.row_store.uri):
-            there = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
-        return any(entry.base_name.endswith(".intent") for entry in there)
+        return any(file.endswith(".intent") for file in self.row_store.list_files())
 
     def _intents(self, batch: _Batch) -> list[list[str]]:
         system, root = open_filesystem(self.row_store.uri)
@@ -399,10 +395,14 @@ class Delta(StoredBranches):
     def committed_beyond(self, state: LogState) -> str | None:
         """Look also at the table. The stored rows are kept beside the log, and restored with it."""
         assert state.generation is not None
-        version = self._transactions().get(self._app_id(state.generation.namespace))
-        if version.isDefined() and not state.explains(self.name, batch := version.get() // _WRITES):
+        batch = self.newest_batch(state.generation.namespace)
+        if batch is not None and not state.explains(self.name, batch):
             return f"rows of batch {batch}"
         return super().committed_beyond(state)
+
+    def newest_batch(self, namespace: Namespace) -> int | None:
+        version = self._transactions().get(self._app_id(namespace))
+        return version.get() // _WRITES if version.isDefined() else None
 
     def logs_of(self, pipeline: str) -> frozenset[str]:
         apps = str(self._transactions().keys().mkString("\n"))

@@ -134,6 +134,16 @@ class Memory(Participant):
         )
         return state.first_unexplained(self.name, committed)
 
+    def newest_batch(self, namespace: Namespace) -> int | None:
+        committed = (
+            held.batch
+            for id_, held in self.server.branches.items()
+            if held.namespace == namespace
+            and held.state is BranchState.COMMITTED
+            and id_.split("/")[1] == self.name
+        )
+        return None if self.server.forgets else max(committed, default=None)
+
     def logs_of(self, pipeline: str) -> frozenset[str]:
         if self.server.forgets:
             return frozenset()

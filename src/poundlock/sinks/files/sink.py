@@ -284,6 +284,10 @@ class Files(Participant):
         names = self.branches.list_committed(state.generation.namespace, self.name)
         return state.first_unexplained(self.name, ((name.batch, str(name)) for name in names))
 
+    def newest_batch(self, namespace: Namespace) -> int | None:
+        names = self.branches.list_committed(namespace, self.name)
+        return max((name.batch for name in names), default=None)
+
     def logs_of(self, pipeline: str) -> frozenset[str]:
         return self.branches.logs_of(pipeline, self.name)
 

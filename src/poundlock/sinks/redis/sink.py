@@ -222,6 +222,9 @@ class Redis(Participant):
         names = self.branches.list_committed(state.generation.namespace)
         return state.first_unexplained(self.name, ((name.batch, str(name)) for name in names))
 
+    def newest_batch(self, namespace: Namespace) -> int | None:
+        return max((it.batch for it in self.branches.list_committed(namespace)), default=None)
+
     def logs_of(self, pipeline: str) -> frozenset[str]:
         return self.branches.logs_of(pipeline)
 

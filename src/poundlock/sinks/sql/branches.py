@@ -81,6 +81,10 @@ class SqlSink(Participant):
         with self.lend() as link:
             return self.witness.committed_beyond(link, state)
 
+    def newest_batch(self, namespace: Namespace) -> int | None:
+        with self.lend() as link:
+            return self.witness.newest_batch(link, namespace)
+
     def logs_of(self, pipeline: str) -> frozenset[str]:
         with self.lend() as link:
             return self.witness.logs_of(link, pipeline)

@@ -288,6 +288,17 @@ class Witness:
                 return beyond
         return None
 
+    def newest_batch(self, link: Link, namespace: Namespace) -> int | None:
+        """Return this sink's newest batch with a branch that the table calls committed."""
+        mark = link.dialect.mark
+        found = self._query(
+            link,
+            f"SELECT MAX(batch) FROM {self.table} WHERE {_WHOSE.format(mark)} AND sink = {mark} "
+            "AND state = 'committed'",
+            [namespace.pipeline, namespace.identity, self.sink],
+        )
+        return None if not found or found[0][0] is None else int(found[0][0])
+
     def logs_of(self, link: Link, pipeline: str) -> frozenset[str]:
         """Return the identities of the pipeline's logs of which this sink has committed branches."""
         mark = link.dialect.mark
