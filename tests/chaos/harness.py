@@ -45,7 +45,7 @@ import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -254,11 +254,17 @@ class Chaos:
     def checkpoint(self, pipeline: str) -> Path:
         return self.directory / "checkpoints" / pipeline
 
-    def feed(self, pipeline: str) -> None:
-        """Write the whole input. The number of a row determines its partition."""
+    def grow(self, pipeline: str, rows: int) -> None:
+        """Add rows to the input, for drivers that wait for more."""
+        before = self.queries[pipeline]
+        self.queries[pipeline] = replace(before, rows=before.rows + rows)
+        self.feed(pipeline, before.rows)
+
+    def feed(self, pipeline: str, start: int = 0) -> None:
+        """Write the whole input, or its end. The number of a row determines its partition."""
         query = self.queries[pipeline]
         producer = Producer(quiet(self.servers) | {"acks": "all"})
-        for row in make_rows(query.rows):
+        for row in make_rows(query.rows)[start:]:
             producer.produce(
                 self.source(pipeline), value=row.line(), partition=row.i % query.partitions
             )

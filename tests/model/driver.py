@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from poundlock.core.coordinator import Coordinator
+from poundlock.core.owner import LOOK_EVERY_S
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.core.surroundings import Settings
@@ -44,6 +45,8 @@ class Driver:
         self.dead = self.ended = self.hurt = self.stopping = False
         self.error: BaseException | None = None
         self.batch = -1
+        self.generation = 0  # set when it has taken over
+        self.idle = False
         self.waited = 0
         self.outage = 0
         self.runs = Runs(world.runs)
@@ -97,7 +100,12 @@ class Driver:
             sleep=self._sleep,
         )
         checkpoint = world.checkpoint
-        self._patiently(lambda: coordinator.take_over(OURS, query=self._metadata, owner=self.name))
+        self._patiently(
+            lambda: coordinator.take_over(
+                OURS, query=self._metadata, owner=self.name, has_ended=self._has_ended
+            )
+        )
+        self.generation = coordinator.generation.number
         query = self._spark("metadata", checkpoint.start)
         self._patiently(lambda: coordinator.bind(query))
         first = checkpoint.next_batch()
@@ -107,6 +115,7 @@ class Driver:
             if batch == first and batch in checkpoint.offsets:
                 rows = checkpoint.offsets[batch]  # a replay
             else:
+                self._await_rows()
                 rows = planned = world.planned(batch, rows[1], self)
                 self._spark("offsets", lambda b=batch, p=planned: checkpoint.plan(b, p))
             self._batch(coordinator, batch, rows, sinks)
@@ -129,6 +138,33 @@ class Driver:
         kept = (job.kept or {}) if world.config.stateful else None
         world.oracle.spark_committed(batch, kept)
         self._spark("commits", lambda: checkpoint.commit(batch))
+
+    def _await_rows(self) -> None:
+        """Be idle until there are rows. Whoever replaces this driver must wait until it has noticed.
+
+        Unless it was asleep before, and has only just become idle.
+        """
+        late = self._is_replaced()
+        self.idle = True
+        self._gate("idle")
+        self.idle = False
+        goes_on = self._is_replaced() and not late
+        self.world.oracle.require(not goes_on, "an idle driver goes on beside its successor")
+
+    def _is_replaced(self) -> bool:
+        """Return whether the next driver has taken over, and has not only begun to."""
+        return any(driver.generation == self.generation + 1 for driver in self.world.drivers)
+
+    def _has_ended(self, owner: str) -> bool:
+        named = [driver for driver in self.world.drivers if driver.name == owner]
+        return all(driver is self or driver.ended or driver.dead for driver in named)
+
+    def _let_others_look(self) -> None:
+        """Idle drivers look into the log at intervals, and stop when they were replaced."""
+        for driver in self.world.drivers:
+            if driver.idle and 0 < driver.generation < self.world.oracle.owner:
+                driver.dead = True
+                self.world.oracle.count("idle driver stopped")
 
     def _metadata(self) -> str | None:
         return self._spark("metadata", lambda: self.world.checkpoint.query)
@@ -157,6 +193,8 @@ class Driver:
     def _sleep(self, seconds: float) -> None:
         self._gate("sleep")
         self.world.pass_time(seconds)
+        if seconds >= LOOK_EVERY_S:
+            self._let_others_look()
         if self.world.gone or self.world.stuck:
             self.waited += 1
             self.stopping = self.waited > PATIENCE

@@ -168,6 +168,14 @@ def woken_in_compaction() -> Iterator[Schedule]:
                 yield Schedule(config, (pause, Fault("switch", deleted, "del", arg=1)))
 
 
+def replaced_while_idle() -> Iterator[Schedule]:
+    """A driver waits for rows; another takes over, and both want to plan the next batch."""
+    for config in (PLAIN, REMOTE, SWALLOWING, STATEFUL):
+        for nth in range(effects(config).count("idle")):
+            back = Fault("switch", 0, "offsets", arg=1)
+            yield Schedule(config, (Fault("switch", nth, "idle"), back))
+
+
 def refused_deletes() -> Iterator[Schedule]:
     """Compaction cannot delete a record; then a driver wakes that was paused before a record."""
     logs = (("file", "link"), ("remote", "put"))
@@ -312,6 +320,7 @@ FAMILIES = (
     replays_that_differ,
     exchanged_sinks,
     woken_in_compaction,
+    replaced_while_idle,
     refused_deletes,
     crowded_logs,
     tampered_checkpoints,

@@ -41,7 +41,7 @@ DRIVER_EFFECTS = (
     "sleep",
     "step",
 )
-SPARK_EFFECTS = ("metadata", "offsets", "commits")
+SPARK_EFFECTS = ("metadata", "idle", "offsets", "commits")
 
 
 @dataclass(frozen=True)

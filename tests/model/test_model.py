@@ -35,6 +35,7 @@ INTERESTING = (
     "driver woke when all was over",
     "former sink refused",
     "duplicate",
+    "idle driver stopped",
     "interrupt_after",
     "late request arrived",
     "lose_answer",

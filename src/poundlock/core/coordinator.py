@@ -41,6 +41,7 @@ from poundlock.core.model import (
     Transaction,
 )
 from poundlock.core.operator_decisions import changed_replay, unrepairable_loss
+from poundlock.core.owner import NOTICED_AFTER_S
 from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import LogState, Mismatch, Stage, Step, compare, enter, match_lost
 from poundlock.core.surroundings import Settings, Surroundings
@@ -110,14 +111,18 @@ class Coordinator:
         query: Callable[[], str | None],
         owner: str,
         abandoned: Set[str] = frozenset(),
+        has_ended: Callable[[str], bool] = lambda owner: True,
     ) -> None:
         """Become the owner, finish what is decided, and sweep the rest.
 
         `query` reads Spark's query id from the checkpoint; None if there is no checkpoint yet.
-        `abandoned` are the identities of logs that a new one may follow. Lost branches of a decided
-        batch are left to `run`, which has the rows to repair them.
+        `abandoned` are the identities of logs that a new one may follow. `has_ended` says whether the
+        owner before is known to run no more. Lost branches of a decided batch are left to `run`, which
+        has the rows to repair them.
         """
-        self._append_generation(pipeline, query, owner, abandoned)
+        before = self._append_generation(pipeline, query, owner, abandoned)
+        if before is not None:
+            self._await_end_of(before, has_ended)
         self.log.drop_unpublished()
         self._around.report(Step.TOOK_OVER, generation=self.generation.number)
         with self._prefer_fenced():
@@ -130,7 +135,8 @@ class Coordinator:
 
     def _append_generation(
         self, pipeline: str, query: Callable[[], str | None], owner: str, abandoned: Set[str]
-    ) -> None:
+    ) -> Generation | None:
+        """Append the next generation. Return the one before."""
         for last_try in (False, False, False, True):
             state = self.log.load()
             found = query()  # read after the log: a checkpoint that the log knows must exist by now
@@ -151,13 +157,35 @@ class Coordinator:
             self._around.report(Step.TAKING_OVER, generation=number)
             try:
                 self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
-                return
+                return before
             except Fenced:
                 # The previous driver is still alive and appended at the same moment. Read the log
                 # again and replace it. The tries are limited, so that two drivers that start
                 # together do not replace each other for ever.
                 if last_try:
                     raise
+        raise AssertionError("the last try returns or raises")
+
+    def _await_end_of(self, before: Generation, has_ended: Callable[[str], bool]) -> None:
+        """Wait until the driver before has noticed that it was replaced, if it may still run.
+
+        Spark's checkpoint has no owner. If two drivers plan the same batch, Spark stops one of them,
+        perhaps this one. An idle driver looks into the log at intervals, and stops.
+        """
+        ends = self._around.clock() + NOTICED_AFTER_S
+
+        def attempt() -> str | None:
+            if has_ended(before.owner) or self._around.clock() >= ends:
+                return None
+            return (
+                f"took over from driver {before.owner} (generation {before.number}), which may still "
+                f"run: waiting until it has stopped, for {NOTICED_AFTER_S:.0f} s at most"
+            )
+
+        def give_up(problem: str) -> PoundlockError:
+            return Unavailable(f"stopped before the first batch: {problem}")
+
+        self._around.retry(attempt, give_up)
 
     def _new_namespace(self, pipeline: str) -> Namespace:
         return Namespace.new(pipeline, self._around.clock(), secrets.randbits(32))

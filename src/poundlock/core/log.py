@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from poundlock.core.encoding import BranchIds, branch_ids, record_from_json, record_to_json
-from poundlock.core.model import Compacted, Decided, Finished, Record
+from poundlock.core.model import Compacted, Decided, Finished, Generation, Record
 from poundlock.core.protocol import LogState
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 
@@ -363,9 +363,20 @@ class TransactionLog(ABC):
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"another driver wrote record {self._next} of the log at {self.uri} and owns the pipeline "
-            "now. This driver stopped and committed nothing more. Run only one driver per pipeline"
+            f"{self._successor()} (record {self._next} of the log at {self.uri}). This driver stopped "
+            "and committed nothing more. Run only one driver per pipeline"
         )
+
+    def _successor(self) -> str:
+        """Say who has written the next record, as far as that can be read."""
+        with contextlib.suppress(OSError, Unavailable, LogCorrupt):
+            data = self._read(self._next)
+            entry = Entry.decode(self._next, data, self.uri) if data else None
+            if entry is not None and isinstance(entry.record, Generation):
+                began = time.strftime("%Y-%m-%d at %H:%M:%S UTC", time.gmtime(entry.at))
+                number, owner = entry.record.number, entry.record.owner
+                return f"driver {owner} took over the pipeline on {began}, as generation {number}"
+        return "another driver, or an operator, has written to the log since"
 
     def _apply(self, entry: Entry) -> None:
         self.state.apply(entry.record, entry.unread)

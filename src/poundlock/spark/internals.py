@@ -150,6 +150,9 @@ class RunningQuery:
         except (Py4JError, OSError):
             return False  # the JVM has ended, and the query with it
 
+    def stop(self) -> None:
+        self._java.stop()
+
     def wait(self, milliseconds: int) -> bool:
         """Wait until the query's thread has ended. Return whether it has, with or without an error."""
         try:

@@ -296,6 +296,11 @@ def tombstones_accuse(patch: Patch) -> None:
     patch.setattr(Database, "committed_beyond", beyond)
 
 
+@mutant(families.replaced_while_idle, "a take-over does not wait for an idle driver to notice")
+def takes_over_at_once(patch: Patch) -> None:
+    patch.setattr(Coordinator, "_await_end_of", lambda self, before, has_ended: None)
+
+
 @mutant(families.deleted_together, "the systems are not asked for earlier logs when a log is new")
 def new_log_accepted(patch: Patch) -> None:
     patch.setattr(coordinating, "is_first", lambda log, sinks, pipeline, abandoned: True)

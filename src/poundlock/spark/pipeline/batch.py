@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +11,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame
 
 from poundlock.core.coordinator import Coordinator
+from poundlock.core.owner import has_ended, this_process
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.errors import LogMismatch, PoundlockError, Unavailable
@@ -56,6 +56,9 @@ class Batches:
     least_time_left_s: float = 0  # that a branch must have left at the decision
     _bound: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
+    # The log is not thread-safe: nobody looks into it while a batch runs, or after the close began.
+    _busy: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _looking: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def take_over(
         self, *, adopt: bool = False, first: bool = False, abandoned: Set[str] = frozenset()
@@ -80,19 +83,39 @@ class Batches:
                 "new checkpoint location. If the checkpoint's query never ran with Poundlock, set "
                 "adopt_checkpoint=True: its last batch may be written again"
             )
-        owner = f"{socket.gethostname()}:{os.getpid()}"
         self.coordinator.take_over(
-            self.name, query=self.checkpoint.query, owner=owner, abandoned=abandoned
+            self.name,
+            query=self.checkpoint.query,
+            owner=this_process(),
+            abandoned=abandoned,
+            has_ended=has_ended,
         )
+
+    def look(self) -> None:
+        """Raise `Fenced` if another driver has taken over. A batch that runs finds out by itself."""
+        if not self._busy.acquire(blocking=False):
+            return
+        try:
+            with self._looking:
+                if not self._closed:
+                    self.coordinator.log.ensure_owned()
+        finally:
+            self._busy.release()
+
+    def ensure_owned(self) -> None:
+        """Raise `Fenced` if another driver has taken over. No batch may be running."""
+        with self._looking:
+            self.coordinator.log.ensure_owned()
 
     def close(self, *, sweep: bool) -> None:
         """Abort the branches of failed attempts, and close the driver's connections.
 
         Kafka's readers see nothing after an open branch, and the next start may be a long time away.
         """
-        if self._closed:
-            return
-        self._closed = True
+        with self._looking:
+            if self._closed:
+                return
+            self._closed = True
         try:
             if sweep:
                 self.coordinator.end()
@@ -109,7 +132,8 @@ class Batches:
         error: BaseException | None = None
         try:
             self.gate.enter(frame, batch)
-            self._run(frame, batch)
+            with self._busy:
+                self._run(frame, batch)
         except BaseException as problem:
             error = problem
             raise

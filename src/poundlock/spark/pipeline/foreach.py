@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from poundlock.core.surroundings import Settings
-from poundlock.errors import InDoubt, Rejected, Unavailable, UsageError
+from poundlock.errors import Fenced, InDoubt, PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.spark import internals
 from poundlock.spark.internals import RunningQuery, StoppedBySpark
 from poundlock.spark.pipeline.batch import Batches
@@ -92,8 +92,21 @@ class QueryRun:
 
     def _close_at_end(self) -> None:
         while not self.query.wait(_POLL_MS):
-            pass
+            fenced = self._look()
+            if fenced is not None:
+                logger.error("%s: %s", self.batches.name, fenced)
+                self._error = fenced
+                self.query.stop()
         self.close(sweep=True)
+
+    def _look(self) -> Fenced | None:
+        try:
+            self.batches.look()
+        except Fenced as fenced:
+            return fenced
+        except PoundlockError:
+            pass  # it is unknown: the next look may tell
+        return None
 
     def _close_at_exit(self) -> None:
         if self.query.wait(1):  # a batch that still runs would lose its branches to the sweep

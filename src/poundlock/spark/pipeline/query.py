@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,14 @@ from pyspark.sql import DataFrame
 from poundlock.errors import Fenced, PoundlockError
 from poundlock.spark.failures import operator_error
 from poundlock.spark.internals import sleep_in_stream_thread
+from poundlock.spark.pipeline.lookout import Lookout
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from poundlock.spark.pipeline.batch import Batches
+
+logger = logging.getLogger("poundlock")
 
 _POLL_S = 0.02
 _HOLD_MS = 24 * 3600 * 1000
@@ -35,10 +39,25 @@ class Query:
         self._in_hand = threading.Event()
         self._held = threading.Event()  # a batch waits in `enter` until Spark stops the query
         self.error: BaseException | None = None
+        self._lookout: Lookout | None = None
 
     def started(self, query: StreamingQuery, batches: Batches) -> None:
         """Set Spark's query after it has started."""
         self._spark, self._batches = query, batches
+        self._lookout = Lookout(self._name, self._look, self._replaced)
+        self._lookout.start()
+
+    def _look(self) -> None:
+        if self._batches is not None and self.spark_query.isActive:
+            self._batches.look()
+
+    def _replaced(self, fenced: Fenced) -> None:
+        logger.error("%s: %s", self._name, fenced)
+        self.error = fenced
+        self._asked.set()
+        self._now.set()
+        self.spark_query.stop()
+        self._close()
 
     @property
     def spark_query(self) -> StreamingQuery:
@@ -104,6 +123,7 @@ class Query:
             raise self._reason(wrapped) from wrapped
         if ended:
             self._close()
+            self._raise_if_replaced()
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 (Spark's name)
@@ -112,6 +132,12 @@ class Query:
             self.spark_query.processAllAvailable()
         except StreamingQueryException as wrapped:
             raise self._reason(wrapped) from wrapped
+        self._raise_if_replaced()
+
+    def _raise_if_replaced(self) -> None:
+        """Raise the error that ended an idle query, which Spark takes for stopped."""
+        if isinstance(self.error, Fenced):
+            raise self.error
 
     def _reason(self, wrapped: StreamingQueryException) -> BaseException:
         """Return the Poundlock error that ended the query, or else Spark's."""
@@ -124,7 +150,7 @@ class Query:
         try:
             # Between two batches, Spark fails on a second driver's files before Poundlock sees them.
             if self._batches is not None:
-                self._batches.coordinator.log.ensure_owned()
+                self._batches.ensure_owned()
         except Fenced as fenced:
             return fenced
         except PoundlockError:
@@ -133,5 +159,7 @@ class Query:
 
     def _close(self) -> None:
         self._now.set()  # no batch may wait any longer
+        if self._lookout is not None:
+            self._lookout.end()
         if self._batches is not None:
             self._batches.close(sweep=self.error is None)
