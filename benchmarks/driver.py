@@ -8,6 +8,7 @@ part publishes a day of files through the manifest of the files sink.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import resource
 import shutil
@@ -27,7 +28,10 @@ from poundlock.core.model import Branch, Fingerprint, Namespace, Receipt, Stray,
 from poundlock.core.naming import name_of
 from poundlock.core.participant import Column, Commitment, Participant, Writer
 from poundlock.core.protocol import BranchState
+from poundlock.core.site import LocalSite
 from poundlock.core.sweep import sweep_once
+from poundlock.sinks.files.branches import branch_of
+from poundlock.sinks.files.manifest import DataFile, Manifest
 from poundlock.spark.pipeline.task import encode_vote, read_votes
 
 RESULTS = Path(__file__).parent / "results"
@@ -176,11 +180,53 @@ def start(kind: str, tasks: int, batches: int, directory: str) -> dict[str, Any]
     }
 
 
+def files(kind: str, tasks: int, batches: int, directory: str) -> dict[str, Any]:
+    """Start on a manifest that has grown for so many batches, and publish until the next compaction.
+
+    With a `kind` of "retention", what is older than an hour leaves the manifest.
+    """
+    site, place = LocalSite(directory), f"{directory}/out"
+    now_ms = int(time.time() * 1000)
+
+    def record(batch: int) -> Iterator[DataFile]:
+        transaction = Transaction(Namespace("measured", "0123456789abcdef0123"), 1, batch, 1)
+        written_ms = now_ms - (batches - batch) * SECONDS_A_BATCH * 1000
+        for task in range(tasks):
+            name = name_of(Branch(transaction, "out", task, batch * tasks + task))
+            yield DataFile.at(f"file://{place}", f"part-{name}-00000.parquet", 1, written_ms)
+
+    last = batches // 10 * 10 - 1
+    lines = (f"\n{file.line()}".encode() for batch in range(last + 1) for file in record(batch))
+    compacted = f"{place}/_spark_metadata/{last}.compact"
+    assert site.create(compacted, itertools.chain([b"v1"], lines))
+    before = _peak_mb()
+    manifest = Manifest(place, branch_of, 3600.0 if kind == "retention" else None)
+    began = time.perf_counter()
+    manifest.load()
+    loaded = time.perf_counter() - began
+    assert manifest.last == last
+    took = list[float]()
+    for batch in range(last + 1, last + 11):
+        began = time.perf_counter()
+        assert manifest.publish(list(record(batch)), site.create)
+        took.append(time.perf_counter() - began)
+    return {
+        "load_s": round(loaded, 2),
+        "publish_s": round(sorted(took)[5], 4),
+        "compact_s": round(took[-1], 2),
+        "manifest_mb": round(
+            Path(f"{place}/_spark_metadata/{last + 10}.compact").stat().st_size / 1e6, 1
+        ),
+        "peak_mb": _peak_mb(),
+        "peak_mb_before": before,
+    }
+
+
 def _peak_mb() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
 
 
-PARTS = {"run": run, "start": start}
+PARTS = {"run": run, "start": start, "files": files}
 
 
 def apart(part: str, *arguments: object) -> dict[str, Any]:
@@ -226,6 +272,15 @@ def main() -> None:
                 kind, tasks, chosen.batches, chosen.place
             )
             print(f"{kind}, {tasks} tasks: {found}", flush=True)
+    day = 24 * 3600 // SECONDS_A_BATCH
+    for kind in ("all", "retention"):
+        for batches in (day // 16, day // 4, day):
+            directory = tempfile.mkdtemp(dir=chosen.place)
+            found = apart("files", kind, FILES_A_BATCH, batches, directory)
+            shutil.rmtree(directory)
+            key = f"{batches} batches of {FILES_A_BATCH} files"
+            results.setdefault("manifest", {}).setdefault(kind, {})[key] = found
+            print(f"manifest, {kind}, {key}: {found}", flush=True)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "driver.json").write_text(json.dumps(results, indent=2) + "\n")
 

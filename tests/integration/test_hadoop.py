@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,8 +67,8 @@ class Careless(HadoopFiles):
     def delete(self, name: str) -> None:
         self.kept.pop(name, None)
 
-    def _write_and_rename(self, name: str, data: bytes) -> None:
-        self.kept[name] = data
+    def _write_and_rename(self, name: str, data: Iterable[bytes]) -> None:
+        self.kept[name] = b"".join(data)
 
 
 def test_a_file_system_that_lets_two_writers_win_is_refused() -> None:
@@ -78,8 +79,9 @@ def test_a_file_system_that_lets_two_writers_win_is_refused() -> None:
 class Refusing(Careless):
     """A file system that correctly refuses the second writer."""
 
-    def _write_and_rename(self, name: str, data: bytes) -> None:
-        if self.kept.setdefault(name, data) is not data:
+    def _write_and_rename(self, name: str, data: Iterable[bytes]) -> None:
+        mine = b"".join(data)
+        if self.kept.setdefault(name, mine) != mine:
             error = SimpleNamespace(_target_id="o1", _gateway_client=None, _pool=set[str]())
             raise Py4JJavaError("taken", error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class TestTwoDrivers:
         site, left = sink._site, [action]
 
         class Slow:
-            def create(self, uri: str, data: bytes) -> bool:
+            def create(self, uri: str, data: Iterable[bytes]) -> bool:
                 if left:
                     left.pop()()
                 return site.create(uri, data)  # type: ignore[union-attr]
@@ -49,7 +49,7 @@ class TestTwoDrivers:
         assert site is not None
 
         class Racing:
-            def create(self, uri: str, data: bytes) -> bool:
+            def create(self, uri: str, data: Iterable[bytes]) -> bool:
                 # This driver has looked. Now the other writes a tombstone, then each writes a record.
                 committing._site = site
                 outer.before_publishing(aborting, lambda: site.create(uri, data))

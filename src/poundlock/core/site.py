@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlparse
@@ -51,8 +51,11 @@ class Site(Protocol):
         """
         ...
 
-    def create(self, uri: str, data: bytes) -> bool:
-        """Publish a whole, durable file. Return False if it exists already. Raises `Unavailable`."""
+    def create(self, uri: str, data: Iterable[bytes]) -> bool:
+        """Publish a whole, durable file, given in pieces. Return False if it exists already.
+
+        Raises `Unavailable`.
+        """
         ...
 
 
@@ -69,7 +72,7 @@ class LocalSite:
     def spread(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         return [function(item) for item in items]
 
-    def create(self, uri: str, data: bytes) -> bool:
+    def create(self, uri: str, data: Iterable[bytes]) -> bool:
         return create_local(local(uri), data)
 
 
@@ -83,18 +86,18 @@ def local(uri: str) -> Path:
     return Path(parsed.path if parsed.scheme else uri)
 
 
-def create_local(path: Path, data: bytes) -> bool:
+def create_local(path: Path, data: Iterable[bytes]) -> bool:
     """Write, fsync, link, fsync the directory. Publishes the whole file, or nothing if it exists."""
     with reachable(str(path)):
         return _create(path, data)
 
 
-def _create(path: Path, data: bytes) -> bool:
+def _create(path: Path, data: Iterable[bytes]) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
         with open(descriptor, "wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         try:

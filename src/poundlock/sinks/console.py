@@ -65,8 +65,7 @@ class Console(StoredBranches):
         waiting = [r for r in receipts if states.get(r.id) is BranchState.PREPARED]
         if waiting:
             self._print(waiting)
-        for receipt in waiting:
-            self.row_store.settle(receipt.id, sent=True)
+        self.row_store.settle([receipt.id for receipt in waiting], sent=True)
         # The printed branches now count as sent. The base class does the rest.
         return super().commit(receipts)
 

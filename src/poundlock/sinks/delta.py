@@ -322,15 +322,13 @@ class Delta(StoredBranches):
                 if not any(states.get(name) is BranchState.ABORTED for name in members):
                     meant |= set(members)
                     self._execute(batch, write, members, states)
-            for name in set(names) - set(states) - meant:
-                self.row_store.settle(name, sent=False)
+            self.row_store.settle(set(names) - set(states) - meant, sent=False)
             waiting = [n for n in names if n not in meant and states.get(n) is BranchState.PREPARED]
             if not waiting:
                 return
             uri = f"{self.row_store.uri}/{batch.file(len(intents))}"
-            self._site.create(
-                uri, json.dumps(waiting).encode()
-            )  # by this driver or another: look again
+            # By this driver or another: look again.
+            self._site.create(uri, [json.dumps(waiting).encode()])
 
     def _execute(
         self, batch: _Batch, write: int, members: Sequence[str], states: Mapping[str, BranchState]
@@ -349,8 +347,7 @@ class Delta(StoredBranches):
                     sink=self.name,
                 )
             self._append(batch, write, members)
-        for name in members:
-            self.row_store.settle(name, sent=True)
+        self.row_store.settle(members, sent=True)
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
         with _translate_errors(f"{self.path} could not be written", self.name, decided=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -27,7 +27,7 @@ from poundlock.core.participant import Column, Participant, PreparedBranch, Writ
 from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import Site, reachable
 from poundlock.errors import InDoubt, PermanentlyRefused, PoundlockError, Unavailable, UsageError
-from poundlock.filesystem import open_filesystem, sync
+from poundlock.filesystem import in_parallel, open_filesystem, sync
 
 _UNFINISHED, _STORED, _SENT, _ABORTED = ".tmp", ".arrow", ".sent", ".aborted"
 _STATES = {
@@ -84,48 +84,53 @@ class RowStore:
             found = system.get_file_info(pafs.FileSelector(root, allow_not_found=True))
         return [entry.base_name for entry in found]
 
-    def settle(self, name: str, *, sent: bool) -> None:
-        """Write the witness, then delete the rows: in this order, or a crash could lose both."""
-        witness = f"{name}{_SENT if sent else _ABORTED}"
-        try:
-            self._put(witness)
-        except Unavailable:
-            if not self._rename(f"{name}{_STORED}", witness):
-                raise
-        self.drop(name)
+    def settle(self, names: Iterable[str], *, sent: bool) -> None:
+        """Write the witness of each branch, then delete its rows.
 
-    def _rename(self, old: str, new: str) -> bool:
+        In this order, or a crash could lose both. The branches are settled in parallel. All are tried.
+        """
+        system, root = self._open()
+
+        def settle(name: str) -> None:
+            witness = f"{name}{_SENT if sent else _ABORTED}"
+            try:
+                self._put(system, f"{root}/{witness}")
+            except Unavailable:
+                if not self._rename(system, f"{root}/{name}{_STORED}", f"{root}/{witness}"):
+                    raise
+            for file in _rows_of(name):
+                self._delete_one(system, f"{root}/{file}")
+
+        in_parallel(settle, names)
+
+    def _rename(self, system: Any, old: str, new: str) -> bool:
         """Rename the rows' file to the witness. On a full disk this needs no space.
 
         Without a witness, rows that were sent would be sent again and again. This works only on a local
         file system: the others copy a file to rename it.
         """
-        system, root = self._open()
         if not isinstance(system, pafs.LocalFileSystem):
             return False
         try:
             with reachable(self.uri):
-                system.move(f"{root}/{old}", f"{root}/{new}")
-                sync(system, f"{root}/{new}")
+                system.move(old, new)
+                sync(system, new)
         except FileNotFoundError:
             return False
         return True
 
-    def drop(self, name: str, *suffixes: str) -> None:
-        """Delete the rows of a branch, finished or not, or the files with these suffixes."""
-        self.delete(*(name + suffix for suffix in suffixes or (_STORED,)), f".{name}{_UNFINISHED}")
-
     def delete(self, *files: str) -> None:
         system, root = self._open()
-        for file in files:
-            with reachable(self.uri), contextlib.suppress(FileNotFoundError):
-                system.delete_file(f"{root}/{file}")
+        in_parallel(lambda file: self._delete_one(system, f"{root}/{file}"), files)
 
-    def _put(self, file: str) -> None:
-        system, root = self._open()
+    def _delete_one(self, system: Any, path: str) -> None:
+        with reachable(self.uri), contextlib.suppress(FileNotFoundError):
+            system.delete_file(path)
+
+    def _put(self, system: Any, path: str) -> None:
         with reachable(self.uri):
-            system.open_output_stream(f"{root}/{file}").close()
-            sync(system, f"{root}/{file}")
+            system.open_output_stream(path).close()
+            sync(system, path)
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system and the directory in it. Create the directory if it is missing."""
@@ -133,6 +138,11 @@ class RowStore:
         with reachable(self.uri):
             system.create_dir(root, recursive=True)
         return system, root
+
+
+def _rows_of(name: str) -> list[str]:
+    """Return the files of a branch's rows, finished and not."""
+    return [f"{name}{_STORED}", f".{name}{_UNFINISHED}"]
 
 
 class RowStoreWriter:
@@ -209,18 +219,17 @@ class StoredBranches(Participant):
         states = self.row_store.states()
         waiting = [r.id for r in receipts if states.get(r.id) is BranchState.PREPARED]
         answers = self._site.spread(partial(_send, self), waiting)
-        for name, error in zip(waiting, answers, strict=True):
-            if error is None:
-                self.row_store.settle(name, sent=True)
-                states[name] = BranchState.COMMITTED
+        sent = [name for name, error in zip(waiting, answers, strict=True) if error is None]
+        self.row_store.settle(sent, sent=True)
+        states |= dict.fromkeys(sent, BranchState.COMMITTED)
         failed = {name: it for name, it in zip(waiting, answers, strict=True) if it is not None}
         if failed:
             raise _first(failed)
-        for name in {r.id for r in receipts} - set(states):
-            # Someone deleted the rows. Whether they were sent is unknown. But a system that receives
-            # rows after the decision accepts repeats, so a replay may take their place.
-            self.row_store.settle(name, sent=False)
-            states[name] = BranchState.ABORTED
+        # Someone deleted the rows. Whether they were sent is unknown. But a system that receives rows
+        # after the decision accepts repeats, so a replay may take their place.
+        gone = {r.id for r in receipts} - set(states)
+        self.row_store.settle(gone, sent=False)
+        states |= dict.fromkeys(gone, BranchState.ABORTED)
         return [states[receipt.id] for receipt in receipts]
 
     def find(self, namespace: Namespace) -> list[Stray]:
@@ -235,10 +244,9 @@ class StoredBranches(Participant):
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         states = self.row_store.states()
-        for stray in strays:
-            if states.get(stray.id) is not BranchState.COMMITTED:
-                self.row_store.settle(stray.id, sent=False)
-                states[stray.id] = BranchState.ABORTED
+        dead = [it.id for it in strays if states.get(it.id) is not BranchState.COMMITTED]
+        self.row_store.settle(dead, sent=False)
+        states |= dict.fromkeys(dead, BranchState.ABORTED)
         return [states[stray.id] for stray in strays]
 
     def newest_generation(self, namespace: Namespace) -> int:
@@ -262,9 +270,14 @@ class StoredBranches(Participant):
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         states = dict(self._mine(namespace))
-        for ended in (BranchState.COMMITTED, BranchState.ABORTED):  # the newest of each stays
-            for name in to_forget((it for it in states if states[it] is ended), floor):
-                self.row_store.drop(str(name), _STORED, _SENT, _ABORTED)
+        old = [
+            str(name)
+            for ended in (BranchState.COMMITTED, BranchState.ABORTED)  # the newest of each stays
+            for name in to_forget((it for it in states if states[it] is ended), floor)
+        ]
+        # The witnesses last: rows without one would count as waiting.
+        self.row_store.delete(*(file for name in old for file in _rows_of(name)))
+        self.row_store.delete(*(f"{name}{suffix}" for name in old for suffix in (_SENT, _ABORTED)))
 
     def _mine(self, namespace: Namespace) -> list[tuple[BranchName, BranchState]]:
         found = ((parse_name(name), state) for name, state in self.row_store.states().items())

@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlparse
@@ -113,27 +113,35 @@ class HadoopFiles:
 
     def create(self, name: str, data: bytes) -> None:
         """Publish a whole file. Raise `NumberTaken` if the name exists."""
+        self.create_in_pieces(name, [data])
+
+    def create_in_pieces(self, name: str, data: Iterable[bytes]) -> None:
         if self.scheme in CONDITIONAL_CREATE:
             self.call(lambda: self._create_if_absent(name, data))
         else:
             self.call(lambda: self._write_and_rename(name, data))
 
-    def _create_if_absent(self, name: str, data: bytes) -> None:
+    def _create_if_absent(self, name: str, data: Iterable[bytes]) -> None:
         # `must`, not `opt`: a store without conditional create must refuse instead of overwriting.
         builder = self.system.createFile(self.at(name)).overwrite(True)
         builder = builder.must("fs.option.create.conditional.overwrite", "true")
         stream = builder.build()
-        stream.write(data)
+        for piece in data:  # an error leaves the stream open: closing it would publish a part
+            stream.write(piece)
         stream.close()
 
-    def _write_and_rename(self, name: str, data: bytes) -> None:
+    def _write_and_rename(self, name: str, data: Iterable[bytes]) -> None:
         aside = self.at(f".{uuid.uuid4().hex}.tmp")
         stream = self.system.create(aside, False)
         try:
-            stream.write(data)
+            for piece in data:
+                stream.write(piece)
             stream.hsync()
-        finally:
+        except BaseException:
             stream.close()
+            self.system.delete(aside, False)
+            raise
+        stream.close()
         context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(
             aside.toUri(), self._conf
         )
@@ -161,7 +169,7 @@ class HadoopFiles:
             def race(mine: bytes, name=name, barrier=barrier, winners=winners) -> None:
                 barrier.wait()
                 try:
-                    self._write_and_rename(name, mine)
+                    self._write_and_rename(name, [mine])
                     winners.append(mine)
                 except Py4JJavaError:
                     pass  # this writer did not win

@@ -12,7 +12,7 @@ from poundlock.core.model import Namespace
 from poundlock.core.naming import BranchName, parse_name
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import reachable
-from poundlock.filesystem import open_filesystem
+from poundlock.filesystem import in_parallel, open_filesystem
 from poundlock.sinks.files.manifest import DataFile, Manifest, put, uri_of
 from poundlock.sinks.files.writer import ABORTED, OPEN, OURS, STAGED
 
@@ -49,46 +49,46 @@ class Branches:
     def list_open(self, namespace: Namespace, sink: str) -> list[tuple[BranchName, str]]:
         """Return the branches that the manifest does not name, each as `open` or `staged`."""
         self._manifest.load()
-        return [
-            (name, "staged" if STAGED in marks else "open")
+        marked = {
+            name: "staged" if STAGED in marks else "open"
             for name, marks in self._read_marks().items()
-            if (name.namespace, name.sink) == (namespace, sink)
-            and marks & {OPEN, STAGED}
-            and str(name) not in self._manifest.owners
-        ]
+            if (name.namespace, name.sink) == (namespace, sink) and marks & {OPEN, STAGED}
+        }
+        named = self._manifest.named(map(str, marked))
+        return [(name, state) for name, state in marked.items() if str(name) not in named]
 
-    def list_known(self, namespace: Namespace, sink: str) -> list[BranchName]:
-        """Return the branches that left a mark or committed files."""
+    def newest_generation(self, namespace: Namespace, sink: str) -> int:
+        """Return the newest generation that left a mark or committed files. 0 if none did."""
+        self._manifest.load()
         marked = self._read_marks()
         mine = [name for name in marked if (name.namespace, name.sink) == (namespace, sink)]
-        return self.list_committed(namespace, sink) + mine
+        committed = self._manifest.published.generation(namespace, sink)
+        return max([committed, *(name.generation for name in mine)])
 
-    def list_committed(self, namespace: Namespace, sink: str) -> list[BranchName]:
-        """Return the branches whose files the manifest names."""
-        published = self._list_published()
-        return [it for it in published if (it.namespace, it.sink) == (namespace, sink)]
-
-    def _list_published(self) -> list[BranchName]:
+    def newest_committed(self, namespace: Namespace, sink: str) -> list[BranchName]:
+        """Return the branches of the newest batches whose files the manifest names."""
         self._manifest.load()
-        parsed = (parse_name(name) for name in self._manifest.owners)
-        return [name for name in parsed if name is not None]
+        published = map(parse_name, self._manifest.published.newest(namespace, sink))
+        return [name for name in published if name is not None]
 
     def logs_of(self, pipeline: str, sink: str) -> frozenset[str]:
         """Return the identities of the pipeline's logs whose files the manifest names."""
-        return frozenset(
-            name.namespace.identity
-            for name in self._list_published()
-            if (name.namespace.pipeline, name.sink) == (pipeline, sink)
-        )
+        self._manifest.load()
+        return self._manifest.published.logs_of(pipeline, sink)
 
     def prune(self, namespace: Namespace, sink: str, floor: int) -> None:
         self._manifest.load()
-        self._drop(
-            f"{name}{mark}"
+        old = {
+            str(name): marks
             for name, marks in self._read_marks().items()
             if (name.namespace, name.sink) == (namespace, sink) and name.batch < floor
+        }
+        named = self._manifest.named(name for name, marks in old.items() if marks != {ABORTED})
+        self._drop(
+            f"{name}{mark}"
+            for name, marks in old.items()
             for mark in marks
-            if mark == ABORTED or str(name) in self._manifest.owners
+            if mark == ABORTED or name in named
         )
 
     def first_staged(self) -> list[DataFile]:
@@ -99,8 +99,8 @@ class Branches:
     def read_staged(self, names: Sequence[str]) -> dict[str, list[DataFile] | None]:
         """Return the files of each prepared branch. None if one of them is gone or was changed."""
         system, root = open_filesystem(self._place)
-        staged = dict[str, list[DataFile] | None]()
-        for name in names:
+
+        def read(name: str) -> list[DataFile] | None:
             try:
                 with (
                     reachable(self._place),
@@ -108,15 +108,30 @@ class Branches:
                 ):
                     lines = stream.read().decode().splitlines()
             except FileNotFoundError:
-                staged[name] = None
-                continue
-            files = [DataFile.parse(line) for line in lines]
-            paths = [f"{root}/{file.below(uri_of(self._place))}" for file in files]
-            with reachable(self._place):
-                found = system.get_file_info(paths)
-            whole = all(entry.size == file.size for entry, file in zip(found, files, strict=True))
-            staged[name] = files if whole else None
-        return staged
+                return None
+            return [DataFile.parse(line) for line in lines]
+
+        staged = dict(zip(names, in_parallel(read, names), strict=True))
+        uri = uri_of(self._place)
+        expected = {
+            f"{root}/{file.below(uri)}": file.size
+            for files in staged.values()
+            for file in files or ()
+        }
+        with reachable(self._place):
+            found = system.get_file_info(list(expected))
+        changed = {
+            path
+            for entry, (path, size) in zip(found, expected.items(), strict=True)
+            if entry.size != size
+        }
+
+        def whole(files: list[DataFile] | None) -> bool:
+            return files is not None and not any(
+                f"{root}/{file.below(uri)}" in changed for file in files
+            )
+
+        return {name: files if whole(files) else None for name, files in staged.items()}
 
     def _read_marks(self) -> dict[BranchName, set[str]]:
         """Return the marks of each branch."""
@@ -140,8 +155,9 @@ class Branches:
         self._manifest.load()
         marks = {str(name): kinds for name, kinds in self._read_marks().items()}
         states, dying = dict[str, BranchState](), set[str]()
+        named = self._manifest.named(names)
         for name in names:
-            if name in self._manifest.owners:
+            if name in named:
                 states[name] = BranchState.COMMITTED
             elif marks.get(name) == {ABORTED}:
                 states[name] = BranchState.ABORTED
@@ -156,35 +172,51 @@ class Branches:
         system, root = open_filesystem(self._place)
         with reachable(self._place):
             system.create_dir(f"{root}/{OURS}", recursive=True)
-        for name in names:
+
+        def mark_dead(name: str) -> None:
             for mark in (
                 OPEN,
                 ABORTED,
             ):  # both: a tombstone alone means that the burial is finished
                 put(system, f"{root}/{OURS}/{name}{mark}", b"", self._place)
+
+        in_parallel(mark_dead, names)
         while not self._publish([]):
             self._manifest.load()
-        dead = [name for name in names if name not in self._manifest.owners]
+        named = self._manifest.named(names)
+        dead = [name for name in names if name not in named]
         self._delete_data(set(dead))
         self._drop(name + mark for name in dead for mark in (STAGED, OPEN))
         states = dict.fromkeys(names, BranchState.COMMITTED)
         return states | dict.fromkeys(dead, BranchState.ABORTED)
 
     def _delete_data(self, names: set[str]) -> None:
-        """Delete the files of branches, wherever in the directory. Aborts are rare enough for that."""
+        """Delete the files of branches, wherever in the directory.
+
+        A prepared branch names its files. For another one the directory is listed, once.
+        """
         system, root = open_filesystem(self._place)
-        with reachable(self._place):
-            entries = system.get_file_info(pafs.FileSelector(root, recursive=True))
-            for entry in entries:
-                if branch_of(entry.base_name) in names:
-                    with contextlib.suppress(FileNotFoundError):
-                        system.delete_file(entry.path)
+        known = self.read_staged(sorted(names))
+        uri = uri_of(self._place)
+        paths = [f"{root}/{it.below(uri)}" for files in known.values() for it in files or ()]
+        if any(files is None for files in known.values()):
+            with reachable(self._place):
+                entries = system.get_file_info(pafs.FileSelector(root, recursive=True))
+            paths += [it.path for it in entries if branch_of(it.base_name) in names]
+        self._delete(dict.fromkeys(paths))
 
     def _drop(self, marks: Iterable[str]) -> None:
-        system, root = open_filesystem(f"{self._place}/{OURS}")
-        for mark in marks:
+        _, root = open_filesystem(f"{self._place}/{OURS}")
+        self._delete(f"{root}/{mark}" for mark in marks)
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        system, _ = open_filesystem(self._place)
+
+        def delete(path: str) -> None:
             with reachable(self._place), contextlib.suppress(FileNotFoundError):
-                system.delete_file(f"{root}/{mark}")
+                system.delete_file(path)
+
+        in_parallel(delete, paths)
 
 
 def branch_of(file: str) -> str | None:

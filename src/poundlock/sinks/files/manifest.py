@@ -12,12 +12,16 @@ driver that creates it knows that nothing was published since it looked.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import io
+import itertools
 import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlparse
@@ -27,15 +31,20 @@ import pyarrow.fs as pafs
 from poundlock.core.site import reachable
 from poundlock.errors import PoundlockError, Unavailable, UsageError
 from poundlock.filesystem import open_filesystem, sync
+from poundlock.sinks.files.published import Published
 
 METADATA = "_spark_metadata"
 _VERSION = "v1"
 _EVERY = 10  # Spark's default. Readers take the interval from the compacted records that they find.
 _STAYING = 100  # numbers before a compacted record, for readers that have begun
 _RECORD = re.compile(r"(\d+)(\.compact)?")
+_PATH = re.compile(r'\{"path":"([^"\\]+)"')  # as we and Spark begin a line, without escapes
+_MODIFIED = re.compile(r'"modificationTime":(\d+)')
 _UNQUOTED = "/=:@&+$,;'()!*~"  # what Hadoop does not quote in a path
 
-Create = Callable[[str, bytes], bool]
+_LINES_A_PIECE = 512
+
+Create = Callable[[str, Iterable[bytes]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +83,38 @@ class DataFile:
         """Return the path below a directory's URI."""
         return unquote(self.uri.removeprefix(f"{directory}/"))
 
-    @property
-    def base_name(self) -> str:
-        return unquote(self.uri.rpartition("/")[2])
+
+def _modified_ms(line: str) -> int:
+    found = _MODIFIED.search(line)
+    return int(found[1]) if found else DataFile.parse(line).modified_ms
+
+
+def _base_name(line: str) -> str:
+    """Return the name of the file in a line of the manifest. A long manifest has many lines."""
+    path = _PATH.match(line)
+    uri = path[1] if path else DataFile.parse(line).uri
+    return unquote(uri.rpartition("/")[2])
 
 
 class Manifest:
     """The manifest of one directory, as far as it has been read. Each `load` reads what is new.
 
-    `owner` returns the owner of a file from its name, None if it has none. `owners` are all that were
-    found so far.
+    `owner` returns the owner of a file from its name, None if it has none. With `retention_s`, older
+    files leave the manifest when it is compacted, as with the option of Spark's sink of that name.
+    Nothing here holds the whole manifest: it is read and written line by line.
     """
 
-    def __init__(self, uri: str, owner: Callable[[str], str | None] = lambda name: None):
+    def __init__(
+        self,
+        uri: str,
+        owner: Callable[[str], str | None] = lambda name: None,
+        retention_s: float | None = None,
+    ):
         self.uri = f"{uri.rstrip('/')}/{METADATA}"
         self.last = -1
-        self.owners = set[str]()
+        self.published = Published()
         self._owner = owner
+        self._retention_s = retention_s
 
     def load(self) -> None:
         """Read all records up to the newest."""
@@ -105,24 +129,36 @@ class Manifest:
                     f"{self.uri} has record {newest}, but not {number}: the listing is incomplete, or "
                     "someone deleted the record"
                 )
-            self._add_owners(DataFile.parse(line) for line in self._read(system, root, number))
+            self._add_owners(self._read(system, root, number))
         self.last = max(newest, self.last)
 
-    def _add_owners(self, files: Iterable[DataFile]) -> None:
-        owners = (self._owner(file.base_name) for file in files)
-        self.owners.update(owner for owner in owners if owner is not None)
+    def _add_owners(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            owner = self._owner(_base_name(line))
+            if owner is not None:
+                self.published.add(owner)
+
+    def named(self, names: Iterable[str]) -> set[str]:
+        """Return those of the names that own a file in the manifest, as of the last `load`."""
+        known = {name: self.published.has(name) for name in names}
+        found = {name for name, answer in known.items() if answer}
+        old = {name for name, answer in known.items() if answer is None}
+        if old:
+            owners = (self._owner(_base_name(line)) for line in self._lines())
+            found |= {owner for owner in owners if owner in old}
+        return found
 
     def publish(self, files: Sequence[DataFile], create: Create) -> bool:
         """Append one record, if nothing was published since `load`. If False: load again."""
         number = self.last + 1
-        lines = [file.line() for file in files]
+        lines: Iterable[str] = (file.line() for file in files)
         if _compacted(number):
-            lines = [*self._before(number), *lines]
-        data = "\n".join([_VERSION, *lines]).encode()
+            lines = itertools.chain(filter(self._stays(), self._lines()), lines)
+        data = _record(lines)
         if not create(f"{self.uri}/{_file(number)}", data):
             return False
         self.last = number
-        self._add_owners(files)
+        self._add_owners(file.line() for file in files)
         if _compacted(number):
             with contextlib.suppress(
                 PoundlockError, FileNotFoundError
@@ -130,19 +166,40 @@ class Manifest:
                 self._drop_below(number - _STAYING)
         return True
 
-    def files(self) -> list[DataFile]:
+    def _stays(self) -> Callable[[str], bool]:
+        """Return whether a line is repeated: until its file is too old.
+
+        The files of the newest batches stay, because they prove that their branches are committed.
+        """
+        if self._retention_s is None:
+            return lambda line: True
+        floor = (time.time() - self._retention_s) * 1000
+
+        def stays(line: str) -> bool:
+            if _modified_ms(line) >= floor:
+                return True
+            owner = self._owner(_base_name(line))
+            return owner is not None and bool(self.published.has(owner))
+
+        return stays
+
+    def files(self) -> Iterator[DataFile]:
         """Return all files that the manifest names."""
         self.load()
-        if self.last < 0:
-            return []
-        lines = self._before(self.last + 1)
-        return [DataFile.parse(line) for line in lines]
+        return map(DataFile.parse, self._lines())
 
-    def _before(self, number: int) -> list[str]:
-        """Return the lines of every record below `number`: from the last compacted one on."""
+    def newest_file(self) -> DataFile | None:
+        """Return the file that was published last."""
+        self.load()
+        newest = collections.deque(self._lines(), maxlen=1)
+        return DataFile.parse(newest[0]) if newest else None
+
+    def _lines(self) -> Iterator[str]:
+        """Return the lines of every record: from the last compacted one on."""
         system, root = open_filesystem(self.uri)
-        start = max(number // _EVERY * _EVERY - 1, 0)
-        return [line for known in range(start, number) for line in self._read(system, root, known)]
+        number = self.last + 1
+        for known in range(max(number // _EVERY * _EVERY - 1, 0), number):
+            yield from self._read(system, root, known)
 
     def _drop_below(self, floor: int) -> None:
         system, root = open_filesystem(self.uri)
@@ -157,12 +214,28 @@ class Manifest:
         matches = (_RECORD.fullmatch(entry.base_name) for entry in entries)
         return {int(match[1]) for match in matches if match}
 
-    def _read(self, system: Any, root: str, number: int) -> Iterable[str]:
+    def _read(self, system: Any, root: str, number: int) -> Iterator[str]:
         with reachable(self.uri), system.open_input_stream(f"{root}/{_file(number)}") as stream:
-            version, *lines = stream.read().decode().split("\n")
-        if version != _VERSION:
-            raise Unavailable(f"{self.uri}/{_file(number)} has version {version!r}, not {_VERSION}")
-        return [line for line in lines if line]
+            lines = io.TextIOWrapper(stream, encoding="utf-8", newline="\n")
+            version = lines.readline().rstrip("\n")
+            if version != _VERSION:
+                raise Unavailable(
+                    f"{self.uri}/{_file(number)} has version {version!r}, not {_VERSION}"
+                )
+            for line in lines:
+                if text := line.rstrip("\n"):
+                    yield text
+
+
+def _record(lines: Iterable[str]) -> Iterator[bytes]:
+    """Return a record in pieces. No line break ends it, as in Spark's own."""
+    piece = [_VERSION]
+    for line in lines:
+        piece.append(line)
+        if len(piece) > _LINES_A_PIECE:
+            yield "\n".join(piece).encode()
+            piece = [""]
+    yield "\n".join(piece).encode()
 
 
 def _compacted(number: int) -> bool:

@@ -63,6 +63,8 @@ class Files(Participant):
         header: CSV: begin each file with the columns' names.
         semantic: "exactly_once"; or "at_least_once" or "none", which write plain files without a
             manifest.
+        retention_hours: Files that are older leave the manifest, so readers no longer see them. By
+            default all stay, and the manifest grows with every file.
     """
 
     system = "Files"
@@ -80,6 +82,7 @@ class Files(Participant):
         compression: str | None = None,
         header: bool = False,
         semantic: str | Semantic = Semantic.EXACTLY_ONCE,
+        retention_hours: float | None = None,
     ):
         self.place = qualified(os.fspath(path))  # for file systems
         self.uri = uri_of(self.place)  # for the manifest
@@ -99,6 +102,13 @@ class Files(Participant):
         if header and format != "csv":
             raise UsageError(f"header= is for CSV, not for {format}", sink=self.name)
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        if retention_hours is not None and not retention_hours > 0:
+            raise UsageError(
+                f"retention_hours={retention_hours}: give a positive number, or leave it out to keep "
+                "all files",
+                sink=self.name,
+            )
+        self.retention_hours = retention_hours
         self._header = header
         self._columns: dict[str, str] = {}  # types of the DataFrame, by name
         self._first_line: str | None = None
@@ -115,7 +125,10 @@ class Files(Participant):
     @property
     def manifest(self) -> Manifest:
         if self._manifest is None:
-            self._manifest = Manifest(self.place, branch_of)
+            hours = self.retention_hours
+            self._manifest = Manifest(
+                self.place, branch_of, None if hours is None else hours * 3600
+            )
         return self._manifest
 
     @property
@@ -182,7 +195,7 @@ class Files(Participant):
                 "would no longer see them. Write to a new directory; to have both in one, first copy "
                 "the old files there with a pipeline (poundlock.read_files)"
             )
-        if METADATA in names and OURS not in names and Manifest(self.place).files():
+        if METADATA in names and OURS not in names and Manifest(self.place).newest_file():
             return (
                 f"{self.place} was written by Spark's own file sink, whose batch numbers are not ours: "
                 "write to a new directory"
@@ -191,9 +204,9 @@ class Files(Participant):
 
     def _layout_problem(self) -> str | None:
         """Compare with existing files: readers need one format, and the same partition columns."""
-        published = self.manifest.files()[-1:]
-        self._is_new = not published
-        for file in published or self.branches.first_staged():
+        published = self.manifest.newest_file()
+        self._is_new = published is None
+        for file in [published] if published else self.branches.first_staged():
             if not file.uri.startswith(f"{self.uri}/"):
                 continue  # the same directory by another name: its path tells nothing
             *directories, name = file.below(self.uri).split("/")
@@ -276,16 +289,15 @@ class Files(Participant):
         return [states[name] for name in names]
 
     def newest_generation(self, namespace: Namespace) -> int:
-        known = self.branches.list_known(namespace, self.name)
-        return max((name.generation for name in known), default=0)
+        return self.branches.newest_generation(namespace, self.name)
 
     def committed_beyond(self, state: LogState) -> str | None:
         assert state.generation is not None
-        names = self.branches.list_committed(state.generation.namespace, self.name)
+        names = self.branches.newest_committed(state.generation.namespace, self.name)
         return state.first_unexplained(self.name, ((name.batch, str(name)) for name in names))
 
     def newest_batch(self, namespace: Namespace) -> int | None:
-        names = self.branches.list_committed(namespace, self.name)
+        names = self.branches.newest_committed(namespace, self.name)
         return max((name.batch for name in names), default=None)
 
     def logs_of(self, pipeline: str) -> frozenset[str]:

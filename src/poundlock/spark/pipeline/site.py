@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,7 +65,7 @@ class SparkSite:
         results: list[Any] = [result for result, _ in answers]
         return results
 
-    def create(self, uri: str, data: bytes) -> bool:
+    def create(self, uri: str, data: Iterable[bytes]) -> bool:
         path = local_path(uri)
         if path is not None:
             return create_local(Path(path), data)
@@ -76,7 +76,7 @@ class SparkSite:
             files.check_safe()
             self._directories[parent] = files
         try:
-            self._directories[parent].create(name, data)
+            self._directories[parent].create_in_pieces(name, data)
             return True
         except NumberTaken:
             return False
