@@ -6,6 +6,7 @@ That it never loses or repeats a row is proven in `tests/model`.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 from fix_coordinator import Bench, Job, Sink
@@ -142,6 +143,73 @@ def test_a_branch_without_enough_time_votes_no() -> None:
     assert caught.value.sink == "b" and bench.kinds() == []
     bench.sinks["b"].time_out_s = 10.0
     bench.run()
+
+
+def slow(bench: Bench, name: str, seconds: float) -> None:
+    """Let each commit of a branch of this sink take a while."""
+
+    def answer(receipt: Receipt) -> None:
+        bench.clock.now += seconds
+
+    bench.sinks[name].answer = answer
+
+
+def test_the_time_that_must_be_left_grows_with_the_branches_that_are_committed_before() -> None:
+    """At 0.2 s a branch, the last of 200 has its turn after 40 s."""
+    bench = Bench(["a"], tries=1)
+    slow(bench, "a", 0.2)
+    bench.sinks["a"].time_out_s = 900.0
+    bench.run(0, range(200))
+    bench.sinks["a"].time_out_s = 60.0
+    # The turn of the 48th comes after 10 s, and twice what 48 commits took.
+    job = Job(bench.sinks, range(200))
+    write = job.write
+
+    def late(*given: Any) -> Votes:
+        votes = write(*given)
+        bench.clock.now += 31.0
+        return votes
+
+    job.write = late  # type: ignore[method-assign]
+    with pytest.raises(OutOfTime, match="expires in 29 s, less than the 29 s"):
+        bench.coordinator.run(1, "hash-1", job)
+    assert bench.kinds().count(Decided) == 1
+    # A few branches have enough time.
+    few = Job(bench.sinks, range(20))
+    write = few.write
+    few.write = late  # type: ignore[method-assign]
+    bench.coordinator.run(1, "hash-1", few)
+    assert bench.kinds().count(Decided) == 2
+
+
+def test_a_system_that_was_slow_once_does_not_keep_later_batches_from_being_decided() -> None:
+    bench = Bench(["a"], tries=1)
+    slow(bench, "a", 5.0)
+    bench.sinks["a"].time_out_s = 60.0
+    bench.run(0, range(40))
+    slow(bench, "a", 0.0)
+    for batch in range(1, 12):
+        bench.run(batch, range(40))  # each has all of its 60 s, more than half
+    assert check_rate(bench) < 0.1
+
+
+def check_rate(bench: Bench) -> float:
+    return bench.coordinator._committer.rate.seconds("a")
+
+
+def test_what_was_not_committed_at_once_is_no_measure() -> None:
+    """A system that was away would seem to take minutes for each branch."""
+    bench = Bench(["a"], tries=1)
+    before = check_rate(bench)
+    left = [1]
+
+    def answer(receipt: Receipt) -> PoundlockError | None:
+        bench.clock.now += 100.0
+        return Unavailable("away") if left and left.pop() else None
+
+    bench.sinks["a"].answer = answer
+    bench.run(0, range(31))
+    assert check_rate(bench) == before
 
 
 def test_two_tasks_with_one_branch_vote_no(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from poundlock.core.expiry import ExpiryWarnings
+from poundlock.core.expiry import CommitRate, ExpiryWarnings, in_order_of_expiry
 from poundlock.core.log import TransactionLog
 from poundlock.core.model import Receipt
 from poundlock.core.operator_decisions import decision_command, unknown_outcome
@@ -52,6 +52,7 @@ class Committer:
         self._sinks = sinks
         self._around = around
         self._expiry_warnings = ExpiryWarnings()
+        self.rate = CommitRate()
 
     def commit(self, history: BatchHistory, *, between: Callable[[], None]) -> CommitProgress:
         """Commit the branches that expire soonest first, until none is waiting.
@@ -60,7 +61,7 @@ class Committer:
         """
         batch = history.decided.batch
         self._around.report(Step.COMMITTING, batch=batch, branches=len(history.receipts))
-        progress = CommitProgress(sorted(history.receipts, key=_expiry_order))
+        progress = CommitProgress(in_order_of_expiry(history.receipts))
 
         def give_up(problem: str) -> PoundlockError:
             return InDoubt(
@@ -143,7 +144,11 @@ class Committer:
             )
         try:
             with error_context(sink=name):
-                return self._sinks[name].commit(receipts)  # The line that commits.
+                began = self._around.clock()
+                states = self._sinks[name].commit(receipts)  # The line that commits.
+                if all(state is BranchState.COMMITTED for state in states):
+                    self.rate.note(name, len(receipts), self._around.clock() - began)
+                return states
         except Unavailable as error:
             progress.away[name] = f"{name} cannot be reached: {error.args[0]}"
             return [BranchState.UNREACHABLE] * len(receipts)
@@ -184,10 +189,6 @@ class Committer:
                 found |= zip(ids, states, strict=True)
             break
         return [found[receipt.id] for receipt in receipts]
-
-
-def _expiry_order(receipt: Receipt) -> tuple[float, str]:
-    return (float("inf") if receipt.expires_at is None else receipt.expires_at, receipt.id)
 
 
 def by_sink(receipts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:

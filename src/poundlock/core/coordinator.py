@@ -341,7 +341,8 @@ class Coordinator:
             for receipt, refusal in zip(mine, refusals, strict=True):
                 if refusal is not None:
                     raise Rejected(f"branch {receipt.id}: {refusal}", sink=name)
-        check_time_left(receipts, self._around.clock(), self._around.settings.least_time_left_s)
+        now, least_s = self._around.clock(), self._around.settings.least_time_left_s
+        check_time_left(receipts, now, least_s, self._committer.rate)
 
     # Commit.
 

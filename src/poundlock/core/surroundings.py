@@ -19,7 +19,7 @@ class Settings:
     tries: int = 3  # attempts at a batch before the error is raised
     keep_batches: int = 100  # at least as many as Spark keeps
     most_records: int = 1000  # in the log, about
-    least_time_left_s: float = 10.0  # that a branch must have left at the decision
+    least_time_left_s: float = 10.0  # for a branch at the decision, beside what its turn takes
     commits_at_once: int | None = None  # None: as many as the sink takes
     retry_first_s: float = 0.05
     retry_most_s: float = 5.0
