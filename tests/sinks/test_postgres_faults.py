@@ -43,9 +43,9 @@ class TestFaults:
             writer.abort()
             assert db.open() == [] and db("SELECT * FROM t") == []
             receipt = db.prepare(sink, keyed((1, "a")), 5)  # the sink itself still works
-            db(
-                f"SELECT pg_terminate_backend({sink.connections._connection.info.backend_pid}, 5000)"
-            )
+            assert sink.connections._connection is not None
+            pid = sink.connections._connection.info.backend_pid
+            db(f"SELECT pg_terminate_backend({pid}, 5000)")
             assert sink.check([receipt]) == [None]  # an idle connection that was cut is replaced
             assert sink.commit([receipt]) == [DONE]
             db("DELETE FROM t; DROP SCHEMA poundlock CASCADE")
@@ -188,6 +188,35 @@ class TestFaults:
                 db.sink()
             sink = db.sink(mode="staged")
             assert sink.commit([db.prepare(sink, keyed((1, "a")))]) == [DONE]
+            db.connection.close()
+
+    def test_a_batch_that_the_lock_table_cannot_hold_is_refused_before_the_decision(self) -> None:
+        few = {"max_locks_per_transaction": "10", "max_connections": "20"}
+        with postgres.running(max_prepared_transactions=0, settings=few) as narrow:
+            db = Database(narrow)
+            db("CREATE TABLE t (k int, v text)")
+            sink = db.sink(mode="staged")
+            receipts = [db.prepare(sink, keyed((task, "a")), task) for task in range(210)]
+            with pytest.raises(UsageError, match=r"210 staging tables.*made to hold 200\b.*raise"):
+                sink.check(receipts)
+            fit = receipts[:120]
+            assert sink.check(fit) == [None] * 120
+            with psycopg.connect(db.dsn) as other:  # others use the same table of locks
+                taken = 0
+                with contextlib.suppress(psycopg.errors.OutOfMemory):
+                    for taken in range(100_000):
+                        with other.transaction():
+                            other.execute("SELECT pg_advisory_lock(%s)", [taken])
+                # Enough is left for anything but the batch.
+                for key in range(taken - 60, taken):
+                    other.execute("SELECT pg_advisory_unlock(%s)", [key])
+                with pytest.raises(UsageError, match="cannot hold now"):
+                    sink.check(fit)
+                # Once it is decided, it waits for them.
+                assert set(sink.commit(fit)) == {OPEN}
+            assert sink.commit(fit) == [DONE] * 120
+            assert sorted(row[0] for row in db("SELECT k FROM t")) == list(range(120))
+            sink.close()
             db.connection.close()
 
     @pytest.mark.parametrize("isolation", ["read\\\\ committed", "serializable"])

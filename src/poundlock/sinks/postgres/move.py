@@ -259,6 +259,12 @@ def _upsert(
     return Moved(_count(link, target, branches), int(found[0]) if found else 0)
 
 
+def lock_all(link: Link, target: Target, branches: Sequence[str]) -> None:
+    """Take the locks that a move takes on the staging tables."""
+    tables = sql.SQL(", ").join(target.staging(branch) for branch in branches)
+    link.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(tables))
+
+
 def _count(link: Link, target: Target, branches: Sequence[str]) -> dict[str, int]:
     """Count the rows of each staging table."""
     parts = [

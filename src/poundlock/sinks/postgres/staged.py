@@ -10,7 +10,14 @@ from psycopg import errors
 
 from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState
-from poundlock.errors import GuaranteeBroken, InDoubt, LogMismatch, Rejected, Unavailable
+from poundlock.errors import (
+    GuaranteeBroken,
+    InDoubt,
+    LogMismatch,
+    Rejected,
+    Unavailable,
+    UsageError,
+)
 from poundlock.sinks.postgres.catalog import read_table
 from poundlock.sinks.postgres.errors import translate_error
 from poundlock.sinks.postgres.link import Connections, Link
@@ -20,6 +27,7 @@ from poundlock.sinks.postgres.move import (
     clear_away,
     has_duplicates,
     hurdles,
+    lock_all,
     move,
     retyped,
     staged_branches,
@@ -152,6 +160,7 @@ def _check(link: Link, target: Target, receipts: Sequence[Receipt]) -> list[str 
         return answers
     target = target.as_recorded(receipts)
     branches = [receipt.id for receipt in receipts]
+    _check_locks(link, target, branches)
     table = read_table(link, target.schema, target.table)
     unfit = target.key and not any(index.serves(target.key) for index in table.indexes)
     if unfit or any(receipt.handle.get("shape") != table.shape for receipt in receipts):
@@ -173,6 +182,34 @@ def _check(link: Link, target: Target, receipts: Sequence[Receipt]) -> list[str 
             )
         link.run("SET CONSTRAINTS ALL IMMEDIATE")
     return answers
+
+
+def _check_locks(link: Link, target: Target, branches: Sequence[str]) -> None:
+    """Take a lock on every staging table, as the move does. The move must not find out that it cannot.
+
+    It reads all tables in one transaction. The server holds each lock until the end, in a table of
+    fixed size that all sessions share.
+    """
+    ((room,),) = link.run(
+        "SELECT current_setting('max_locks_per_transaction')::int * ("
+        "current_setting('max_connections')::int + "
+        "current_setting('max_prepared_transactions')::int)"
+    )
+    problem = None
+    if len(branches) > room:
+        problem = f"for which it is made to hold {room}"
+    else:
+        try:
+            lock_all(link, target, branches)
+        except errors.OutOfMemory:
+            problem = f"which it cannot hold now (it is made for {room}, for all sessions together)"
+    if problem is not None:
+        raise UsageError(
+            f"the batch has {len(branches)} staging tables, and moving them takes as many of the "
+            f"server's locks at once, {problem}. Nothing was decided: raise "
+            "max_locks_per_transaction and restart the server, or write with fewer tasks (coalesce)",
+            sink=target.sink,
+        )
 
 
 def _end_waiting(
