@@ -53,6 +53,11 @@ mysql: setup
 	scripts/mysql
 	POUNDLOCK_TEST_MYSQLD=build/mysql/mysqld $(BIN)/python -m pytest tests/sinks/test_mysql_*.py tests/compliance -k mysql
 
+# One decision over 3,000 branches in Kafka and 3,000 in PostgreSQL. A quarter of an hour. Not part of test.
+.PHONY: wide
+wide: setup
+	$(BIN)/python -m pytest -s tests/wide
+
 .venv-flink/.ready: tests/flink/requirements.txt
 	$(PYTHON) -m venv .venv-flink
 	.venv-flink/bin/python -m pip install --quiet --disable-pip-version-check -r $<
