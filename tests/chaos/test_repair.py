@@ -7,8 +7,13 @@ together, such as a log and the checkpoint of another query.
 
 from __future__ import annotations
 
+import json
+import random
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -241,6 +246,46 @@ def test_every_kind_of_query_is_repaired_after_a_kill(
         records = trial.records(chaos.checkpoint(kind))
         assert "Repaired" in [record["kind"] for record in records], kind
     chaos.check()
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["files", "shuffle"])
+def test_a_partial_loss_is_repaired_on_a_cluster_of_another_size(
+    cluster: servers.Cluster, kafka: oracle.Kafka, tmp_path: Path, shuffled: bool
+) -> None:
+    """The number of cores cuts files, and the shuffles of a stateless query, into other tasks."""
+    chance = random.Random(1)  # rows that do not compress, so that a shuffle has several tasks
+    rows = [f"row-{number}-{chance.randbytes(80).hex()}" for number in range(60_000)]
+    source, topic, path = tmp_path / "source", kafka.create(partitions=2), tmp_path / "config.json"
+    source.mkdir()
+    for part in range(4):
+        (source / f"{part}.txt").write_text("\n".join(rows[part::4]) + "\n")
+    options = {
+        "source": str(source),
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "topic": topic,
+        "servers": cluster.bootstrap_servers,
+        "shuffled": shuffled,
+        "kept": ["spark.sql.files.minPartitionNum", "spark.sql.leafNodeDefaultParallelism"],
+    }
+
+    def start(master: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        path.write_text(json.dumps(options | {"master": master} | more))
+        command = [sys.executable, str(Path(__file__).with_name("resized_job.py")), str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    died = start("local[2]", die=True, timeout=2 * TIMEOUT_S)
+    assert died.returncode == -signal.SIGKILL, died.stderr[-2000:]
+    ids = trial.decided(tmp_path / "checkpoint")
+    lost = [id_ for id_ in ids if kafka.transaction(id_) != "CompleteCommit"]
+    assert 0 < len(lost) < len(ids)
+    oracle.eventually(
+        lambda: {kafka.transaction(id_) for id_ in lost},
+        want=lambda states: states == {"CompleteAbort"},
+    )
+    back = start("local[4]", die=False, timeout=900)
+    assert back.returncode == 0, back.stderr[-4000:]
+    kafka.assert_exact(topic, rows)
+    kafka.assert_settled(topic)
 
 
 # Not repaired.

@@ -127,7 +127,9 @@ class Driver:
     ) -> None:
         """Run one batch as Spark does: by the plan in memory, whatever the checkpoint holds."""
         world, checkpoint = self.world, self.world.checkpoint
-        job = SimJob(world.config, rows, sinks, self.runs, batch)
+        # A decided batch is planned again with what cut its rows.
+        cut = coordinator.cut_to_repeat() or world.cut(self)
+        job = SimJob(world.config, rows, sinks, self.runs, batch, cut)
 
         def call() -> None:
             stored = checkpoint.offsets.get(batch - 1)

@@ -15,6 +15,7 @@ SWALLOWING = Config(log="swallowing", sinks=("database", "kafka"), batches=(2, 1
 STATEFUL = Config(sinks=("kafka", "kafka"), batches=(3,), tasks=3, stateful=True)
 SALTED = Config(sinks=("database", "kafka"), batches=(3,), stateful=True, salted=True)
 SHIFTING = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, shifting=True)
+RESIZED = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, resized=True)
 BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
 WITNESSED = Config(sinks=("database", "database"), batches=(2, 1, 1))
 LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
@@ -286,6 +287,15 @@ def changed_sinks() -> Iterator[Schedule]:
             yield Schedule(PLAIN, (changed, Fault("rename", after, arg=1 - arg)))
 
 
+def resized_clusters() -> Iterator[Schedule]:
+    """Some branches of a batch are lost, and the driver comes back on a cluster of another size."""
+    yield from everywhere(RESIZED, "crash", step=2)
+    for nth, after, other in itertools.product(range(4), range(0, 24, 3), ("crash", "switch")):
+        lost = Fault("expire", nth, "commit", 1)
+        yield Schedule(RESIZED, (lost, Fault(other, after)))
+        yield Schedule(RESIZED, (Fault("crash", nth, "commit"), Fault("expire", after, arg=1)))
+
+
 def replays_that_differ() -> Iterator[Schedule]:
     """A finished batch of a stateful query runs again after writing nothing or everything."""
     for config in (STATEFUL, SALTED):
@@ -331,4 +341,5 @@ FAMILIES = (
     tombstones,
     gone_for_good,
     changed_sinks,
+    resized_clusters,
 )

@@ -65,6 +65,7 @@ class Config:
     absent: tuple[int, ...] = ()  # sinks that the pipeline gets by an exchange
     stateful: bool = False
     salted: bool = False  # the query is not deterministic
+    resized: bool = False  # each driver has a cluster of another size, which cuts the rows
     shifting: bool = False  # a replay cuts the batch into other partitions
     keep: int = 1
     records: int = 1000  # a longer log is compacted

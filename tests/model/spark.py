@@ -75,10 +75,16 @@ class SimJob:
     """One call of a batch. Each run may partition the rows differently and, if salted, change them."""
 
     def __init__(
-        self, config: Config, rows: Range, sinks: Mapping[str, Participant], runs: Runs, batch: int
+        self,
+        config: Config,
+        rows: Range,
+        sinks: Mapping[str, Participant],
+        runs: Runs,
+        batch: int,
+        cut: Mapping[str, str],
     ):
         self._config, self._rows, self._sinks = config, range(*rows), sinks
-        self._runs, self._batch = runs, batch
+        self._runs, self._batch, self._cut = runs, batch, cut
         self.kept: Mapping[str, Fingerprint] | None = None  # what Spark's state now belongs to
 
     @property
@@ -100,7 +106,7 @@ class SimJob:
                 if name in sinks and mine:
                     receipts.append(self._task(transaction, name, task, mine, held_ids[name]))
         self.kept = totals
-        return Votes(tuple(receipts), totals, self._settled)
+        return Votes(tuple(receipts), totals, self._settled, self._cut)
 
     def drain(self) -> Mapping[str, Fingerprint]:
         _, self.kept = self._run()
@@ -109,7 +115,7 @@ class SimJob:
     def _run(self) -> tuple[list[list[Row]], dict[str, Fingerprint]]:
         run = self._runs.of_batch(self._batch)
         salt = run if self._config.salted else 0
-        shift = run if self._config.shifting else 0
+        shift = run if self._config.shifting else int(self._cut.get("cores", 0))
         tasks = 1 + (self._config.tasks - 1 + shift) % 3
         rows = [(row, salt) for row in self._rows]
         parts = [[row for row in rows if (row[0] + shift) % tasks == task] for task in range(tasks)]

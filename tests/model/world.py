@@ -169,6 +169,10 @@ class World:
     def has_batch(self, batch: int) -> bool:
         return batch < len(self.sizes)
 
+    def cut(self, driver: Driver) -> dict[str, str]:
+        """Return what cuts the rows by default: the size of the driver's cluster."""
+        return {"cores": str(self.drivers.index(driver))} if self.config.resized else {}
+
     def planned(self, batch: int, start: int, driver: Driver) -> Range:
         """Plan a batch as Spark does, from the end of the previous one. A second plan differs."""
         differs = self.replans + (self.drivers.index(driver) if self.checkpoint.swallows else 0)

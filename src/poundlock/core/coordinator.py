@@ -264,6 +264,7 @@ class Coordinator:
             offsets=offsets,
             receipts=votes.receipts,
             totals=dict(votes.totals),
+            cut=dict(votes.cut),
         )
         self._around.report(Step.DECIDING, batch=batch)
         self.log.append(record)  # The line that decides. From here the batch is a fact.
@@ -371,6 +372,11 @@ class Coordinator:
 
     # Repair, drain, sweep.
 
+    def cut_to_repeat(self) -> Mapping[str, str]:
+        """Return what cut the rows of the decided batch that must run again; empty if none must."""
+        unfinished = self.state.unfinished
+        return unfinished[0].decided.cut if unfinished else {}
+
     def _repair(self, batch: int, lost: Set[BranchKey], job: Job) -> bool:
         """Replace lost branches until none is lost. Return whether the batch was replayed."""
         attempt = self.state.batches[batch].decided.attempt
@@ -422,7 +428,7 @@ class Coordinator:
                 differing = compare(history.decided.totals, votes.totals)
                 problems.extend(item for item in differing if item.sink not in already)
             if problems:
-                raise unrepairable_loss(self.log.uri, history, lost, problems)
+                raise unrepairable_loss(self.log.uri, history, lost, problems, votes.cut)
             with error_context(transaction=transaction):
                 chosen = list(self._annotate(chosen))
                 self._check(chosen)

@@ -69,6 +69,7 @@ def record_to_json(record: Record) -> tuple[dict[str, Json], list[Json]]:
         case Decided():
             body["receipts"], rest = _receipts_to_json(record.receipts)
             body["totals"] = {sink: value.to_json() for sink, value in record.totals.items()}
+            body["cut"] = dict(record.cut)
         case Repaired():
             body["receipts"], rest = _receipts_to_json(record.receipts)
             body["lost"] = [list(key) for key in record.lost]
@@ -108,6 +109,7 @@ def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -
                 totals={
                     sink: Fingerprint.from_json(value) for sink, value in data["totals"].items()
                 },
+                cut=data.get("cut", {}),
             )
         case "Repaired":
             return Repaired(

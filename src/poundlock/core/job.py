@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from poundlock.core.model import Fingerprint, Receipt, Transaction
@@ -16,6 +16,8 @@ class Votes:
     receipts: tuple[Receipt, ...]
     totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
     settled: bool = True  # each task ran once; otherwise another attempt of one may still run
+    # The settings that cut the rows into tasks. With the same ones, a replay has the same tasks.
+    cut: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Job(Protocol):

@@ -232,6 +232,7 @@ class Decided:
     offsets: str  # hash of Spark's offsets/N: a number alone does not identify a batch
     receipts: tuple[Receipt, ...]
     totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
+    cut: Mapping[str, str] = field(default_factory=dict[str, str])  # `Votes.cut`
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from poundlock.core.model import Receipt
 from poundlock.core.protocol import BatchHistory, Mismatch
@@ -28,19 +28,40 @@ def unknown_outcome(log: str, batch: int, receipt: Receipt) -> InDoubt:
 
 
 def unrepairable_loss(
-    log: str, history: BatchHistory, lost: Collection[tuple[str, str]], problems: Sequence[Mismatch]
+    log: str,
+    history: BatchHistory,
+    lost: Collection[tuple[str, str]],
+    problems: Sequence[Mismatch],
+    cut: Mapping[str, str],
 ) -> GuaranteeBroken:
-    """Return the error for lost branches that the replay cannot replace, because its rows differ."""
+    """Return the error for lost branches that the replay cannot replace, because its rows differ.
+
+    `cut` is that of the replay.
+    """
     batch = history.decided.batch
     command = decision_command(log, batch, {problem.sink for problem in problems})
     ids = ", ".join(id_ for _, id_ in sorted(lost)[:3])
+    same = all(problem.only_cut for problem in problems)
+    recut = _recut(history.decided.cut, cut) if same else ""
     return GuaranteeBroken(
         f"batch {batch} was decided, then its system aborted {len(lost)} of {len(history.receipts)} "
         f"branches ({ids}), and the replay cannot replace them: "
         + "; ".join(str(problem) for problem in problems)
-        + f". Nothing was written. Run '{command} --accept-replay' (accept the replay's "
-        "rows, if a sink lost all its branches) or '--accept-loss' (continue without the lost rows), "
-        "then start the pipeline again"
+        + ". Nothing was written. "
+        + (f"{recut}. Otherwise run" if recut else "Run")
+        + f" '{command} --accept-replay' (accept the replay's rows, if a sink lost all its branches) "
+        "or '--accept-loss' (continue without the lost rows), then start the pipeline again"
+    )
+
+
+def _recut(recorded: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say how a replay would get the cut of the decision."""
+    former = [f"{name}={value}" for name, value in recorded.items() if now.get(name) != value]
+    if former:
+        return f"To get the former partitions, start once with {' and '.join(former)}"
+    return (
+        "Spark's settings are those of the decision, so the query or an option of its source (such as "
+        "minPartitions) has changed: put it back for one start"
     )
 
 

@@ -518,6 +518,11 @@ class Mismatch:
     replayed: Fingerprint
     reason: str
 
+    @property
+    def only_cut(self) -> bool:
+        """Whether the rows are the same, and only their division into branches differs."""
+        return self.recorded == self.replayed
+
     def __str__(self) -> str:
         return f"{self.sink}: {self.reason} (recorded: {self.recorded}; replayed: {self.replayed})"
 

@@ -239,6 +239,11 @@ def copy_accepted(patch: Patch) -> None:
     patch.setattr(coordinating, "check_log_matches", check)
 
 
+@mutant(families.resized_clusters, "a decided batch is cut by the cluster that replays it")
+def cut_not_repeated(patch: Patch) -> None:
+    patch.setattr(Coordinator, "cut_to_repeat", lambda self: {})
+
+
 @mutant(families.changed_sinks, "only the sinks that the pipeline has now are swept")
 def former_sinks_forgotten(patch: Patch) -> None:
     patch.setattr(coordinating, "stand_ins", lambda log, sinks: [])

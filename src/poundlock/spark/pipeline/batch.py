@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.owner import has_ended, this_process
@@ -16,6 +16,7 @@ from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.errors import LogMismatch, PoundlockError, Unavailable
 from poundlock.sources.kafka import KafkaSource, OffsetMode
+from poundlock.spark.pipeline.cut import Pin, Settings
 from poundlock.spark.pipeline.job import SparkJob
 from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
 
@@ -54,6 +55,9 @@ class Batches:
     gate: Gate
     at_most_once: bool = False  # no task may run a second time
     least_time_left_s: float = 0  # that a branch must have left at the decision
+    _session: SparkSession | None = field(default=None, init=False)  # that made the query's frame
+    _settings: Settings | None = field(default=None, init=False)
+    _pin: Pin | None = field(default=None, init=False)
     _bound: bool = field(default=False, init=False)
     _closed: bool = field(default=False, init=False)
     # The log is not thread-safe: nobody looks into it while a batch runs, or after the close began.
@@ -107,6 +111,21 @@ class Batches:
         with self._looking:
             self.coordinator.log.ensure_owned()
 
+    def pin(self, session: SparkSession) -> None:
+        """Set what cut the rows of a decided batch that is not finished. Spark plans it first.
+
+        `session` is the one that made the query's frame. The first batch restores it.
+        """
+        self._session = session
+        if cut := self.coordinator.cut_to_repeat():
+            self._pin = Pin(cut)
+            self._pin.set(session)
+
+    def unpin(self) -> None:
+        """Restore the session that made the query's frame."""
+        if self._pin is not None and self._session is not None:
+            self._pin.restore(self._session)
+
     def close(self, *, sweep: bool) -> None:
         """Abort the branches of failed attempts, and close the driver's connections.
 
@@ -116,6 +135,7 @@ class Batches:
             if self._closed:
                 return
             self._closed = True
+        self.unpin()
         try:
             if sweep:
                 self.coordinator.end()
@@ -130,17 +150,27 @@ class Batches:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         error: BaseException | None = None
+        query, pin = frame.sparkSession, self._pin
+        self.unpin()  # the batch is planned
         try:
             self.gate.enter(frame, batch)
             with self._busy:
-                self._run(frame, batch)
+                self._run(frame, batch, pin.cut if pin else self._cut(query))
+            if pin is not None:
+                pin.restore(query)
+                self._pin = None
         except BaseException as problem:
             error = problem
             raise
         finally:
             self.gate.leave(batch, error)
 
-    def _run(self, frame: DataFrame, batch: int) -> None:
+    def _cut(self, query: SparkSession) -> Mapping[str, str]:
+        if self._settings is None:
+            self._settings = Settings.of(self._session or query, query)
+        return self._settings.cut(query.sparkContext.defaultParallelism)
+
+    def _run(self, frame: DataFrame, batch: int, cut: Mapping[str, str]) -> None:
         if not self._bound:
             query = self.checkpoint.query()
             assert query is not None, "Spark writes its metadata before the first batch"
@@ -159,6 +189,7 @@ class Batches:
             ],
             at_most_once=self.at_most_once,
             least_time_left_s=self.least_time_left_s,
+            cut=cut,
         )
         before = self.checkpoint.planned(batch - 1)
         self.coordinator.run(

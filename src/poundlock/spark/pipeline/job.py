@@ -51,6 +51,7 @@ class SparkJob:
     driver_branches: Sequence[DriverBranch] = ()
     at_most_once: bool = False
     least_time_left_s: float = 0
+    cut: Mapping[str, str] = field(default_factory=dict)  # see `cut`
 
     def write(
         self,
@@ -79,7 +80,7 @@ class SparkJob:
                 receipts.append(
                     branch.prepare(Branch(transaction, branch.name, 0, transaction.attempt, 0, ids))
                 )
-        return Votes(tuple(receipts), totals, settled)
+        return Votes(tuple(receipts), totals, settled, self.cut)
 
     def drain(self) -> Mapping[str, Fingerprint]:
         _, totals, _ = self._run(WriteTask(self.sinks, self.dead_letters))

@@ -169,6 +169,7 @@ class Pipeline:
         )
         try:
             batches.take_over(adopt=self.adopt_checkpoint, abandoned=self.abandoned)
+            batches.pin(spark)
             with _no_empty_batches(spark, plan, trigger):
                 query.started(writer.foreachBatch(batches).start(), batches)
         except BaseException:
