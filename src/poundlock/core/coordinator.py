@@ -473,8 +473,8 @@ class Coordinator:
             self._opened = False
 
     def close(self) -> None:
-        """Close the connections of all sinks. They may be opened again."""
-        for sink in (*self._all.values(), *self._former):
+        """Close the driver's connections. They may be opened again."""
+        for sink in (*self.sinks.values(), *self._former):
             sink.close()
 
     def _sweep_sink(self, sink: Participant) -> int:

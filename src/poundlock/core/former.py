@@ -29,6 +29,8 @@ def places_of(sinks: Iterable[Participant]) -> list[Place]:
             continue  # it opens no branches, so it needs no right to end any
         if where:
             places.append(Place(sink.name, sink.system, where))
+            if sink.semantic is not Semantic.EXACTLY_ONCE:
+                sink.close()  # the driver asks it nothing more
     return places
 
 
