@@ -175,7 +175,8 @@ def write_late(chaos: Chaos, pipeline: str, attempt: int) -> None:
     """Write to all partitions as a losing attempt would, and leave the transaction open."""
     generation = [it for it in chaos.log(pipeline) if it["kind"] == "Generation"][-1]
     (topic,) = chaos.outputs(pipeline)
-    name = f"poundlock.{pipeline}.{generation['identity']}.{generation['number']}.{topic}.{attempt}"
+    owner = f"poundlock.{chaos.run}-{pipeline}.{generation['identity']}.{generation['number']}"
+    name = f"{owner}.{topic}.0.{attempt}.0"
     producer = Producer(quiet(chaos.servers) | {"transactional.id": name})
     producer.init_transactions(30)
     producer.begin_transaction()

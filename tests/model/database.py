@@ -41,6 +41,7 @@ class DatabaseServer:
     def prepare(self, gid: str, rows: list[Row]) -> None:
         self.prepared[gid] = rows
         self.last = gid
+        self.watcher.prepared((self.sink, gid, None))
 
     def commit_prepared(self, gid: str) -> str | None:
         if gid not in self.prepared:

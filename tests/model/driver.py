@@ -119,6 +119,8 @@ class Driver:
                 rows = planned = world.planned(batch, rows[1], self)
                 self._spark("offsets", lambda b=batch, p=planned: checkpoint.plan(b, p))
             self._batch(coordinator, batch, rows, sinks)
+            if config.cron:
+                break
         with contextlib.suppress(Unavailable, Fenced):
             coordinator.end()
 

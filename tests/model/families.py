@@ -19,6 +19,7 @@ RESIZED = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, resized=Tru
 BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
 WITNESSED = Config(sinks=("database", "database"), batches=(2, 1, 1))
 LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
+CRON = Config(sinks=("kafka",), batches=(2, 2, 2), cron=True)
 CROWDED = replace(LONG, keep=2, records=3, late=False)  # a compaction carries the batches
 
 ALL = (PLAIN, REMOTE, SWALLOWING, STATEFUL, SALTED, SHIFTING, BLIND, LONG)
@@ -122,11 +123,13 @@ def stragglers() -> Iterator[Schedule]:
 def late_opens() -> Iterator[Schedule]:
     """A failed attempt at a task opens its id when later batches are written or decided."""
     places = ("produce", "check", "commit", "witness")
-    for config in (REMOTE, replace(PLAIN, batches=(2, 2, 2))):
+    for config in (REMOTE, replace(PLAIN, batches=(2, 2, 2)), CRON):
         for nth, place, late in itertools.product(range(6), places, range(6)):
             opened = (Fault("delay", nth, "init"), Fault("deliver", late, place))
             yield Schedule(config, opened)
             yield Schedule(config, (*opened, Fault("crash", 0, "commit")))
+            crashed = Fault("crash", late % 3, "commit")
+            yield Schedule(config, (opened[0], crashed, Fault("deliver", late, place)))
 
 
 def forgotten_outcomes() -> Iterator[Schedule]:
@@ -188,6 +191,15 @@ def refused_deletes() -> Iterator[Schedule]:
             pause = Fault("switch", nth, place)
             for refused in range(effects(config, pause).count("del")):
                 yield Schedule(config, (pause, Fault("lose_request", refused, "del")))
+
+
+def clean_ends() -> Iterator[Schedule]:
+    """Each driver ends after a batch, unless something happens; the next may use its lane."""
+    for config in (CRON, replace(CRON, log="remote", late=True)):
+        yield from everywhere(config, "crash")
+        yield from everywhere(config, "switch", step=2)
+        yield from everywhere(config, "lose_answer", step=2)
+        yield from everywhere(config, "expire", step=2)
 
 
 def crowded_logs() -> Iterator[Schedule]:
@@ -332,6 +344,7 @@ FAMILIES = (
     woken_in_compaction,
     replaced_while_idle,
     refused_deletes,
+    clean_ends,
     crowded_logs,
     tampered_checkpoints,
     restored_together,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray, Transaction
+from poundlock.core.model import Branch, Lane, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Commitment, Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState
 from poundlock.errors import ProducerFenced
@@ -235,13 +235,15 @@ class KafkaSink(Participant):
 
     def id_of(self, branch: Branch) -> str:
         transaction = branch.transaction
-        stem = f"{transaction.lane}.{branch.task}"
+        lane = transaction.lane or Lane(transaction.generation)
+        stem = f"{lane.number}.{branch.task}"
         ids = (self.id_with(transaction, f"{stem}.{number}") for number in itertools.count())
         free = (id_ for id_ in ids if id_ not in branch.held_ids)
         return next(itertools.islice(free, branch.retry, None))
 
     def id_with(self, transaction: Transaction, rest: str) -> str:
-        return transactional_id(transaction.namespace, transaction.generation, self.name, rest)
+        lane = transaction.lane or Lane(transaction.generation)
+        return transactional_id(transaction.namespace, lane.generation, self.name, rest)
 
     def begin(self, branch: Branch) -> KafkaWriter:
         id_ = self.id_of(branch)

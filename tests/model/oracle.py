@@ -241,6 +241,12 @@ class Oracle:
         self.count(f"branch aborted by {by}")
         self._end(key, "aborted")
 
+    def prepared(self, key: Key) -> None:
+        """A branch was prepared. After a restore, generations and so names come again."""
+        if self._ended.get(key) == "aborted":
+            del self._ended[key]
+            self._aborted_by_us.discard(key)
+
     def _end(self, key: Key, outcome: str) -> None:
         before = self._ended.setdefault(key, outcome)
         self.require(before == outcome, f"the outcome of {key[1]} changed: {before}, {outcome}")

@@ -69,6 +69,7 @@ class Config:
     shifting: bool = False  # a replay cuts the batch into other partitions
     keep: int = 1
     records: int = 1000  # a longer log is compacted
+    cron: bool = False  # each driver ends after one batch
     stubborn: bool = False  # a failed step is repeated in the same process
     late: bool = False  # paused drivers wake at the very end, not when their successor ends
     operator_decision: str | None = (

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from poundlock.core.model import Branch, Namespace, Transaction
+from poundlock.core.model import Branch, Lane, Namespace, Transaction
 from poundlock.sinks.kafka.branches import parse_transactional_id, transactional_id
 
+LANES = (Lane(1), Lane(1, 1), Lane(1, 12), Lane(3))
 WHERE = Transaction(Namespace("p", "00ff"), 3, 7, 1)
 
 
@@ -43,8 +44,8 @@ def test_a_batch_uses_the_ids_of_the_batch_before() -> None:
 
 
 def test_no_id_of_an_earlier_lane_is_used() -> None:
-    lanes = [ids(range(12), transaction=replace(WHERE, lane=lane)) for lane in (0, 1, 12)]
-    assert len(set().union(*lanes)) == 36
+    lanes = [ids(range(12), transaction=replace(WHERE, lane=lane)) for lane in LANES]
+    assert len(set().union(*lanes)) == 48
 
 
 @pytest.mark.parametrize("retry", [0, 1])
@@ -59,6 +60,6 @@ def test_a_repair_never_opens_an_id_that_a_decision_names(retry: int) -> None:
 
 def test_an_id_names_its_owner() -> None:
     (id_,) = ids([5], retry=2)
-    assert parse_transactional_id(id_) == (Namespace("p", "00ff"), 3, "out")
+    assert parse_transactional_id(id_) == (Namespace("p", "00ff"), Lane(3), "out")
     assert id_ == "poundlock.p.00ff.3.out.0.5.2"
     assert parse_transactional_id(id_.removeprefix("poundlock")) is None

@@ -89,7 +89,8 @@ class Coordinator:
         self._around = Surroundings(settings or Settings(), observe, stopping, clock, sleep)
         self._committer = Committer(log, self.sinks, self._around)
         self._swept_at = float("-inf")
-        self._lane = 0
+        self._lane = 0  # how often this driver has changed lanes
+        self._in_hand = False  # a batch has begun, and its run has not ended well
         self._former: list[Participant] = []  # they sweep for sinks that the pipeline no longer has
         self._opened = False  # the log says where this driver's branches may be open
 
@@ -156,7 +157,9 @@ class Coordinator:
             bound = found or state.query
             self._around.report(Step.TAKING_OVER, generation=number)
             try:
-                self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
+                self.log.append(
+                    Generation(number, namespace, self.log.uri, bound, owner, state.free_lane)
+                )
                 return before
             except Fenced:
                 # The previous driver is still alive and appended at the same moment. Read the log
@@ -206,8 +209,11 @@ class Coordinator:
         checkpoint now holds for the previous batch. When this returns, the batch is finished in every
         system and in the log.
         """
+        self._in_hand = True
         with self._prefer_fenced():
-            return self._run(batch, offsets, job, before)
+            known = self._run(batch, offsets, job, before)
+        self._in_hand = False
+        return known
 
     def _run(self, batch: int, offsets: str, job: Job, before: str | None) -> Stage:
         self._around.report(Step.ENTERED, batch=batch)
@@ -461,13 +467,15 @@ class Coordinator:
         self._around.report(Step.SWEPT, count=count)
         return count
 
-    def end(self) -> None:
+    def end(self, *, copies: bool = False) -> None:
         """Sweep for the last time. If nothing can be open any more, log that.
 
-        The pipeline may then continue without any of its sinks.
+        The pipeline may then continue without any of its sinks, and the next driver uses the same
+        lane. `copies` tells that copies of tasks may still run, of which no vote tells.
         """
         self.sweep()
-        stragglers = self._lane > 0  # tasks that may still run, and open branches after this sweep
+        # Tasks that may still run, and open branches after this sweep.
+        stragglers = self._lane > 0 or self._in_hand or copies
         if self.state.places and not stragglers and not self.state.unfinished:
             self.log.append(Opened(()))
             self._opened = False
@@ -519,4 +527,5 @@ class Coordinator:
 
     def _transaction(self, batch: int, attempt: int) -> Transaction:
         generation = self.generation
-        return Transaction(generation.namespace, generation.number, batch, attempt, self._lane)
+        lane = generation.lane._replace(number=self._lane)
+        return Transaction(generation.namespace, generation.number, batch, attempt, lane)

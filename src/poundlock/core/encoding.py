@@ -96,7 +96,14 @@ def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -
     match data["kind"]:
         case "Generation":
             namespace = Namespace(data["pipeline"], data["identity"])
-            return Generation(data["number"], namespace, data["uri"], data["query"], data["owner"])
+            return Generation(
+                data["number"],
+                namespace,
+                data["uri"],
+                data["query"],
+                data["owner"],
+                data.get("lanes_of"),
+            )
         case "Bound":
             return Bound(data["query"])
         case "Decided":

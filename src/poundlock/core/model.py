@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from poundlock.errors import UsageError
 
@@ -90,6 +90,13 @@ def total(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
     return sum(fingerprints, Fingerprint())
 
 
+class Lane(NamedTuple):
+    """Names the transactional ids that batch after batch uses. Later lanes are greater."""
+
+    generation: int  # whose driver opened it
+    number: int = 0  # how often that driver had changed lanes
+
+
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """All output of one attempt at a batch."""
@@ -98,7 +105,7 @@ class Transaction:
     generation: int
     batch: int
     attempt: int
-    lane: int = 0  # a task that an earlier lane of this driver left behind uses no id of this one
+    lane: Lane | None = None  # no task of an earlier run uses its ids; None: the generation's first
 
     def __str__(self) -> str:
         return (
@@ -206,6 +213,11 @@ class Generation:
     uri: str  # location of the log, which shows that a log is a copy
     query: str | None  # Spark's query id once known, which shows that a checkpoint is new
     owner: str  # host and process, only for display
+    lanes_of: int | None = None  # whose lane this driver begins in; None: one of its own
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.lanes_of or self.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray
+from poundlock.core.model import Branch, Lane, Namespace, Receipt, Stray
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import GuaranteeBroken, Unavailable, UsageError
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 NEVER_MS = 2147483647  # Kafka 4.1 and later never expire a transaction with this time-out
 _DEFAULT_LIMIT_MS = 900_000  # Kafka's, used where we may not read the brokers' limit
 PREFIX = "poundlock"
-
+_ID = re.compile(rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)\.(\d+)\.\d+\.\d+", re.ASCII)
 _COMMITS = ("PrepareCommit", "CompleteCommit")
 
 _STATE_BY_OUTCOME = {
@@ -59,7 +59,8 @@ def transactional_id(branch: Branch) -> str:
     """
     transaction, namespace = branch.transaction, branch.transaction.namespace
     owner = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}"
-    stem = f"{owner}.{transaction.generation}.{branch.sink}.{transaction.lane}.{branch.task}"
+    lane = transaction.lane or Lane(transaction.generation)
+    stem = f"{owner}.{lane.generation}.{branch.sink}.{lane.number}.{branch.task}"
     ids = (f"{stem}.{number}" for number in itertools.count())
     free = (id_ for id_ in ids if id_ not in branch.held_ids)
     return next(itertools.islice(free, branch.retry, None))
@@ -69,16 +70,17 @@ class IdParts(NamedTuple):
     """What a transactional id of Poundlock contains."""
 
     namespace: Namespace
-    generation: int
+    lane: Lane
     sink: str
 
 
 def parse_transactional_id(id: str) -> IdParts | None:
     """Return the parts of a transactional id. None if it is not Poundlock's."""
-    match = re.fullmatch(
-        rf"{PREFIX}\.([\w-]+)\.([0-9a-f]+)\.(\d+)\.([\w-]+)(\.\d+){{3}}", id, flags=re.ASCII
-    )
-    return IdParts(Namespace(match[1], match[2]), int(match[3]), match[4]) if match else None
+    match = _ID.fullmatch(id)
+    if match is None:
+        return None
+    pipeline, identity, generation, sink, number = match.groups()
+    return IdParts(Namespace(pipeline, identity), Lane(int(generation), int(number)), sink)
 
 
 class KafkaBranches(ClientOwner, Participant):
@@ -201,7 +203,8 @@ class KafkaBranches(ClientOwner, Participant):
         prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
         known = self.client.run(transactions.list_by_prefix, prefix, states=())
         parsed = (parse_transactional_id(txn.transactional_id) for txn in known)
-        return max((it.generation for it in parsed if it and it.namespace == namespace), default=0)
+        lanes = [it.lane for it in parsed if it and it.namespace == namespace]
+        return max((lane.generation for lane in lanes), default=0)
 
     def committed_beyond(self, state: LogState) -> str | None:
         """Compare each id's last transaction with its last use in the log.
@@ -211,6 +214,9 @@ class KafkaBranches(ClientOwner, Participant):
         """
         assert state.generation is not None
         ids = self._list_own(state.generation.namespace, states=("CompleteCommit",))
+        unknown = self._first_unknown(ids, state)
+        if unknown is not None:
+            return f"a transaction of {unknown}"
         uses = {id_: dict(use.identity) for id_ in ids if (use := state.last_use(self.name, id_))}
         described = self.client.run(transactions.describe, uses)
         for id_, use in uses.items():
@@ -246,26 +252,43 @@ class KafkaBranches(ClientOwner, Participant):
                 found.add(unclear[id_])
         return frozenset(found)
 
+    def _first_unknown(self, ids: Mapping[str, Lane], state: LogState) -> str | None:
+        """Return the first committed id that the log must know, and does not.
+
+        Compaction drops the last uses of ids, but those of older batches before those of newer ones,
+        and later batches never use an earlier lane.
+        """
+        named = map(parse_transactional_id, state.ids_of(self.name))
+        newest = max((it.lane for it in named if it), default=None)
+        for id_, lane in ids.items():
+            known = state.last_use(self.name, id_) is not None or state.was_let_go(
+                Stray(self.name, id_, lane.generation, "CompleteCommit")
+            )
+            complete = state.batch_floor == 0 or (newest is not None and lane > newest)
+            if complete and not known:
+                return id_
+        return None
+
     def find(self, namespace: Namespace) -> list[Stray]:
         mine = self._list_own(namespace)
         described = self.client.run(transactions.describe, mine)
         return [
-            stray_of(self.name, id_, generation, now)
-            for id_, generation in mine.items()
+            stray_of(self.name, id_, lane.generation, now)
+            for id_, lane in mine.items()
             if (now := described[id_]) is not None and now.state == "Ongoing"
         ]
 
     def _list_own(
         self, namespace: Namespace, states: Sequence[str] = transactions.OPEN_STATES
-    ) -> dict[str, int]:
-        """Return this sink's ids whose transactions are in these states, with their generations."""
+    ) -> dict[str, Lane]:
+        """Return this sink's ids whose transactions are in these states, with their lanes."""
         prefix = f"{PREFIX}.{namespace.pipeline}.{namespace.identity}."
-        mine: dict[str, int] = {}
+        mine: dict[str, Lane] = {}
         for txn in self.client.run(transactions.list_by_prefix, prefix, states=states):
             parsed = parse_transactional_id(txn.transactional_id)
             # Names are compared whole, because one name may be the beginning of another.
             if parsed and (parsed.namespace, parsed.sink) == (namespace, self.name):
-                mine[txn.transactional_id] = parsed.generation
+                mine[txn.transactional_id] = parsed.lane
         return mine
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:

@@ -33,7 +33,7 @@ class KafkaInspector(Inspector):
             if parsed is None or now is None:
                 continue
             if namespace in (None, parsed.namespace):
-                stray = stray_of(parsed.sink, id_, parsed.generation, now)
+                stray = stray_of(parsed.sink, id_, parsed.lane.generation, now)
                 found.append(OpenBranch(parsed.namespace, stray))
         return found
 

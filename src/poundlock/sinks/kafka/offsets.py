@@ -82,6 +82,7 @@ class GroupOffsetsBranch:
         self._participant = participant
         self._offsets = offsets
         self.name = participant.name
+        self.tries = 0
 
     def fingerprint(self) -> Fingerprint:
         text = json.dumps(sorted((*at, offset) for at, offset in self._offsets.items()))
@@ -90,6 +91,7 @@ class GroupOffsetsBranch:
 
     def prepare(self, branch: Branch) -> Receipt:
         for retry in range(_TRIES):
+            self.tries = retry + 1
             try:
                 return self._prepare(replace(branch, retry=retry))
             except (Rejected, Unavailable):

@@ -55,6 +55,7 @@ class Batches:
     gate: Gate
     at_most_once: bool = False  # no task may run a second time
     least_time_left_s: float = 0  # that a branch must have left at the decision
+    speculation: bool = False  # Spark may start copies of slow tasks
     _session: SparkSession | None = field(default=None, init=False)  # that made the query's frame
     _settings: Settings | None = field(default=None, init=False)
     _pin: Pin | None = field(default=None, init=False)
@@ -138,7 +139,7 @@ class Batches:
         self.unpin()
         try:
             if sweep:
-                self.coordinator.end()
+                self.coordinator.end(copies=self.speculation)
         except PoundlockError as error:
             logger.warning(
                 "%s: the last sweep failed, the next start repeats it: %s", self.name, error

@@ -19,6 +19,7 @@ from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark.pipeline.batch import Batches, Gate
 from poundlock.spark.pipeline.checks import check_mode, check_parts, preflight
 from poundlock.spark.pipeline.routes import Route, dead_letter_routes, dead_letter_sinks
+from poundlock.spark.pipeline.site import SparkSite
 from poundlock.spark.plan import Plan
 from poundlock.spark.storage import Checkpoint, open_log, resolved
 
@@ -90,6 +91,7 @@ def build_batches(
         gate=gate,
         at_most_once=at_most_once,
         least_time_left_s=settings.least_time_left_s,
+        speculation=SparkSite(spark, log_location).speculation,
     )
 
 

@@ -29,6 +29,7 @@ class DriverBranch(Protocol):
     """A participant with one branch, which the driver writes, such as the source's offsets."""
 
     name: str
+    tries: int  # of the last `prepare`; what an earlier one sent may still be under way
 
     def fingerprint(self) -> Fingerprint:
         """Return the fingerprint of what this batch writes."""
@@ -80,6 +81,7 @@ class SparkJob:
                 receipts.append(
                     branch.prepare(Branch(transaction, branch.name, 0, transaction.attempt, 0, ids))
                 )
+                settled = settled and branch.tries == 1
         return Votes(tuple(receipts), totals, settled, self.cut)
 
     def drain(self) -> Mapping[str, Fingerprint]:
