@@ -242,6 +242,22 @@ def sink_renamed(scene: Scene) -> None:
     scene.exact()
 
 
+def sink_renamed_after_a_crash(scene: Scene) -> None:
+    scene.feed(FIRST)
+    trial.die(scene.pipeline(scene.target.make(name="before")), Step.CHECKED)
+    scene.run(scene.target.make(name="after"))
+    scene.exact()
+
+
+def sink_removed_after_a_crash(scene: Scene) -> None:
+    scene.feed(FIRST)
+    trial.die(scene.pipeline(scene.target.make(), scene.other()), Step.CHECKED)
+    scene.refuse("may have left branches open", scene.other())
+    scene.run(scene.target.make(), scene.other())
+    scene.exact()
+    scene.run(scene.other())
+
+
 def sink_removed(scene: Scene) -> None:
     scene.feed(FIRST)
     scene.run(scene.target.make(), scene.other())
@@ -456,6 +472,7 @@ class Row:
 
 REMEMBERS = tuple(system for system in targets.SYSTEMS if system != "OpenSearch")
 RESTORABLE = tuple(system for system in REMEMBERS if system != "Kafka")
+HOLDING = ("Kafka", "PostgreSQL", "PostgreSQL, staged", "MariaDB")  # open branches are in the way
 ROWS = (
     Row("the log and the checkpoint were restored together", "refused", both_restored, REMEMBERS),
     Row("the same", "not known", both_restored, ("OpenSearch",)),
@@ -484,7 +501,9 @@ ROWS = (
     Row("the same, and a system lost it", "refused", query_changed_after_a_loss, ("PostgreSQL",)),
     Row("a sink has another name", "exact", sink_renamed, targets.SYSTEMS),
     Row("the same, while a decided batch waits", "refused", sink_renamed_in_doubt),
+    Row("the same, after its driver died", "exact", sink_renamed_after_a_crash, HOLDING),
     Row("a sink was removed", "exact", sink_removed),
+    Row("the same, after its driver died", "refused", sink_removed_after_a_crash, HOLDING),
     Row("the same, while a decided batch waits", "refused", sink_removed_in_doubt),
     Row("a sink was added", "exact", sink_added),
     Row("the options of a sink were changed", "exact", options_changed, ("PostgreSQL",)),
