@@ -122,3 +122,10 @@ def _fails(error: Exception) -> object:
 
     sink: Any = SimpleNamespace(send=send, row_store=SimpleNamespace(read=lambda name: iter(())))
     return _send(sink, "poundlock.p.00.1.out.0.1.0")
+
+
+def test_dropped_rows_leave_no_witness(sink: Kept, tmp_path: Path) -> None:
+    kept, *dropped = [prepare(sink, task).id for task in range(3)]
+    sink.row_store.drop(dropped)
+    assert list(sink.row_store.states()) == [kept]
+    assert len(list((tmp_path / "kept").iterdir())) == 1

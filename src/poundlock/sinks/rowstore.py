@@ -119,6 +119,10 @@ class RowStore:
             return False
         return True
 
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete the rows of branches, finished or not, without a witness."""
+        self.delete(*(file for name in names for file in _rows_of(name)))
+
     def delete(self, *files: str) -> None:
         system, root = self._open()
         in_parallel(lambda file: self._delete_one(system, f"{root}/{file}"), files)

@@ -327,8 +327,7 @@ class OpenSearch(StoredBranches):
 
     def _drop_ids(self, branches: Iterable[str]) -> None:
         if self.unique_ids:
-            for branch in branches:
-                self.ids.drop(branch)
+            self.ids.drop(branches)
 
 
 class Elasticsearch(OpenSearch):
