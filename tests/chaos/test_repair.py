@@ -394,8 +394,9 @@ def test_a_checkpoint_restored_to_an_older_state_is_refused(
     pipeline = case.pipeline()
     finish(pipeline)
     save(case.checkpoint, tmp_path / "old")
-    case.kafka.produce(case.source, ["one"])
-    finish(pipeline)
+    for row in ("one", "more"):
+        case.kafka.produce(case.source, [row])
+        finish(pipeline)
     save(case.checkpoint, tmp_path / "new")
     if fresh:
         case.kafka.produce(case.source, ["two"])
@@ -405,7 +406,22 @@ def test_a_checkpoint_restored_to_an_older_state_is_refused(
 
     restore(tmp_path / "new", case.checkpoint)
     finish(pipeline)
-    case.check([*ROWS, "one", "two"] if fresh else [*ROWS, "one"])
+    case.check([*ROWS, "one", "more", "two"] if fresh else [*ROWS, "one", "more"])
+
+
+def test_a_checkpoint_that_lacks_only_the_newest_batch_comes_through(
+    case: Case, tmp_path: Path
+) -> None:
+    """As after a loss of power: the plan of the batch is restored from its decision."""
+    pipeline = case.pipeline()
+    finish(pipeline)
+    save(case.checkpoint, tmp_path / "old")
+    case.kafka.produce(case.source, ["one"])
+    finish(pipeline)
+    case.kafka.produce(case.source, ["two"])
+    restore(tmp_path / "old", case.checkpoint)
+    finish(pipeline)
+    case.check([*ROWS, "one", "two"])
 
 
 def test_a_log_restored_to_an_older_state_is_refused(case: Case, tmp_path: Path) -> None:

@@ -136,12 +136,27 @@ def checkpoint_restored(scene: Scene) -> None:
     scene.feed(FIRST)
     scene.run()
     copy, log = scene.copy(), scene.checkpoint / "poundlock"
+    for rows in (SECOND, THIRD):
+        scene.feed(rows)
+        scene.run()
+    newest = shutil.copytree(log, scene.place / "newest")
+    scene.restore(copy)
+    scene.restore(newest, "poundlock")
+    scene.refuse("other source offsets")
+    scene.exact()
+
+
+def checkpoint_restored_by_one_batch(scene: Scene) -> None:
+    scene.feed(FIRST)
+    scene.run()
+    copy, log = scene.copy(), scene.checkpoint / "poundlock"
     scene.feed(SECOND)
     scene.run()
     newest = shutil.copytree(log, scene.place / "newest")
     scene.restore(copy)
     scene.restore(newest, "poundlock")
-    scene.refuse("other source offsets")
+    scene.feed(THIRD)
+    scene.run()
     scene.exact()
 
 
@@ -484,6 +499,7 @@ ROWS = (
     ),
     Row("the same", "not known", both_restored_within_a_run, ("OpenSearch",)),
     Row("the checkpoint was restored without the log", "refused", checkpoint_restored),
+    Row("the same, and it lacks only the newest batch", "exact", checkpoint_restored_by_one_batch),
     Row("the log was restored without the checkpoint", "refused", log_restored),
     Row("the checkpoint was deleted, the log was kept", "refused", checkpoint_deleted),
     Row("the log was deleted, the checkpoint was kept", "refused", log_deleted),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from .world import read_once
+from .reading import read_once
 
 SEED, SCHEDULES = "20261115", 3300
 LINES = pytest.StashKey[list[str]]()
@@ -35,7 +35,7 @@ def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def model_seed(pytestconfig: pytest.Config, report: Callable[[str], None]) -> int:
-    given = pytestconfig.getoption("--model-seed", SEED)
+    given: str = pytestconfig.getoption("--model-seed", SEED) or SEED
     chosen = secrets.randbelow(2**32) if given == "random" else int(given)
     report(f"model: --model-seed {chosen}")
     return chosen
@@ -43,7 +43,7 @@ def model_seed(pytestconfig: pytest.Config, report: Callable[[str], None]) -> in
 
 @pytest.fixture(scope="session")
 def model_schedules(pytestconfig: pytest.Config) -> int:
-    return pytestconfig.getoption("--model-schedules", SCHEDULES)
+    return pytestconfig.getoption("--model-schedules", SCHEDULES) or SCHEDULES
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from poundlock.core.checkpoint import FileCheckpoint
 from poundlock.core.log import Disk, NumberTaken, TransactionLog
 
 Effect = Callable[[str, Callable[[], object]], object]
@@ -67,6 +68,20 @@ class SimDisk:
         self._there(path)
         del self.live[path]
 
+    def rename(self, source: str, target: str) -> None:
+        self.live[target] = self._there(source)
+        del self.live[source]
+
+    def keep_all(self, path: str) -> None:
+        """Make all below a directory durable."""
+        for name, file in self.live.items():
+            if name.startswith(path):
+                self.kept[name] = file
+                if file is not None:
+                    file.synced = file.data
+        for name in [n for n in self.kept if n.startswith(path) and n not in self.live]:
+            del self.kept[name]
+
     def read(self, path: str) -> bytes:
         file = self._there(path)
         assert file is not None
@@ -111,6 +126,12 @@ class DriverDisk(Disk):
     def __init__(self, disk: SimDisk, effect: Effect, published: Callable[[int, bytes], None]):
         self._disk, self._effect, self._published = disk, effect, published
 
+    def rename(self, source: str, target: str) -> None:
+        self._effect("rename", lambda: self._disk.rename(source, target))
+
+    def below(self, path: str) -> list[str]:
+        return []  # the sources of the model keep nothing beside their offsets
+
     def make_directory(self, path: str) -> None:
         self._effect("mkdir", lambda: self._disk.make_directory(path))
 
@@ -128,7 +149,8 @@ class DriverDisk(Disk):
     def link(self, source: str, target: str) -> None:
         def effect() -> None:
             self._disk.link(source, target)
-            self._published(int(target[-25:-5]), self._disk.read(target))
+            if target.endswith(".json"):
+                self._published(int(target[-25:-5]), self._disk.read(target))
 
         self._effect("link", effect)
 
@@ -144,6 +166,15 @@ class DriverDisk(Disk):
         names = self._effect("names", lambda: self._disk.names(path))
         assert isinstance(names, list)
         return names
+
+
+def checkpoint_on(disk: SimDisk, root: str, effect: Effect) -> FileCheckpoint:
+    """Return Spark's checkpoint as a driver's own code sees it. Its effects have names of their own."""
+
+    def named(label: str, request: Callable[[], object]) -> object:
+        return effect(f"checkpoint-{label}", request)
+
+    return FileCheckpoint(root, disk=DriverDisk(disk, named, lambda number, data: None))
 
 
 class RemoteLog(TransactionLog):

@@ -11,8 +11,10 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from poundlock.core.checkpoint import FileCheckpoint
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.owner import LOOK_EVERY_S
 from poundlock.core.participant import Participant
@@ -21,7 +23,7 @@ from poundlock.core.surroundings import Settings
 from poundlock.errors import Fenced, Unavailable
 
 from .schedule import REQUEST, Fault
-from .spark import Range, Runs, SimJob, SparkConflict
+from .spark import Range, Runs, SimJob, SparkConflict, range_of, text_of, whole
 from .systems import OURS, Crash
 
 if TYPE_CHECKING:
@@ -100,14 +102,15 @@ class Driver:
             sleep=self._sleep,
         )
         checkpoint = world.checkpoint
+        files = world.checkpoint_files(self.effect)
         self._patiently(
             lambda: coordinator.take_over(
-                OURS, query=self._metadata, owner=self.name, has_ended=self._has_ended
+                OURS, query=files.query, owner=self.name, has_ended=self._has_ended
             )
         )
         self.generation = coordinator.generation.number
-        query = self._spark("metadata", checkpoint.start)
-        self._patiently(lambda: coordinator.bind(query))
+        self._patiently(lambda: files.mend(coordinator.log))
+        self._spark("metadata", checkpoint.start)
         first = checkpoint.next_batch()
         rows = checkpoint.offsets.get(first - 1, (0, 0))
         for batch in itertools.takewhile(world.has_batch, itertools.count(first)):
@@ -118,14 +121,19 @@ class Driver:
                 self._await_rows()
                 rows = planned = world.planned(batch, rows[1], self)
                 self._spark("offsets", lambda b=batch, p=planned: checkpoint.plan(b, p))
-            self._batch(coordinator, batch, rows, sinks)
+            self._batch(coordinator, files, batch, rows, sinks)
             if config.cron:
                 break
         with contextlib.suppress(Unavailable, Fenced):
             coordinator.end()
 
     def _batch(
-        self, coordinator: Coordinator, batch: int, rows: Range, sinks: Mapping[str, Participant]
+        self,
+        coordinator: Coordinator,
+        files: FileCheckpoint,
+        batch: int,
+        rows: Range,
+        sinks: Mapping[str, Participant],
     ) -> None:
         """Run one batch as Spark does: by the plan in memory, whatever the checkpoint holds."""
         world, checkpoint = self.world, self.world.checkpoint
@@ -134,9 +142,13 @@ class Driver:
         job = SimJob(world.config, rows, sinks, self.runs, batch, cut)
 
         def call() -> None:
-            stored = checkpoint.offsets.get(batch - 1)
-            before = None if stored is None else f"{stored[0]}-{stored[1]}"
-            coordinator.run(batch, f"{rows[0]}-{rows[1]}", job, before=before)
+            plan = files.plan(batch)
+            query = files.query()
+            assert query is not None
+            coordinator.bind(query)
+            stored = range_of(plan.text) if whole(plan.text) else None
+            known = plan if stored == rows else replace(plan, text=text_of(rows))
+            coordinator.run(batch, known, job)
 
         self._patiently(call)
         kept = (job.kept or {}) if world.config.stateful else None
@@ -169,9 +181,6 @@ class Driver:
             if driver.idle and 0 < driver.generation < self.world.oracle.owner:
                 driver.dead = True
                 self.world.oracle.count("idle driver stopped")
-
-    def _metadata(self) -> str | None:
-        return self._spark("metadata", lambda: self.world.checkpoint.query)
 
     def _patiently(self, step: Callable[[], object]) -> None:
         """Run the call; a stubborn driver repeats it after a failure that allows a retry."""
@@ -206,12 +215,13 @@ class Driver:
     def effect(self, label: str, effect: Callable[[], T]) -> T:
         """Apply an effect on the disk, unless the schedule prevents it."""
         fault = self._gate(label)
-        if self.outage and label != "sync":
+        sync = label.endswith("sync")
+        if self.outage and not sync:
             self.outage -= 1
             fault = fault or "lose_request"
         if fault == "delay" and label != "put":
             fault = "lose_request"
-        if fault in ("lose_request", "lose_answer") and label == "sync":
+        if fault in ("lose_request", "lose_answer") and sync:
             self.world.disk_failed = True
         return self._spoil(fault, label, effect, OSError(5, "Input/output error"))
 
@@ -294,6 +304,10 @@ class Driver:
                 self.hurt = True
             case "restore" | "delete":
                 world.tamper(fault)
+                self.dead = True
+                raise Crash
+            case "forget":
+                world.forget(fault.arg)
                 self.dead = True
                 raise Crash
             case "exchange":

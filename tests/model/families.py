@@ -316,6 +316,42 @@ def replays_that_differ() -> Iterator[Schedule]:
             yield Schedule(config, (Fault("crash", nth, "commit"),))
 
 
+def power_losses() -> Iterator[Schedule]:
+    """The machine crashes, and with it what Spark had not synced of its checkpoint."""
+    several = replace(STATEFUL, batches=(2, 1, 1))
+    for config, arg in itertools.product((PLAIN, several), (2, 3, 4, 6)):
+        yield from everywhere(config, "machine", arg)
+    for arg, after in itertools.product((2, 4), range(0, 60, 3)):
+        twice = (Fault("machine", 1, "offsets", arg), Fault("machine", after, arg=arg))
+        yield Schedule(several, twice)
+        yield Schedule(several, (Fault("crash", 1, "commits"), *twice))
+
+
+def forgotten_files() -> Iterator[Schedule]:
+    """The newest files of the checkpoint are lost, though they were synced; then another crash."""
+    several = replace(STATEFUL, batches=(2, 1, 1))
+    for config, arg in itertools.product((PLAIN, several), (1, 2, 3, 4, 8, 12, 5, 15)):
+        yield from everywhere(config, "forget", arg, step=2)
+    for nth, after in itertools.product(range(3), range(6)):
+        lost = Fault("forget", nth, "commits", 3)
+        yield Schedule(several, (lost, Fault("crash", after, "checkpoint-sync")))
+        yield Schedule(several, (lost, Fault("machine", after, "checkpoint-sync", 4)))
+
+
+def mended_by_two() -> Iterator[Schedule]:
+    """After a loss, a driver is paused while it mends; its successor comes through, then it goes on."""
+    several = replace(STATEFUL, batches=(2, 1, 1))
+    lost = (
+        Fault("forget", 1, "offsets", 4),  # the end of a batch
+        Fault("forget", 0, "step", 1),
+        Fault("forget", 9, "checkpoint-sync", 1),  # a plan that is not decided
+        Fault("machine", 6, "checkpoint-sync", 2),
+    )
+    for fault, place in itertools.product(lost, ("read", "names", "rename", "del", "unlink")):
+        for nth in range(4):
+            yield Schedule(several, (fault, Fault("switch", nth, f"checkpoint-{place}")))
+
+
 def exchanged_sinks() -> Iterator[Schedule]:
     """The driver dies, and the pipeline is started again with sinks added, removed or both."""
     for arg, absent in ((0, (1,)), (1, ()), (1, (1,))):
@@ -341,6 +377,9 @@ FAMILIES = (
     late_markers,
     replays_that_differ,
     exchanged_sinks,
+    power_losses,
+    forgotten_files,
+    mended_by_two,
     woken_in_compaction,
     replaced_while_idle,
     refused_deletes,

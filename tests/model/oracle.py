@@ -25,7 +25,7 @@ from poundlock.core.model import (
     Repaired,
 )
 
-from .spark import Range, fingerprint, routed
+from .spark import Range, fingerprint, range_of, routed
 from .systems import PROTOCOL, Crash, Key, Row, System, first_name, key_of
 
 
@@ -40,9 +40,13 @@ class Story:
     excused: set[str] = field(default_factory=set[str])
 
     @property
+    def text(self) -> bytes:
+        assert self.decided.plan is not None
+        return self.decided.plan.encode()
+
+    @property
     def rows(self) -> Range:
-        start, _, end = self.decided.offsets.partition("-")
-        return int(start), int(end)
+        return range_of(self.text)
 
 
 class Oracle:

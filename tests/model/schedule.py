@@ -11,6 +11,7 @@ PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
 REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
 TAMPER = ("restore", "delete", "copy", "rewind", "vanish")
+FORGETFUL = ("forget",)  # the newest files of Spark's checkpoint are lost though they were synced
 DEPLOYED = ("exchange",)  # the pipeline is started again with other sinks
 CHANGED = ("rename", "remove")  # a sink, with a new start
 FOR_GOOD = ("gone", "stuck")  # a system that never answers again, or that never ends its branches
@@ -83,12 +84,13 @@ class Schedule:
     faults: tuple[Fault, ...] = ()
 
 
-_KINDS = (*PROCESS, *REQUEST, *SYSTEM, *TAMPER, *("crash", "switch", "switch", "machine", "expire"))
+_OFTEN = ("crash", "switch", "switch", "machine", "expire")
+_KINDS = (*PROCESS, *REQUEST, *SYSTEM, *TAMPER, *FORGETFUL, *_OFTEN)
 _PLACES = (
     *((None,) * 10),
     *("write", "sync", "sync", "link", "put", "put", "del", "unlink", "read"),
     *("init", "prepare", "check", "commit", "commit", "commit", "find", "abort", "abort"),
-    *("offsets", "commits"),
+    *("offsets", "commits", "checkpoint-sync", "checkpoint-rename"),
 )
 
 

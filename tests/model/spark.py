@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
 from poundlock.errors import Unavailable
 
+from .disk import SimDisk
 from .schedule import Config
 from .systems import Row
 
@@ -20,51 +23,151 @@ class SparkConflict(Exception):
     """Spark fails: a checkpoint file is unavailable, or another query wrote it first."""
 
 
-@dataclass
+class TornFile(Exception):
+    """Spark fails at every start: the newest file of a log has lost its content."""
+
+
 class Checkpoint:
     """`offsets/N` before a batch and `commits/N` after it, each created only if absent.
 
-    Where it swallows conflicts, as Spark's checkpoint manager does on S3A, the loser of a race gets
-    no error and continues with the plan it has in memory.
+    Spark syncs none of them. Where it swallows conflicts, as Spark's checkpoint manager does on S3A,
+    the loser of a race gets no error and continues with the plan it has in memory.
     """
 
-    swallows: bool = False
-    query: str | None = None
-    offsets: dict[int, Range] = field(default_factory=dict)
-    commits: set[int] = field(default_factory=set)
-    queries: int = 0
+    def __init__(self, disk: SimDisk, root: str, *, swallows: bool = False):
+        self.swallows = swallows
+        self._disk, self._root = disk, root
+        self._queries = self._plans = 0
+
+    @property
+    def query(self) -> str | None:
+        text = self._text("metadata")
+        return json.loads(text)["id"] if text else None
+
+    @property
+    def plans(self) -> dict[int, bytes]:
+        """The plans that a start finds, torn ones left out."""
+        found = {batch: self._text(f"offsets/{batch}") for batch in self._numbers("offsets")}
+        return {batch: text for batch, text in found.items() if text and whole(text)}
+
+    @property
+    def offsets(self) -> dict[int, Range]:
+        return {batch: range_of(text) for batch, text in self.plans.items()}
+
+    @property
+    def commits(self) -> set[int]:
+        numbers = self._numbers("commits")
+        return {batch for batch in numbers if whole(self._text(f"commits/{batch}") or b"")}
 
     def start(self) -> str:
         """Return the query's id; a new checkpoint gets a new one."""
+        if self._text("metadata") == b"":
+            raise TornFile("metadata")
         if self.query is None:
-            self.queries += 1
-            self.query = f"query-{self.queries}"
-        return self.query
+            self._queries += 1
+            self._write("metadata", b'{"id":"query-%d"}' % self._queries)
+        query = self.query
+        assert query is not None
+        return query
 
     def next_batch(self) -> int:
         """Return the batch that a query begins with: the last one, if it was not committed."""
+        for log in ("offsets", "commits"):
+            numbers = self._numbers(log)
+            if numbers and not whole(self._text(f"{log}/{max(numbers)}") or b""):
+                raise TornFile(f"{log}/{max(numbers)}")
         last = max(self.offsets, default=-1)
         return last if last >= 0 and last not in self.commits else last + 1
 
     def plan(self, batch: int, planned: Range) -> None:
-        if self.offsets.setdefault(batch, planned) is not planned and not self.swallows:
+        self._plans += 1
+        text = text_of(planned, self._plans)
+        if not self._write(f"offsets/{batch}", text) and not self.swallows:
             raise SparkConflict
 
     def commit(self, batch: int) -> None:
-        if batch in self.commits and not self.swallows:
+        if not self._write(f"commits/{batch}", COMMIT) and not self.swallows:
             raise SparkConflict
-        self.commits.add(batch)
 
     def restore(self, steps: int) -> None:
         """Go back to an older state: without the newest files."""
+        query, plans, commits = self.query, self.plans, self.commits
         for _ in range(steps):
-            last = max(self.offsets, default=None)
+            last = max(plans, default=None)
             if last is None:
-                return
-            if last in self.commits:
-                self.commits.remove(last)
+                break
+            if last in commits:
+                commits.remove(last)
             else:
-                del self.offsets[last]
+                del plans[last]
+        self.put(query, plans, commits)
+
+    def forget(self, *, plan: int, commit: int) -> bool:
+        """Lose the newest plan and the newest commit. 0: not, 1: its content, 2: half of it, 3: all."""
+        plans, commits = self._numbers("offsets"), self._numbers("commits")
+        newest = {"offsets": max(plans, default=None), "commits": max(commits, default=None)}
+        if newest["commits"] != newest["offsets"]:
+            newest["commits"] = None
+        lost = False
+        for (log, batch), how in zip(newest.items(), (plan, commit), strict=True):
+            if batch is None or how == 0:
+                continue
+            lost, path = True, f"{self._root}/{log}/{batch}"
+            text = self._text(f"{log}/{batch}") or b""
+            self._disk.unlink(path)
+            if how < 3:
+                self._disk.write(path, text[: len(text) // 2] if how == 2 else b"")
+        self._disk.keep_all(self._root)
+        return lost
+
+    def put(self, query: str | None, plans: Mapping[int, bytes], commits: Collection[int]) -> None:
+        """Replace all files, durably."""
+        for path in [path for path in self._disk.live if path.startswith(f"{self._root}/")]:
+            if re.search(r"/(metadata|offsets/.*|commits/.*)$", path):
+                self._disk.unlink(path)
+        if query is not None:
+            self._write("metadata", b'{"id":"%s"}' % query.encode())
+        for batch, text in plans.items():
+            self._write(f"offsets/{batch}", text)
+        for batch in commits:
+            self._write(f"commits/{batch}", COMMIT)
+        self._disk.keep_all(self._root)
+
+    def _write(self, name: str, text: bytes) -> bool:
+        path = f"{self._root}/{name}"
+        if path in self._disk.live:
+            return False
+        self._disk.make_directory(path.rpartition("/")[0])
+        self._disk.write(path, text)
+        return True
+
+    def _text(self, name: str) -> bytes | None:
+        file = self._disk.live.get(f"{self._root}/{name}")
+        return None if file is None else file.data
+
+    def _numbers(self, log: str) -> list[int]:
+        start = f"{self._root}/{log}/"
+        names = [path[len(start) :] for path in self._disk.live if path.startswith(start)]
+        return [int(name) for name in names if name.isdecimal()]
+
+
+COMMIT = b'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}'
+
+
+def text_of(planned: Range, time: int = 0) -> bytes:
+    """Return a plan as Spark writes it. What a crash leaves of it may end anywhere."""
+    metadata = b'{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}' % time
+    return b"v1\n%s\n[%d,%d]" % (metadata, *planned)
+
+
+def range_of(text: bytes) -> Range:
+    start, end = json.loads(text.split(b"\n")[2])
+    return start, end
+
+
+def whole(text: bytes) -> bool:
+    """Return whether a file has all its content. All files of the model end with a bracket."""
+    return text.endswith((b"]", b"{}}")) and text.startswith(b"v1")
 
 
 def fingerprint(rows: Sequence[Row]) -> Fingerprint:

@@ -27,6 +27,7 @@ INTERESTING = (
     "branch aborted by the protocol",  # by a sweep
     "branch lost after the decision",
     "batches carried",
+    "checkpoint forgot something",
     "checkpoint tampered with: delete",
     "checkpoint tampered with: restore",
     "copy refused",

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from fix_opensearch import DONE, NUMBERS, SPACE, branch, make_rows, read_documents, store_rows
 
+from poundlock.core.checkpoint import Plan
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
@@ -310,7 +311,7 @@ class TestRefusals:
             coordinator = Coordinator(MemoryLog(records), {"out": sink})
             coordinator.take_over("trial", query=lambda: None, owner="here")
             for batch in range(2):
-                coordinator.run(batch, f"offsets {batch}", job)
+                coordinator.run(batch, Plan(f"offsets {batch}".encode()), job)
                 job.batches = [make_rows(["d"], [4])]
 
         for _ in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from poundlock.core.checkpoint import Plan
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
@@ -12,6 +13,11 @@ from poundlock.core.protocol import BranchState, Step
 from poundlock.core.surroundings import Settings
 from poundlock.errors import PoundlockError
 from poundlock.sinks.memory import Memory, MemorySystem
+
+
+def plan(batch: int) -> Plan:
+    """Return a plan of Spark's for a batch."""
+    return Plan(f"v1\n{{}}\n{batch}".encode())
 
 
 class Clock:
@@ -150,7 +156,7 @@ class Bench:
 
     def run(self, batch: int = 0, rows: Sequence[int] = (1, 2), **kind: bool) -> Job:
         job = Job(self.sinks, rows, **kind)
-        self.coordinator.run(batch, f"hash-{batch}", job)
+        self.coordinator.run(batch, plan(batch), job)
         return job
 
     def kinds(self) -> Sequence[type[object]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from fix_coordinator import Bench, Job, Sink
+from fix_coordinator import Bench, Job, Sink, plan
 
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
@@ -77,7 +77,7 @@ def test_a_batch_is_retried_after_a_no_vote_and_its_branches_are_aborted() -> No
     bench = Bench()
     job = Job(bench.sinks, (1, 2))
     job.fail = lambda attempt: Rejected("no") if attempt < 3 else None
-    bench.coordinator.run(0, "hash-0", job)
+    bench.coordinator.run(0, plan(0), job)
     assert [transaction.attempt for transaction in job.written] == [1, 2, 3]
     assert len(bench.sinks["a"].swept) == 4
     assert bench.sinks["a"].server.visible == [1, 2]
@@ -90,7 +90,7 @@ def test_a_run_that_may_have_left_a_task_behind_is_the_last_of_its_lane() -> Non
     repeated.settled = False
     jobs = [bench.run(0), bench.run(1), failing, repeated]
     for batch, job in enumerate(jobs[2:], 2):
-        bench.coordinator.run(batch, f"hash-{batch}", job)
+        bench.coordinator.run(batch, plan(batch), job)
     jobs.append(bench.run(4))
     numbers = [[it.lane.number for it in job.written if it.lane] for job in jobs]
     assert numbers == [[0], [0], [0, 1], [1], [2]]
@@ -113,7 +113,7 @@ def lanes_of_two_drivers(end: Callable[[Bench], None]) -> list[int]:
 def fails(bench: Bench) -> None:
     """A batch fails, perhaps with its tasks still running; then the driver ends as if all was well."""
     with pytest.raises(RuntimeError, match="interrupted"):
-        bench.coordinator.run(1, "hash-1", Interrupted(bench.sinks, ()))
+        bench.coordinator.run(1, plan(1), Interrupted(bench.sinks, ()))
     bench.coordinator.end()
 
 
@@ -147,7 +147,7 @@ def test_the_error_is_raised_after_the_last_attempt(error: PoundlockError) -> No
     job = Job(bench.sinks, (1,))
     job.fail = lambda attempt: error
     with pytest.raises(type(error)):
-        bench.coordinator.run(0, "hash-0", job)
+        bench.coordinator.run(0, plan(0), job)
     assert len(job.written) == 2 and bench.kinds() == []
     assert len(bench.sinks["a"].swept) == 2
     bench.run()  # nothing prevents the next start
@@ -159,7 +159,7 @@ def test_a_permanent_error_is_not_retried(error: PoundlockError) -> None:
     job = Job(bench.sinks, (1,))
     job.fail = lambda attempt: error
     with pytest.raises(type(error)):
-        bench.coordinator.run(0, "hash-0", job)
+        bench.coordinator.run(0, plan(0), job)
     assert len(job.written) == 1 and len(bench.sinks["a"].swept) == 1
 
 
@@ -169,7 +169,7 @@ def test_a_stop_ends_the_retries() -> None:
     job = Job(bench.sinks, (1,))
     job.fail = lambda attempt: Rejected("no")
     with pytest.raises(Rejected):
-        bench.coordinator.run(0, "hash-0", job)
+        bench.coordinator.run(0, plan(0), job)
     assert len(job.written) == 1
 
 
@@ -219,13 +219,13 @@ def test_the_time_that_must_be_left_grows_with_the_branches_that_are_committed_b
 
     job.write = late  # type: ignore[method-assign]
     with pytest.raises(OutOfTime, match="expires in 29 s, less than the 29 s"):
-        bench.coordinator.run(1, "hash-1", job)
+        bench.coordinator.run(1, plan(1), job)
     assert bench.kinds().count(Decided) == 1
     # A few branches have enough time.
     few = Job(bench.sinks, range(20))
     write = few.write
     few.write = late  # type: ignore[method-assign]
-    bench.coordinator.run(1, "hash-1", few)
+    bench.coordinator.run(1, plan(1), few)
     assert bench.kinds().count(Decided) == 2
 
 

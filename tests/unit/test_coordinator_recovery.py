@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from fix_coordinator import Bench, Job, Sink
+from fix_coordinator import Bench, Job, Sink, plan
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Votes
@@ -94,7 +94,7 @@ def broken(bench: Bench, *, count: int, stateful: bool = False) -> OtherRows:
     lose_first(bench, count=count)
     job = OtherRows(bench.sinks, (1, 2), stateful=stateful)
     with pytest.raises(GuaranteeBroken, match="--accept-replay"):
-        bench.coordinator.run(0, "hash-0", job)
+        bench.coordinator.run(0, plan(0), job)
     return job
 
 
@@ -118,7 +118,7 @@ def test_an_operator_can_accept_the_replay() -> None:
     bench = Bench()
     job = broken(bench, count=2)
     ruled(bench, OperatorDecision.ACCEPT_REPLAY)
-    bench.coordinator.run(0, "hash-0", job)
+    bench.coordinator.run(0, plan(0), job)
     assert bench.sinks["a"].server.visible == job.rows
     assert bench.kinds()[-2:] == [Repaired, Finished]
 
@@ -129,7 +129,7 @@ def test_an_operator_can_accept_the_loss(stateful: bool) -> None:
     job = broken(bench, count=1, stateful=stateful)
     ruled(bench, OperatorDecision.ACCEPT_LOSS)
     written = len(job.written)
-    bench.coordinator.run(0, "hash-0", job)
+    bench.coordinator.run(0, plan(0), job)
     assert bench.sinks["a"].server.visible == [12]  # of 11 and 12
     assert bench.kinds()[-2:] == [Repaired, Finished]
     assert len(job.written) == written and job.drained == stateful
@@ -203,7 +203,7 @@ def test_an_accepted_loss_ends_the_batch_whatever_the_state_of_its_branches(
     ruled(bench, OperatorDecision.ACCEPT_LOSS, ("a",))
     assert bench.kinds() == [Decided, OperatorDecided, Generation, Repaired, Finished]
     assert 1 <= len(bench.sinks["a"].asked) - asked <= 2  # one attempt
-    bench.coordinator.run(0, "hash-0", job)
+    bench.coordinator.run(0, plan(0), job)
     assert bench.sinks["b"].server.visible == [1, 2]
     assert job.drained == stateful
     assert len(bench.sinks["a"].swept) == 2  # what was left behind
@@ -215,7 +215,7 @@ def decided_only(bench: Bench, *, stateful: bool = False) -> Job:
     for sink in bench.sinks.values():
         sink.answer = lambda receipt: InDoubt("the driver dies")
     with pytest.raises(InDoubt):
-        bench.coordinator.run(0, "hash-0", job)
+        bench.coordinator.run(0, plan(0), job)
     for sink in bench.sinks.values():
         sink.answer = lambda receipt: None
     return job
@@ -276,11 +276,11 @@ def test_accepting_a_replay_does_not_settle_an_unknown_outcome() -> None:
 def test_a_replay_that_computes_another_state_stops_the_pipeline() -> None:
     bench = Bench()
     job = OtherRows(bench.sinks, (1, 2), stateful=True)
-    bench.coordinator.run(0, "hash-0", job)
+    bench.coordinator.run(0, plan(0), job)
     with pytest.raises(GuaranteeBroken, match="no longer match the output"):
-        bench.coordinator.run(0, "hash-0", job)
+        bench.coordinator.run(0, plan(0), job)
     ruled(bench, OperatorDecision.ACCEPT_REPLAY)
-    bench.coordinator.run(0, "hash-0", job)
+    bench.coordinator.run(0, plan(0), job)
 
 
 # Take-over, sweep, replaced drivers.
@@ -322,7 +322,7 @@ def test_a_replaced_driver_stops_with_fenced() -> None:
     bench.sinks["a"].answer = lambda receipt: None
     bench.restart()
     with pytest.raises(Fenced):
-        old.run(1, "hash-1", Job(bench.sinks, (3,)))
+        old.run(1, plan(1), Job(bench.sinks, (3,)))
     with pytest.raises(Fenced):
         old.sweep()
 
@@ -335,7 +335,7 @@ def test_a_replaced_driver_stops_with_fenced() -> None:
     current = bench.coordinator
     bench.sinks["a"].answer = replaced_meanwhile
     with pytest.raises(Fenced):
-        current.run(1, "hash-1", Job(bench.sinks, (3,)))
+        current.run(1, plan(1), Job(bench.sinks, (3,)))
 
 
 def test_the_sweep_waits_for_a_system_until_it_is_stopped() -> None:
@@ -358,7 +358,7 @@ def test_the_sweep_logs_its_sink_before_it_waits(caplog: pytest.LogCaptureFixtur
         bench.sinks["a"].find_error = None
 
     bench.clock.sleep = wait
-    bench.coordinator.run(0, "hash-0", job)
+    bench.coordinator.run(0, plan(0), job)
     assert [line.split(": ", 1)[1] for line in told] == [
         "aborted, and it is run again: the cable is out",
         "waiting to abort strays: [sink a] the cable is still out",
@@ -371,7 +371,7 @@ def test_the_error_of_an_attempt_is_raised_even_if_the_sweep_fails() -> None:
     job.fail = lambda attempt: BadRow("a null")
     bench.sinks["a"].find_error = NotAuthorised("may not look")
     with pytest.raises(BadRow, match="a null"):
-        bench.coordinator.run(0, "hash-0", job)
+        bench.coordinator.run(0, plan(0), job)
 
 
 def test_a_committed_stray_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fix_coordinator import Bench, Job, Sink
+from fix_coordinator import Bench, Job, Sink, plan
 
 from poundlock.core.log import FileLog
 from poundlock.core.model import (
@@ -63,7 +63,7 @@ class Town(Bench):
         job = Job(self.sinks, (1,))
         self.coordinator._annotate = _die  # type: ignore[method-assign]
         with pytest.raises(Died):
-            self.coordinator.run(0, "hash-0", job)
+            self.coordinator.run(0, plan(0), job)
         assert self.open() == sorted(self.sinks)
 
     def open(self) -> list[str]:
@@ -205,7 +205,7 @@ def test_after_a_failed_job_the_end_is_not_clean() -> None:
     job = Job(town.sinks, (1,))
     job.fail = lambda attempt: UsageError("broken")
     with pytest.raises(UsageError):
-        town.coordinator.run(0, "hash-0", job)
+        town.coordinator.run(0, plan(0), job)
     town.coordinator.end()
     assert {place.sink for place in town.coordinator.state.places} == {"a", "b", "c"}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fix_log import SpoiledDisk, decided, file_of, finished_batches, generation, opened, written
 
 from poundlock.core import log as module
 from poundlock.core.log import Disk, Entry, FileLog, MemoryLog, NumberTaken
@@ -27,79 +28,8 @@ from poundlock.core.model import (
     OperatorDecided,
     OperatorDecision,
     Receipt,
-    Record,
 )
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
-
-
-def generation(number: int = 1) -> Generation:
-    return Generation(number, Namespace("lock", "feed"), "file:///log", None, "here:1")
-
-
-def decided(batch: int) -> Decided:
-    return Decided(batch, 1, 1, f"hash-{batch}", (Receipt("out", "b", 0, Fingerprint(1, 1)),), {})
-
-
-def opened(path: Path, disk: Disk | None = None) -> FileLog:
-    log = FileLog(path, disk=disk)
-    log.load()
-    return log
-
-
-def written(path: Path, *records: Record) -> FileLog:
-    log = opened(path)
-    for record in records:
-        log.append(record)
-    return log
-
-
-def finished_batches(count: int) -> list[Record]:
-    return [record for batch in range(count) for record in (decided(batch), Finished(batch))]
-
-
-def file_of(path: Path, number: int) -> Path:
-    return path / f"{number:020}.json"
-
-
-class SpoiledDisk(Disk):
-    """A real disk whose calls can fail, before or after they take effect."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.fail: Callable[[str, str], OSError | None] = lambda call, path: None
-        self.after = False
-
-    def _spoiled(self, call: str, path: str, real: Callable[[], Any]) -> Any:
-        self.calls.append(call)
-        error = self.fail(call, path)
-        if error is not None and not self.after:
-            raise error
-        result = real()
-        if error is not None:
-            raise error
-        return result
-
-    def write(self, path: str, data: bytes) -> None:
-        self._spoiled("write", path, lambda: super(SpoiledDisk, self).write(path, data))
-
-    def sync(self, path: str) -> None:
-        self._spoiled("sync", path, lambda: super(SpoiledDisk, self).sync(path))
-
-    def link(self, source: str, target: str) -> None:
-        self._spoiled("link", target, lambda: super(SpoiledDisk, self).link(source, target))
-
-    def unlink(self, path: str) -> None:
-        error = self.fail("unlink", path)
-        if error is not None:
-            raise error
-        super().unlink(path)
-
-    def read(self, path: str) -> bytes:
-        return self._spoiled("read", path, lambda: super(SpoiledDisk, self).read(path))
-
-    def names(self, path: str) -> list[str]:
-        return self._spoiled("names", path, lambda: super(SpoiledDisk, self).names(path))
-
 
 EIO = OSError(errno.EIO, "Input/output error")
 
@@ -585,6 +515,29 @@ def test_a_gap_from_a_concurrent_compaction_is_read_again(tmp_path: Path) -> Non
 
     disk.fail = compact_meanwhile
     assert set(opened(tmp_path, disk).state.batches) == {3}
+
+
+def test_a_number_created_again_after_a_compaction_is_read_again(tmp_path: Path) -> None:
+    """A driver that slept since the log was empty creates the first record of another identity."""
+    owner, late = written(tmp_path, generation(1)), opened(tmp_path / "late")
+    owner.append(generation(2))
+    late.append(Generation(1, Namespace("lock", "other"), "file:///log", None, "late:1"))
+    first, disk = file_of(tmp_path, 0), SpoiledDisk()
+    reads: list[str] = []
+
+    def compact_meanwhile(call: str, path: str) -> None:
+        if call != "read":
+            return
+        reads.append(path)
+        if len(reads) == 2:
+            for record in finished_batches(4):
+                owner.append(record)
+            owner.compact(keep=1)
+            first.write_bytes(file_of(tmp_path / "late", 0).read_bytes())
+
+    disk.fail = compact_meanwhile
+    assert set(opened(tmp_path, disk).state.batches) == {3}
+    assert first.exists()
 
 
 def test_the_log_in_memory_keeps_the_same_rules() -> None:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import replace
 
+from poundlock.core.checkpoint import Plan
 from poundlock.core.commit import BranchKey, CommitProgress, Committer, by_sink
 from poundlock.core.expiry import check_time_left
 from poundlock.core.former import opening, stand_ins
@@ -202,25 +203,24 @@ class Coordinator:
 
     # One batch.
 
-    def run(self, batch: int, offsets: str, job: Job, *, before: str | None = None) -> Stage:
+    def run(self, batch: int, plan: Plan, job: Job) -> Stage:
         """Take one batch through both phases. Return its stage in the log before this call.
 
-        `offsets` is the hash of Spark's plan for the batch. `before` is the hash of the plan that the
-        checkpoint now holds for the previous batch. When this returns, the batch is finished in every
-        system and in the log.
+        `plan` is Spark's, and durable. When this returns, the batch is finished in every system and in
+        the log.
         """
         self._in_hand = True
         with self._prefer_fenced():
-            known = self._run(batch, offsets, job, before)
+            known = self._run(batch, plan, job)
         self._in_hand = False
         return known
 
-    def _run(self, batch: int, offsets: str, job: Job, before: str | None) -> Stage:
+    def _run(self, batch: int, plan: Plan, job: Job) -> Stage:
         self._around.report(Step.ENTERED, batch=batch)
         self.log.ensure_owned()
-        known = enter(self.state, batch, offsets, before)
+        known = enter(self.state, batch, plan.hash, plan.hash_before)
         if known is Stage.NONE:
-            self._decide(batch, offsets, job)
+            self._decide(batch, plan, job)
         commit = self._complete(batch)
         replayed = self._repair(batch, commit.lost, job)
         if commit.hidden:
@@ -257,7 +257,7 @@ class Coordinator:
                 self.log.ensure_owned()
             raise
 
-    def _decide(self, batch: int, offsets: str, job: Job) -> None:
+    def _decide(self, batch: int, plan: Plan, job: Job) -> None:
         """Write and prepare until every vote is yes, then append the decision."""
         if self._around.clock() - self._swept_at > self._around.settings.sweep_every_s:
             self.sweep()
@@ -267,10 +267,11 @@ class Coordinator:
             batch=batch,
             attempt=transaction.attempt,
             generation=transaction.generation,
-            offsets=offsets,
+            offsets=plan.hash,
             receipts=votes.receipts,
             totals=dict(votes.totals),
             cut=dict(votes.cut),
+            plan=plan.text.decode(),
         )
         self._around.report(Step.DECIDING, batch=batch)
         self.log.append(record)  # The line that decides. From here the batch is a fact.

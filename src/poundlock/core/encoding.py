@@ -89,7 +89,7 @@ def record_to_json(record: Record) -> tuple[dict[str, Json], list[Json]]:
 
 
 def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -> Record:
-    """Build a record, without its receipts if `rest` is None.
+    """Build a record, without its receipts and its plan if `rest` is None.
 
     A KeyError, TypeError or ValueError means a damaged record.
     """
@@ -117,6 +117,7 @@ def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -
                     sink: Fingerprint.from_json(value) for sink, value in data["totals"].items()
                 },
                 cut=data.get("cut", {}),
+                plan=None if rest is None else data.get("plan"),
             )
         case "Repaired":
             return Repaired(

@@ -20,11 +20,12 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Set
+from collections.abc import Callable, Generator, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from poundlock.core.disk import Disk
 from poundlock.core.encoding import BranchIds, branch_ids, record_from_json, record_to_json
 from poundlock.core.model import Compacted, Decided, Finished, Generation, Record
 from poundlock.core.protocol import LogState
@@ -197,7 +198,20 @@ class TransactionLog(ABC):
 
     def load(self) -> LogState:
         """Read all records since the last compaction, and replace the state."""
-        entries = self._entries(whole=False)
+        for tries_left in reversed(range(self.settle_tries)):
+            entries = self._entries(whole=False)
+            try:
+                return self._replay(entries)
+            except LogCorrupt:
+                # After a compaction, a driver that slept since before it can create a number again. The
+                # records that are read may then be of both ages: read again if the log has grown.
+                with self._reachable():
+                    newest = max(self._numbers(), default=-1)
+                if not tries_left or newest == entries[-1].number:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _replay(self, entries: Sequence[Entry]) -> LogState:
         floors = [e.record.batch_floor for e in entries if isinstance(e.record, Compacted)]
         self.state = LogState(batch_floor=max(floors, default=0))
         self._decided_at.clear()
@@ -227,6 +241,16 @@ class TransactionLog(ABC):
             if any(receipt.id == id for receipt in getattr(entry.record, "receipts", ())):
                 found.append(entry)
         return found
+
+    def plan_of(self, batch: int) -> str | None:
+        """Return Spark's plan as a batch was decided with it. None if the log does not have it."""
+        number = self._decided_at.get(batch)
+        if number is None:
+            return None
+        with self._reachable():
+            data = self._read(number)
+        decided = None if data is None else Entry.decode(number, data, self.uri).record
+        return decided.plan if isinstance(decided, Decided) else None
 
     def _read_whole(self, entry: Entry) -> Entry:
         with self._reachable():
@@ -402,38 +426,6 @@ class TransactionLog(ABC):
         if entries and entries[-1].number != floor:
             return None
         return entries[::-1]
-
-
-class Disk:
-    """The calls that make a local file durable. Tests replace it by a disk that loses data."""
-
-    def make_directory(self, path: str) -> None:
-        os.makedirs(path, mode=0o700, exist_ok=True)
-
-    def write(self, path: str, data: bytes) -> None:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-
-    def sync(self, path: str) -> None:
-        """Make a file's content, or a directory's entries, survive a crash of the machine."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def link(self, source: str, target: str) -> None:
-        os.link(source, target)
-
-    def unlink(self, path: str) -> None:
-        os.unlink(path)
-
-    def read(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
-
-    def names(self, path: str) -> list[str]:
-        return os.listdir(path)
 
 
 class FileLog(TransactionLog):

@@ -245,6 +245,7 @@ class Decided:
     receipts: tuple[Receipt, ...]
     totals: Mapping[str, Fingerprint]  # per sink, those without a receipt included
     cut: Mapping[str, str] = field(default_factory=dict[str, str])  # `Votes.cut`
+    plan: str | None = None  # Spark's offsets/N, should it be lost; older records do not have it
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class Step(Enum):
 class BatchHistory:
     """What the log says of one batch."""
 
-    decided: Decided  # without its receipts
+    decided: Decided  # without its receipts and its plan
     receipts: tuple[Receipt, ...]  # as decided, the lost ones replaced; none of a finished batch
     last: type[Record] = Decided
     operator_decisions: Mapping[str, OperatorDecision] = field(
@@ -337,7 +337,7 @@ class LogState:
                 pass  # an operator decision on a batch that has been compacted away
             case Decided():
                 self._add_uses(record.batch, record.receipts, unread)
-                decided = replace(record, receipts=())
+                decided = replace(record, receipts=(), plan=None)
                 self._put(BatchHistory(decided, record.receipts))
             case Repaired():
                 history = self.batches[record.batch]

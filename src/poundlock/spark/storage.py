@@ -6,7 +6,6 @@ S3A a conditional create. Any other file system must first pass a probe: two wri
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import uuid
@@ -18,8 +17,9 @@ from urllib.parse import urlparse
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from poundlock.core.log import NOTE, Disk, FileLog, NumberTaken, TransactionLog, record_numbers
-from poundlock.errors import LogMismatch, Unavailable, UsageError
+from poundlock.core.checkpoint import Checkpoint, FileCheckpoint
+from poundlock.core.log import NOTE, FileLog, NumberTaken, TransactionLog, record_numbers
+from poundlock.errors import Unavailable, UsageError
 from poundlock.spark import internals
 
 T = TypeVar("T")
@@ -99,12 +99,12 @@ class HadoopFiles:
 
         return self.call(action)
 
-    def names(self) -> list[str]:
+    def names(self, directory: str = "") -> list[str]:
         def action() -> list[str]:
-            root = self._path(self.root)
-            if not self.system.exists(root):
+            place = self.at(directory) if directory else self._path(self.root)
+            if not self.system.exists(place):
                 return []
-            return [status.getPath().getName() for status in self.system.listStatus(root)]
+            return [status.getPath().getName() for status in self.system.listStatus(place)]
 
         return self.call(action)
 
@@ -227,46 +227,32 @@ def open_log(spark: SparkSession, location: str) -> TransactionLog:
     return HadoopLog(HadoopFiles(spark, location))
 
 
-class Checkpoint:
-    """The parts of Spark's checkpoint that Poundlock reads. It writes none."""
+class HadoopCheckpoint(Checkpoint):
+    """A checkpoint on a Hadoop file system, which makes files durable by itself."""
 
-    def __init__(self, spark: SparkSession, location: str):
-        path = local_path(location)
-        self._path = path
-        self._files = HadoopFiles(spark, location) if path is None else None
-
-    def query(self) -> str | None:
-        """Return Spark's query id, None if there is no checkpoint yet."""
-        data = self._read("metadata")
-        return None if data is None else json.loads(data)["id"]
-
-    def offsets(self, batch: int) -> bytes:
-        """Return Spark's plan for a batch. Spark writes it before the batch runs."""
-        data = self.planned(batch)
-        if data is None:
-            raise LogMismatch(
-                f"Spark runs batch {batch}, but offsets/{batch} is not in its checkpoint at "
-                f"{self._path or (self._files and self._files.root)}. Check that "
-                "only one query uses the checkpoint"
-            )
-        return data
-
-    def planned(self, batch: int) -> bytes | None:
-        """Return Spark's plan for an earlier batch, None if Spark has deleted it."""
-        return self._read(f"offsets/{batch}")
+    def __init__(self, files: HadoopFiles):
+        super().__init__(files.root)
+        self._files = files
 
     def _read(self, name: str) -> bytes | None:
-        if self._files is not None:
-            return self._files.read(name)
-        try:
-            return Disk().read(f"{self._path}/{name}")
-        except FileNotFoundError:
-            return None
+        return self._files.read(name)
+
+    def _names(self, directory: str) -> list[str]:
+        return self._files.names(directory)
+
+    def _replace(self, name: str, data: bytes) -> None:
+        self._files.delete(name)
+        self._files.create(name, data)
+
+    def _remove(self, name: str, data: bytes) -> None:
+        if self._files.read(name) == data:
+            self._files.delete(name)
 
 
-def fingerprint_of_plan(offsets: bytes) -> str:
-    """Hash Spark's plan for a batch."""
-    return hashlib.sha256(offsets).hexdigest()
+def open_checkpoint(spark: SparkSession, location: str) -> Checkpoint:
+    """Open the checkpoint of a query, which need not exist yet."""
+    path = local_path(location)
+    return HadoopCheckpoint(HadoopFiles(spark, location)) if path is None else FileCheckpoint(path)
 
 
 def source_offsets(plan: bytes, sources: int) -> list[Any]:

@@ -3,7 +3,7 @@
 A surviving mutant shows that the model is too weak: fix the model then, never the mutant.
 """
 
-from . import coordinator, log, systems
+from . import checkpoint, coordinator, log, systems
 from .planting import MUTANTS, Mutant
 
-__all__ = ["MUTANTS", "Mutant", "coordinator", "log", "systems"]
+__all__ = ["MUTANTS", "Mutant", "checkpoint", "coordinator", "log", "systems"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from poundlock.core import coordinator as coordinating
 from poundlock.core import former, protocol
+from poundlock.core.checkpoint import Plan
 from poundlock.core.commit import BranchKey, CommitProgress
 from poundlock.core.coordinator import Coordinator, Job
 from poundlock.core.log import TransactionLog
@@ -24,23 +25,24 @@ from .planting import Patch, change_recovery, mutant
 
 @mutant(families.crashes, "branches are committed before the decision is in the log")
 def commit_before_decide(patch: Patch) -> None:
-    def decide(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
+    def decide(self: Coordinator, batch: int, plan: Plan, job: Job) -> None:
         transaction, votes = self._gather_votes(batch, job)
         for receipt in votes.receipts:
             self.sinks[receipt.sink].commit([receipt])
-        self.log.append(_decision(transaction, offsets, votes))
+        self.log.append(_decision(transaction, plan, votes))
 
     patch.setattr(Coordinator, "_decide", decide)
 
 
-def _decision(transaction: Any, offsets: str, votes: Any) -> Decided:
+def _decision(transaction: Any, plan: Plan, votes: Any) -> Decided:
     return Decided(
         transaction.batch,
         transaction.attempt,
         transaction.generation,
-        offsets,
+        plan.hash,
         votes.receipts,
         dict(votes.totals),
+        plan=plan.text.decode(),
     )
 
 
@@ -49,10 +51,10 @@ def _decision(transaction: Any, offsets: str, votes: Any) -> Decided:
     "an append whose outcome is unknown counts as failed, and the batch is aborted",
 )
 def abort_after_unknown_append(patch: Patch) -> None:
-    def decide(self: Coordinator, batch: int, offsets: str, job: Job) -> None:
+    def decide(self: Coordinator, batch: int, plan: Plan, job: Job) -> None:
         transaction, votes = self._gather_votes(batch, job)
         try:
-            self.log.append(_decision(transaction, offsets, votes))
+            self.log.append(_decision(transaction, plan, votes))
         except Unavailable:
             self.log._pending = None
             for sink in self.sinks.values():

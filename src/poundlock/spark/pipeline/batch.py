@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from poundlock.core.checkpoint import Checkpoint
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.owner import has_ended, this_process
 from poundlock.core.participant import Participant
@@ -18,7 +19,7 @@ from poundlock.errors import LogMismatch, PoundlockError, Unavailable
 from poundlock.sources.kafka import KafkaSource, OffsetMode
 from poundlock.spark.pipeline.cut import Pin, Settings
 from poundlock.spark.pipeline.job import SparkJob
-from poundlock.spark.storage import Checkpoint, fingerprint_of_plan, source_offsets
+from poundlock.spark.storage import source_offsets
 
 logger = logging.getLogger("poundlock")
 
@@ -56,6 +57,7 @@ class Batches:
     at_most_once: bool = False  # no task may run a second time
     least_time_left_s: float = 0  # that a branch must have left at the decision
     speculation: bool = False  # Spark may start copies of slow tasks
+    starts_spark: bool = True  # Spark reads the checkpoint only after `take_over`
     _session: SparkSession | None = field(default=None, init=False)  # that made the query's frame
     _settings: Settings | None = field(default=None, init=False)
     _pin: Pin | None = field(default=None, init=False)
@@ -95,6 +97,8 @@ class Batches:
             abandoned=abandoned,
             has_ended=has_ended,
         )
+        if self.starts_spark:
+            self.checkpoint.mend(self.coordinator.log)
 
     def look(self) -> None:
         """Raise `Fenced` if another driver has taken over. A batch that runs finds out by itself."""
@@ -172,13 +176,13 @@ class Batches:
         return self._settings.cut(query.sparkContext.defaultParallelism)
 
     def _run(self, frame: DataFrame, batch: int, cut: Mapping[str, str]) -> None:
+        plan = self.checkpoint.plan(batch)
         if not self._bound:
             query = self.checkpoint.query()
             assert query is not None, "Spark writes its metadata before the first batch"
             self.coordinator.bind(query)
             self._bound = True
-        plan = self.checkpoint.offsets(batch)
-        ends = self._ends(plan)
+        ends = self._ends(plan.text)
         job = SparkJob(
             frame,
             self.sinks,
@@ -192,13 +196,7 @@ class Batches:
             least_time_left_s=self.least_time_left_s,
             cut=cut,
         )
-        before = self.checkpoint.planned(batch - 1)
-        self.coordinator.run(
-            batch,
-            fingerprint_of_plan(plan),
-            job,
-            before=None if before is None else fingerprint_of_plan(before),
-        )
+        self.coordinator.run(batch, plan, job)
         self._return_offsets(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
 

@@ -21,7 +21,7 @@ from poundlock.spark.pipeline.checks import check_mode, check_parts, preflight
 from poundlock.spark.pipeline.routes import Route, dead_letter_routes, dead_letter_sinks
 from poundlock.spark.pipeline.site import SparkSite
 from poundlock.spark.plan import Plan
-from poundlock.spark.storage import Checkpoint, open_log, resolved
+from poundlock.spark.storage import open_checkpoint, open_log, resolved
 
 logger = logging.getLogger("poundlock")
 
@@ -51,6 +51,7 @@ def build_batches(
     gate: Gate,
     prepare_timeout_s: float | None = None,
     observers: Sequence[Observer] = (),
+    starts_spark: bool = True,
 ) -> Batches:
     """Check all parts of a pipeline and put them together. Nothing is written yet."""
     check_mode(mode, [route.sink for route in routes])
@@ -81,7 +82,7 @@ def build_batches(
     return Batches(
         name=name,
         coordinator=coordinator,
-        checkpoint=Checkpoint(spark, checkpoint_location),
+        checkpoint=open_checkpoint(spark, checkpoint_location),
         sinks=[route.sink for route in routes],
         dead_letters=dead_letter_routes(routes),
         sources=sources,
@@ -92,6 +93,7 @@ def build_batches(
         at_most_once=at_most_once,
         least_time_left_s=settings.least_time_left_s,
         speculation=SparkSite(spark, log_location).speculation,
+        starts_spark=starts_spark,
     )
 
 

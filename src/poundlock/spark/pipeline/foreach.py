@@ -166,4 +166,5 @@ class ForeachBatch:
             log_location=self.log_location or f"{root}/{LOG_DIRECTORY}",
             settings=self.settings,
             gate=run,
+            starts_spark=False,
         )

@@ -1,0 +1,167 @@
+"""Spark's checkpoint on a real disk: durable before a batch, and mended after a loss of power."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fix_log import SpoiledDisk, decided, generation, written
+
+from poundlock.core.checkpoint import FileCheckpoint
+from poundlock.core.log import FileLog
+from poundlock.core.model import Bound, Finished, Record
+from poundlock.errors import LogCorrupt, LogMismatch, Unavailable
+
+METADATA = b'{"id":"query"}'
+END = b'v1\n{"nextBatchWatermarkMs":0}'
+
+
+def plan(batch: int) -> bytes:
+    return b'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"topic":{"0":%d}}\n-' % batch
+
+
+def checkpoint_in(directory: Path, files: Mapping[str, bytes]) -> FileCheckpoint:
+    for name, data in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return FileCheckpoint(str(directory))
+
+
+def log_of(directory: Path, *records: Record) -> FileLog:
+    return written(directory / "log", generation(), Bound("query"), *records)
+
+
+def decision(batch: int) -> Record:
+    return replace(decided(batch), plan=plan(batch).decode())
+
+
+def files_in(directory: Path) -> dict[str, bytes]:
+    found = (path for path in directory.rglob("*") if path.is_file())
+    files = {str(path.relative_to(directory)): path.read_bytes() for path in found}
+    return {name: data for name, data in files.items() if not name.startswith("log/")}
+
+
+FINISHED = (decision(0), Finished(0), decision(1), Finished(1))
+WHOLE: dict[str, bytes] = {
+    "metadata": METADATA,
+    "offsets/0": plan(0),
+    "commits/0": END,
+    "offsets/1": plan(1),
+}
+
+
+@pytest.mark.parametrize("left", [None, b"", plan(1)[:30], plan(1)[:30] + bytes(20)])
+@pytest.mark.parametrize("records", [FINISHED[:3], FINISHED])
+def test_a_lost_plan_is_restored(
+    tmp_path: Path, left: bytes | None, records: tuple[Record, ...]
+) -> None:
+    """Hadoop's checksum of the lost file is removed, because it does not match."""
+    torn = {"offsets/1": left, "offsets/.1.crc": b"torn"}
+    files = {name: data for name, data in (WHOLE | torn).items() if data is not None}
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *records))
+    assert files_in(tmp_path) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("records", "files"),
+    [
+        (FINISHED, WHOLE),
+        (FINISHED, WHOLE | {"commits/1": END}),
+        (FINISHED, WHOLE | {"commits/1": END, "offsets/2": plan(2)}),
+        # Another plan, an older checkpoint, a newer one, and one whose query ran without a log.
+        (FINISHED, WHOLE | {"offsets/1": plan(7)}),
+        (FINISHED, {"metadata": METADATA, "offsets/0": plan(0)}),
+        (FINISHED, WHOLE | {"offsets/2": plan(2), "offsets/3": b""}),
+        ((), WHOLE | {"commits/1": b""}),
+        # A source may write an offset in a form of its own.
+        (FINISHED, WHOLE | {"commits/1": END, "offsets/2": b"v1\n{}\nshard-7"}),
+    ],
+)
+def test_what_matches_or_is_refused_later_is_not_touched(
+    tmp_path: Path, records: tuple[Record, ...], files: Mapping[str, bytes]
+) -> None:
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *records))
+    assert files_in(tmp_path) == files
+
+
+def test_a_record_of_an_older_release_has_no_plan(tmp_path: Path) -> None:
+    files = WHOLE | {"offsets/1": b""}
+    old = (decided(0), Finished(0), decided(1))
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *old))
+    assert files_in(tmp_path) == files
+
+
+@pytest.mark.parametrize("end", [None, b"", b"v1", b"v1\n{", bytes(len(END))])
+def test_a_batch_whose_end_was_lost_is_the_next_to_run(tmp_path: Path, end: bytes | None) -> None:
+    """Spark runs its newest plan, so the plan of the batch after it, which is not decided, goes too."""
+    lost = {"commits/1": end, "offsets/2": plan(2)}
+    files = {name: data for name, data in (WHOLE | lost).items() if data is not None}
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *FINISHED))
+    assert files_in(tmp_path) == WHOLE
+
+
+def test_a_checksum_without_its_file_does_not_keep_spark_from_writing_it(tmp_path: Path) -> None:
+    lost = {"commits/.1.crc": b"", "offsets/.2.crc": b""}
+    checkpoint_in(tmp_path, WHOLE | lost).mend(log_of(tmp_path, *FINISHED))
+    assert files_in(tmp_path) == WHOLE
+
+
+@pytest.mark.parametrize("left", [b"", b"v1\n{", plan(2)[:-8], b"v1\n{}\n"])
+def test_a_torn_plan_of_an_undecided_batch_is_removed(tmp_path: Path, left: bytes) -> None:
+    files = WHOLE | {"commits/1": END}
+    checkpoint_in(tmp_path, {**files, "offsets/2": left}).mend(log_of(tmp_path, *FINISHED))
+    assert files_in(tmp_path) == files
+
+
+def test_torn_metadata_of_a_query_that_never_ran_is_removed(tmp_path: Path) -> None:
+    checkpoint = checkpoint_in(tmp_path, {"metadata": b""})
+    assert checkpoint.query() is None
+    checkpoint.mend(written(tmp_path / "log", generation()))
+    assert files_in(tmp_path) == {}
+
+
+def test_all_that_a_replay_reads_is_synced_before_the_batch(tmp_path: Path) -> None:
+    """And each file once: Spark never changes one."""
+    synced: list[str] = []
+    disk = SpoiledDisk()
+
+    def note(call: str, path: str) -> None:
+        if call == "sync" and Path(path).exists():
+            synced.append(str(Path(path).relative_to(tmp_path)))
+
+    disk.fail = note
+    checkpoint_in(tmp_path, {**WHOLE, "offsets/.1.crc": b"", "sources/0/1": b"v1"})
+    checkpoint = FileCheckpoint(str(tmp_path), disk=disk)
+    assert checkpoint.plan(1).text == plan(1)
+    files = ["offsets/0", "offsets/1", "offsets/.1.crc", "commits/0", "sources/0/1"]
+    assert synced[:5] == files
+    assert sorted(synced[5:]) == [".", "commits", "offsets", "sources", "sources/0"]
+    synced.clear()
+    checkpoint_in(tmp_path, {"commits/1": END, "offsets/2": plan(2)})
+    checkpoint.plan(2)
+    assert synced == ["offsets/2", "commits/1", "commits", "offsets", "."]
+
+
+def test_a_failed_sync_of_the_checkpoint_is_fatal(tmp_path: Path) -> None:
+    disk = SpoiledDisk()
+    disk.fail = lambda call, path: OSError(errno.EIO, "no") if call == "sync" else None
+    checkpoint_in(tmp_path, WHOLE)
+    with pytest.raises(LogCorrupt, match="failed to make Spark's checkpoint durable"):
+        FileCheckpoint(str(tmp_path), disk=disk).plan(1)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_unavailable(tmp_path: Path) -> None:
+    disk = SpoiledDisk()
+    disk.fail = lambda call, path: OSError(errno.EIO, "no") if call == "read" else None
+    checkpoint_in(tmp_path, WHOLE)
+    with pytest.raises(Unavailable, match="cannot be read or written"):
+        FileCheckpoint(str(tmp_path), disk=disk).query()
+
+
+def test_a_plan_that_spark_has_not_written_is_a_mismatch(tmp_path: Path) -> None:
+    with pytest.raises(LogMismatch, match="offsets/2 is not in its checkpoint"):
+        checkpoint_in(tmp_path, WHOLE).plan(2)
