@@ -62,6 +62,7 @@ class Oracle:
         self._forget_log()
         self._ended: dict[Key, str] = {}
         self._aborted_by_us: set[Key] = set()
+        self._went_back = False  # to an older log
         self._let_go: set[Key] = set()  # left a batch because an operator accepted their loss
         self.gone: set[str] = set()  # sinks whose system never answers again
 
@@ -120,7 +121,7 @@ class Oracle:
         self.require(record.batch not in self.stories, f"{what} was decided before")
         self.require(record.generation == self.owner, f"{what} is not that of owner {self.owner}")
         for receipt in record.receipts:
-            ours = key_of(receipt) in self._aborted_by_us
+            ours = self._is_aborted_by_us(key_of(receipt))
             self.require(not ours, f"{what} names {receipt.id}, which the protocol aborted")
 
     def _check_repair(self, record: Repaired) -> None:
@@ -132,7 +133,7 @@ class Oracle:
             what = f"repair of {id_}, which is {states}"
             self.require(states == ["aborted"] or sink in history.excused, what)
         for receipt in record.receipts:
-            ours = key_of(receipt) in self._aborted_by_us
+            ours = self._is_aborted_by_us(key_of(receipt))
             self.require(not ours, f"repair by {receipt.id}, which the protocol aborted")
 
     def _check_carried(self, batch_floor: int, carried: Sequence[FinishedBatch]) -> None:
@@ -143,6 +144,13 @@ class Oracle:
             self.require(story.finished, f"batch {batch} was carried unfinished")
             same = found[batch].decided.offsets == story.decided.offsets
             self.require(same, f"batch {batch} was carried with other offsets")
+
+    def _is_aborted_by_us(self, key: Key) -> bool:
+        if self._went_back and key in self._aborted_by_us and self._state(key) == "open":
+            # An older log was restored, so the same generation came again, and its names with it.
+            self._aborted_by_us.remove(key)
+            del self._ended[key]
+        return key in self._aborted_by_us
 
     def _require_all(self, history: Story, state: str, what: str) -> None:
         for key in history.receipts:
@@ -215,6 +223,7 @@ class Oracle:
         """The log was restored to the state of this account."""
         for name, value in account.items():
             setattr(self, name, deepcopy(value))
+        self._went_back = True
 
     def has_committed(self) -> bool:
         return "committed" in self._ended.values()

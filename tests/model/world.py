@@ -479,6 +479,8 @@ class World:
             case LogMismatch() if _FORMER.search(str(error)):
                 self._settle_former_sinks(decided="no such sink" in str(error))
             case LogMismatch() if self.newest is not None:
+                for other in self.drivers:  # one that was reading has seen a part of each log
+                    other.dead = True
                 self._restore(self.newest)
                 self.newest = None
             case LogMismatch():

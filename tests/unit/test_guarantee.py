@@ -121,3 +121,18 @@ def test_a_write_ahead_sink_accepts_a_source_without_replay() -> None:
     statement = guarantee.state("socket", replayable=False, sinks=[sink("o", Commitment.LOGGED)])
     guarantee.require(statement)
     assert statement.guarantee is Guarantee.AT_MOST_ONCE
+
+
+def test_what_a_deletion_of_the_log_does_is_said_where_a_system_may_not_notice() -> None:
+    knows, forgets, weak = (
+        sink(name, Commitment.STAGED, semantic)
+        for name, semantic in (
+            ("knows", Semantic.EXACTLY_ONCE),
+            ("forgets", Semantic.EXACTLY_ONCE),
+            ("weak", Semantic.AT_LEAST_ONCE),
+        )
+    )
+    forgets.after_deletion = weak.after_deletion = "noticed for a week"
+    said = str(guarantee.state("s", replayable=True, sinks=[knows, forgets, weak])).splitlines()
+    assert [line.split()[1] for line in said if "deleted" in line] == ["forgets"]
+    assert said[2].endswith("If log and checkpoint are deleted, that is noticed for a week")
