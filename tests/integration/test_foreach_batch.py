@@ -17,7 +17,7 @@ import oracle
 import poundlock as lock
 from poundlock import sinks
 from poundlock.core.log import FileLog
-from poundlock.core.model import Branch, Receipt, Transaction
+from poundlock.core.model import Branch, Generation, Receipt, Transaction
 from poundlock.core.participant import Column
 from poundlock.core.protocol import BranchState
 from poundlock.errors import Unavailable
@@ -116,3 +116,20 @@ def test_a_stop_does_not_wait_for_an_unreachable_system_and_loses_nothing(
     oracle.eventually(lambda: scene.connections() == 0)
     rows = scene.rows()
     assert rows == list(range(len(rows)))
+
+
+def test_an_idle_query_stops_when_another_driver_has_taken_over(
+    scene: Scene, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path_factory.mktemp("source")
+    (source / "one.json").write_text('{"value": 1}')
+    scene.frame = scene.frame.sparkSession.readStream.schema("value bigint").json(str(source))
+    query = scene.start(scene.function())
+    query.processAllAvailable()
+    assert scene.rows() == [1]
+    log = FileLog(scene.place / "poundlock")
+    ours = log.load().generation
+    assert ours is not None
+    log.append(Generation(ours.number + 1, ours.namespace, ours.uri, ours.query, "there:1"))
+    oracle.eventually(lambda: query.isActive, want=lambda active: not active)
+    assert "driver there:1 took over the pipeline" in caplog.text

@@ -23,6 +23,8 @@ from poundlock.spark.storage import source_offsets
 
 logger = logging.getLogger("poundlock")
 
+_LAST_BATCH_S = 30.0  # that a close waits for a batch which was interrupted
+
 
 class Gate(Protocol):
     """Stops the batches when the query has been asked to stop."""
@@ -141,6 +143,8 @@ class Batches:
                 return
             self._closed = True
         self.unpin()
+        # Spark's thread may have ended before the batch in Python has, which then aborts its branches.
+        idle = self._busy.acquire(timeout=_LAST_BATCH_S)
         try:
             if sweep:
                 self.coordinator.end(copies=self.speculation)
@@ -148,6 +152,9 @@ class Batches:
             logger.warning(
                 "%s: the last sweep failed, the next start repeats it: %s", self.name, error
             )
+        finally:
+            if idle:
+                self._busy.release()
         self.coordinator.close()
         for source in self.sources:
             if source is not None:
