@@ -45,6 +45,7 @@ LOG = f"{CHECKPOINT}/log"
 SERVERS = {"kafka": KafkaServer, "database": DatabaseServer, "blind": BlindServer}
 MOST_DRIVERS = 24
 
+_OPENED = re.compile(r"was opened by generation (\d+), but the log knows only (\d+)")
 _FORMER = re.compile("may have left branches open|has no such sink")
 
 
@@ -422,7 +423,9 @@ class World:
             driver.dead = True
         self.limbo.clear()
         self.requests.clear()
-        self.newest = self.newest or self._backup()
+        now = self._backup()
+        if self.newest is None or now.account["owner"] > self.newest.account["owner"]:
+            self.newest = now
         self._restore(backup)
         return True
 
@@ -502,6 +505,9 @@ class World:
             case LogMismatch() if _FORMER.search(str(error)):
                 self.oracle.count("former sink refused")
                 return bool(self.changed or self.removed or self.absent)
+            case LogMismatch() if self.newest and (opened := _OPENED.search(str(error))):
+                # An open branch shows that the log is older, too.
+                return int(opened[2]) < int(opened[1]) <= self.newest.account["owner"]
             case LogMismatch() if self.newest is not None and _accuses(error):
                 return bool(self.oracle.unknown_commits())
             case LogMismatch():
