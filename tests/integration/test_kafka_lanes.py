@@ -85,24 +85,6 @@ def pipeline(kafka_server: servers.Cluster, topic: Any) -> Any:
     made.sink.close()
 
 
-def test_fifty_drivers_that_end_well_use_the_ids_of_one(
-    pipeline: Pipeline, kafka_server: servers.Cluster
-) -> None:
-    kafka = oracle.Kafka(kafka_server.client_settings())
-    for batch in range(50):
-        pipeline.drive(batch)
-    assert len(pipeline.ids()) == TASKS
-    pipeline.drive(50, ends=False)
-    assert len(pipeline.ids()) == TASKS, "it did not know that it would not end well"
-    pipeline.drive(51)
-    pipeline.drive(52)
-    assert len(pipeline.ids()) == 2 * TASKS
-    assert pipeline.sink.topic is not None
-    rows = [f"{batch}-{task}" for batch in range(53) for task in range(TASKS)]
-    kafka.assert_exact(pipeline.sink.topic, rows)
-    kafka.assert_settled(pipeline.sink.topic)
-
-
 @pytest.mark.parametrize("ends", [True, False], ids=["same-lane", "next-lane"])
 @pytest.mark.parametrize("known", [0, 1, 3])
 def test_a_restored_log_is_noticed_in_any_lane(

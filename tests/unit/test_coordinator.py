@@ -6,7 +6,6 @@ That it never loses or repeats a row is proven in `tests/model`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from fix_coordinator import Bench, Job, Sink, plan
 
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
-from poundlock.core.model import Branch, Decided, Fingerprint, Finished, Receipt, Transaction
+from poundlock.core.model import Branch, Decided, Fingerprint, Finished, Receipt
 from poundlock.core.participant import Semantic
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.surroundings import Settings
@@ -94,51 +93,6 @@ def test_a_run_that_may_have_left_a_task_behind_is_the_last_of_its_lane() -> Non
     jobs.append(bench.run(4))
     numbers = [[it.lane.number for it in job.written if it.lane] for job in jobs]
     assert numbers == [[0], [0], [0, 1], [1], [2]]
-
-
-def lanes_of_two_drivers(end: Callable[[Bench], None]) -> list[int]:
-    """Return the generations in whose lanes a driver writes, and the one after `end`."""
-    bench, written = Bench(("a",)), list[int]()
-    bench.sinks["a"].open_place = lambda: "here"  # type: ignore[method-assign]
-    for batch in (0, 1):
-        job = bench.run(batch)
-        written += [it.lane.generation for it in job.written if it.lane]
-        if batch == 0:
-            end(bench)
-            bench.restart()
-            bench.restart()  # a driver without a batch changes nothing
-    return written
-
-
-def fails(bench: Bench) -> None:
-    """A batch fails, perhaps with its tasks still running; then the driver ends as if all was well."""
-    with pytest.raises(RuntimeError, match="interrupted"):
-        bench.coordinator.run(1, plan(1), Interrupted(bench.sinks, ()))
-    bench.coordinator.end()
-
-
-class Interrupted(Job):
-    def write(
-        self,
-        transaction: Transaction,
-        sinks: frozenset[str],
-        held_ids: Mapping[str, frozenset[str]],
-    ) -> Votes:
-        raise RuntimeError("interrupted")
-
-
-def test_a_driver_goes_on_in_the_lane_of_one_that_left_nothing_behind() -> None:
-    assert lanes_of_two_drivers(lambda bench: bench.coordinator.end()) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    "end", [lambda bench: None, lambda bench: bench.coordinator.end(copies=True), fails]
-)
-def test_a_driver_begins_a_lane_after_one_that_may_have_left_a_task(
-    end: Callable[[Bench], None],
-) -> None:
-    """A crash, copies of tasks that no vote tells of, and a batch that did not end well."""
-    assert lanes_of_two_drivers(end) == [1, 3]
 
 
 @pytest.mark.parametrize("error", [Rejected("no"), Unavailable("silent")])

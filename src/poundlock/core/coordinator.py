@@ -35,6 +35,7 @@ from poundlock.core.model import (
     Decided,
     Finished,
     Generation,
+    Lane,
     Namespace,
     Opened,
     Receipt,
@@ -158,9 +159,7 @@ class Coordinator:
             bound = found or state.query
             self._around.report(Step.TAKING_OVER, generation=number)
             try:
-                self.log.append(
-                    Generation(number, namespace, self.log.uri, bound, owner, state.free_lane)
-                )
+                self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
                 return before
             except Fenced:
                 # The previous driver is still alive and appended at the same moment. Read the log
@@ -471,8 +470,8 @@ class Coordinator:
     def end(self, *, copies: bool = False) -> None:
         """Sweep for the last time. If nothing can be open any more, log that.
 
-        The pipeline may then continue without any of its sinks, and the next driver uses the same
-        lane. `copies` tells that copies of tasks may still run, of which no vote tells.
+        The pipeline may then continue without any of its sinks. `copies` tells that copies of tasks
+        may still run, of which no vote tells.
         """
         self.sweep()
         # Tasks that may still run, and open branches after this sweep.
@@ -528,5 +527,5 @@ class Coordinator:
 
     def _transaction(self, batch: int, attempt: int) -> Transaction:
         generation = self.generation
-        lane = generation.lane._replace(number=self._lane)
+        lane = Lane(generation.number, self._lane)
         return Transaction(generation.namespace, generation.number, batch, attempt, lane)

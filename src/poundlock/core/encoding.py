@@ -96,14 +96,7 @@ def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -
     match data["kind"]:
         case "Generation":
             namespace = Namespace(data["pipeline"], data["identity"])
-            return Generation(
-                data["number"],
-                namespace,
-                data["uri"],
-                data["query"],
-                data["owner"],
-                data.get("lanes_of"),
-            )
+            return Generation(data["number"], namespace, data["uri"], data["query"], data["owner"])
         case "Bound":
             return Bound(data["query"])
         case "Decided":

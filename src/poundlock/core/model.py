@@ -213,11 +213,6 @@ class Generation:
     uri: str  # location of the log, which shows that a log is a copy
     query: str | None  # Spark's query id once known, which shows that a checkpoint is new
     owner: str  # host and process, only for display
-    lanes_of: int | None = None  # whose lane this driver begins in; None: one of its own
-
-    @property
-    def lane(self) -> Lane:
-        return Lane(self.lanes_of or self.number)
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,18 +205,6 @@ class LogState:
         """Decided batches that are not finished, oldest first."""
         return [self.batches[number] for number in sorted(self._unfinished)]
 
-    @property
-    def free_lane(self) -> int | None:
-        """Return the generation whose lane the next driver can go on using, None if it may not.
-
-        A driver logs where it opens branches before it opens one. It takes that back at its end, if
-        none of its tasks can still run (`Coordinator.end`). So if the log names no place, nobody can
-        open an id of the last driver's lane.
-        """
-        if self.generation is None or self.places:
-            return None
-        return self.generation.lane.generation
-
     def ids_of(self, sink: str) -> Iterable[str]:
         """Return the branch ids of a sink that decisions name."""
         return self._uses.get(sink, {}).keys()

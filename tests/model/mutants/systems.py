@@ -9,7 +9,7 @@ from typing import Any
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Job, Votes
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, Transaction
-from poundlock.core.protocol import Action, BranchState, LogState, Stage
+from poundlock.core.protocol import Action, BranchState, Stage
 
 from .. import families
 from ..database import Database
@@ -93,24 +93,6 @@ def lane_kept(patch: Patch) -> None:
         return job.write(transaction, sinks, self._held_ids())
 
     patch.setattr(Coordinator, "_write", write)
-
-
-@mutant(families.late_opens, "a driver uses the lane of one that may have left a task behind")
-def lane_of_a_crash(patch: Patch) -> None:
-    def free_lane(self: LogState) -> int | None:
-        return self.generation and self.generation.lane.generation
-
-    patch.setattr(LogState, "free_lane", property(free_lane))
-
-
-@mutant(families.late_opens, "a driver that changed lanes leaves its first one to the next")
-def changed_lane_left(patch: Patch) -> None:
-    def end(self: Coordinator) -> None:
-        self._lane = 0
-        original(self)
-
-    original = Coordinator.end
-    patch.setattr(Coordinator, "end", end)
 
 
 @mutant(families.losses, "a replay opens ids that decided branches still hold")
