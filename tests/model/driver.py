@@ -143,9 +143,7 @@ class Driver:
 
         def call() -> None:
             plan = files.plan(batch)
-            query = files.query()
-            assert query is not None
-            coordinator.bind(query)
+            coordinator.bind(files.running_query())
             stored = range_of(plan.text) if whole(plan.text) else None
             known = plan if stored == rows else replace(plan, text=text_of(rows))
             coordinator.run(batch, known, job)

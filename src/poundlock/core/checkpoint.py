@@ -90,6 +90,16 @@ class Checkpoint(ABC):
             self._sync([METADATA])
             return json.loads(text)["id"]
 
+    def running_query(self) -> str:
+        """Return the id of the query that is running: Spark writes it before the first batch."""
+        query = self.query()
+        if query is None:
+            raise LogMismatch(
+                f"the checkpoint at {self.uri} was deleted while its query runs. Restore it, or start "
+                "with a new pipeline name and checkpoint location"
+            )
+        return query
+
     def plan(self, batch: int) -> Plan:
         """Return Spark's plan for a batch. First make durable all that a replay of the batch reads."""
         with self._reachable():

@@ -185,9 +185,7 @@ class Batches:
     def _run(self, frame: DataFrame, batch: int, cut: Mapping[str, str]) -> None:
         plan = self.checkpoint.plan(batch)
         if not self._bound:
-            query = self.checkpoint.query()
-            assert query is not None, "Spark writes its metadata before the first batch"
-            self.coordinator.bind(query)
+            self.coordinator.bind(self.checkpoint.running_query())
             self._bound = True
         ends = self._ends(plan.text)
         job = SparkJob(
