@@ -132,6 +132,16 @@ def late_opens() -> Iterator[Schedule]:
             yield Schedule(config, (opened[0], crashed, Fault("deliver", late, place)))
 
 
+def woken_writers() -> Iterator[Schedule]:
+    """Two drivers sleep while a third writes and compacts. One of them creates its record again."""
+    config = replace(REMOTE, batches=(2,), tasks=1, keep=1, records=4)
+    for first, second, third in itertools.product(range(6), range(4), range(4)):
+        faults = [Fault("switch", first), Fault("switch", second), Fault("crash", 0, "commits")]
+        for turns in itertools.product((0, 1), repeat=3):
+            woken = [Fault("switch", third * (n == 1), arg=turn) for n, turn in enumerate(turns)]
+            yield Schedule(config, (*faults, Fault("switch", 0), *woken, Fault("switch", 0, arg=1)))
+
+
 def forgotten_outcomes() -> Iterator[Schedule]:
     """The answer to a commit is lost, and the coordinator has forgotten the outcome."""
     for config, nth in itertools.product((PLAIN, REMOTE, BLIND), range(3)):

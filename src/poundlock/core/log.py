@@ -287,7 +287,7 @@ class TransactionLog(ABC):
         if self._pending is None:
             return
         entry = self._pending
-        if self._publish(entry) != entry.nonce or not self._owns_predecessor():
+        if self._publish(entry) != entry.nonce or not self._is_newest(entry.number):
             self._pending = None
             raise self._fenced()
         self._pending = None
@@ -298,7 +298,7 @@ class TransactionLog(ABC):
         self.settle()
         with self._reachable():
             taken = self._read(self._next) is not None
-        if taken or not self._owns_predecessor():
+        if taken or not self._is_newest(self._next):
             raise self._fenced()
 
     def compact(self, keep: int, most_records: int | None = None) -> bool:
@@ -375,11 +375,17 @@ class TransactionLog(ABC):
                 "aborted since. Make the file system reachable and start the pipeline again"
             ) from error
 
-    def _owns_predecessor(self) -> bool:
+    def _is_newest(self, number: int) -> bool:
+        """Return whether no other driver has written beyond `number`, or in place of the record before.
+
+        A compaction makes numbers free again. The record before may be deleted and created again, by a
+        driver that slept, or by a request that was delayed. So neither of the two checks is enough.
+        """
         with self._reachable():
+            if any(other > number for other in self._numbers()):
+                return False
             if self._last is None:
-                # The first record has no predecessor, and no other record may exist.
-                return all(number <= self._next for number in self._numbers())
+                return True
             data = self._read(self._last.number)
         if data is None:
             return False

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 
 from poundlock.core import log as logging
-from poundlock.core.log import FileLog, NumberTaken, TransactionLog
+from poundlock.core.log import Entry, FileLog, NumberTaken, TransactionLog
 from poundlock.core.model import Compacted
 from poundlock.core.protocol import LogState
 from poundlock.errors import Rejected
@@ -95,9 +95,22 @@ def no_read_back(patch: Patch) -> None:
     patch.setattr(TransactionLog, "_publish", publish)
 
 
-@mutant(families.replaced_drivers, "a driver does not check whether its last record still exists")
-def no_look_at_the_predecessor(patch: Patch) -> None:
-    patch.setattr(TransactionLog, "_owns_predecessor", lambda self: True)
+@mutant(families.replaced_drivers, "a driver does not check whether its record is the newest")
+def no_look_at_other_records(patch: Patch) -> None:
+    patch.setattr(TransactionLog, "_is_newest", lambda self, number: True)
+
+
+@mutant(families.woken_writers, "a driver trusts its last record, which was deleted and came again")
+def only_a_look_at_the_predecessor(patch: Patch) -> None:
+    def is_newest(self: TransactionLog, number: int) -> bool:
+        last = self._last
+        if last is None:
+            return all(other <= number for other in self._numbers())
+        with self._reachable():
+            data = self._read(last.number)
+        return data is not None and Entry.nonce_in(last.number, data, self.uri) == last.nonce
+
+    patch.setattr(TransactionLog, "_is_newest", is_newest)
 
 
 @mutant(families.races, "an append that finds its number used uses the next one")
