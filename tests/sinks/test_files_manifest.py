@@ -171,3 +171,21 @@ def test_the_newest_batches_stay_whatever_their_age(tmp_path: Path) -> None:
 def test_a_retention_that_keeps_nothing_is_refused(tmp_path: Path, hours: float) -> None:
     with pytest.raises(UsageError, match="retention_hours"):
         make_sink(tmp_path / "out", retention_hours=hours)
+
+
+def test_a_planted_list_of_files_deletes_nothing(tmp_path: Path) -> None:
+    """Other users may be able to create files in a shared directory, but not to delete ours."""
+    place, victim = tmp_path / "out", tmp_path / "victim.conf"
+    victim.write_text("keep")
+    sink = make_sink(place)
+    sink.commit([prepare(sink, 0, make_rows([1, 2], ["a", "b"]))])
+    published = [Path(uri.removeprefix("file://")) for uri in committed(str(place))]
+    assert len(published) == 2
+    at = f"file://{place}"
+    listed = [DataFile(f"{at}/..%2Fvictim.conf", 4, 0)]
+    listed += [DataFile(f"{at}/{it.relative_to(place)}", it.stat().st_size, 0) for it in published]
+    planted = str(name_of(Branch(Transaction(OURS, 1, 9, 1), "out", 9, 9)))
+    mark = place / MARKS / f"{planted}{STAGED}"
+    mark.write_text("\n".join(file.line() for file in listed))
+    assert sink.abort(make_sink(place).find(OURS)) == [BranchState.ABORTED]
+    assert victim.exists() and all(it.exists() for it in published)

@@ -109,7 +109,9 @@ class Branches:
                     lines = stream.read().decode().splitlines()
             except FileNotFoundError:
                 return None
-            return [DataFile.parse(line) for line in lines]
+            files = [DataFile.parse(line) for line in lines]
+            # Others may be able to write into this directory: a branch has no files but its own.
+            return [file for file in files if branch_of(file.uri.rpartition("/")[2]) == name]
 
         staged = dict(zip(names, in_parallel(read, names), strict=True))
         uri = uri_of(self._place)
