@@ -15,6 +15,8 @@ from poundlock.core.model import (
     Generation,
     Namespace,
     Opened,
+    OperatorDecided,
+    OperatorDecision,
     Place,
     Receipt,
 )
@@ -244,3 +246,12 @@ def test_a_sink_with_decided_branches_is_not_forgotten(log: FileLog) -> None:
     log.append(Decided(0, 1, 1, "hash", (receipt,), {"c": Fingerprint(1, 1)}))
     with pytest.raises(UsageError, match=r"batch 0 is decided.*--sink c --accept-loss"):
         Resolver(log).forget("c")
+
+
+def test_a_sink_whose_loss_was_accepted_can_be_forgotten(log: FileLog) -> None:
+    """Its system is gone for good, so its decided branches are never committed."""
+    receipt = Receipt("c", "branch", 0, Fingerprint(1, 1))
+    log.append(Decided(0, 1, 1, "hash", (receipt,), {"c": Fingerprint(1, 1)}))
+    log.append(OperatorDecided(0, OperatorDecision.ACCEPT_LOSS, ("c",), "operator"))
+    Resolver(log).forget("c")
+    assert log.load().places == (Place("a", "Memory", "1"),)

@@ -72,11 +72,11 @@ class Open:
 
 def open_log(location: str) -> TransactionLog:
     """Open an existing log. Only a log on a Hadoop file system needs Spark."""
-    from urllib.parse import urlparse
+    from urllib.parse import unquote, urlparse
 
     parsed = urlparse(location)
     if parsed.scheme in ("", "file"):
-        path = parsed.path or location
+        path = unquote(parsed.path) if parsed.scheme else location
         nested = os.path.join(path, "poundlock")  # the location may be that of the checkpoint
         if os.path.isdir(nested):
             path = nested
@@ -271,7 +271,7 @@ class Resolver:
             )
         for history in self.state.unfinished:
             batch = history.decided.batch
-            if any(receipt.sink == sink for receipt in history.receipts):
+            if not history.accepts_loss(sink) and any(r.sink == sink for r in history.receipts):
                 raise UsageError(
                     f"batch {batch} is decided, and branches of sink {sink!r} must still be committed. "
                     f"Start the pipeline with that sink, or run 'poundlock txn commit --batch {batch} "
