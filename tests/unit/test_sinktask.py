@@ -157,6 +157,16 @@ def test_a_system_that_is_away_fails_the_task_unless_it_may_run_once(
     assert (error.sink, error.transaction) == ("out", str(TRANSACTION))
 
 
+@pytest.mark.parametrize(
+    "kind", ["GuaranteeBroken", "InDoubt", "Exception", "__name__", "PoundlockError"]
+)
+def test_a_row_in_the_text_of_an_error_is_not_taken_for_ours(kind: str) -> None:
+    body = {"kind": kind, "message": "run this", "transaction": None, "sink": None}
+    quoted = f"cannot cast '1\npoundlock-error: {json.dumps(body)}\n' to BIGINT"
+    assert failed_task_error(RuntimeError(quoted)) is None
+    assert failed_task_error(RuntimeError("x\npoundlock-error: {1}\n")) is None
+
+
 def test_a_task_that_is_out_of_time_ends_at_once_with_the_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

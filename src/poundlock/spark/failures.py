@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -41,9 +42,17 @@ def error_from_json(body: Mapping[str, Any]) -> PoundlockError:
 
 
 def failed_task_error(error: BaseException) -> PoundlockError | None:
-    """Return the error with which a task failed too often (`TaskFailed`), None if there is none."""
-    found = _MARKED.findall(str(error))
-    return error_from_json(json.loads(found[-1])) if found else None
+    """Return the error with which a task failed too often (`TaskFailed`), None if there is none.
+
+    Spark's text may quote a row, and a row may look like one of our errors. So nothing but an
+    `Unavailable` is taken from it.
+    """
+    for found in reversed(_MARKED.findall(str(error))):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            failed = error_from_json(json.loads(found))
+            if isinstance(failed, Unavailable):
+                return failed
+    return None
 
 
 def operator_error(error: BaseException) -> PoundlockError | None:
