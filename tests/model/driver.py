@@ -308,6 +308,8 @@ class Driver:
                 world.forget(fault.arg)
                 self.dead = True
                 raise Crash
+            case "withdraw":
+                world.withdrawal.perform(world, fault.arg % 3)
             case "exchange":
                 if world.exchange(fault.arg):
                     self.dead = True

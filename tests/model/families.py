@@ -362,6 +362,17 @@ def mended_by_two() -> Iterator[Schedule]:
             yield Schedule(several, (fault, Fault("switch", nth, f"checkpoint-{place}")))
 
 
+def withdrawn_plans() -> Iterator[Schedule]:
+    """An operator has Spark plan a batch anew while a driver runs, or between two drivers."""
+    for config in (PLAIN, REMOTE, STATEFUL):
+        yield from everywhere(config, "withdraw", step=2)
+        for after, moved in itertools.product(range(0, 60, 3), range(0, 60, 6)):
+            # The next driver runs between the record and the move.
+            faults = (Fault("withdraw", after, arg=1), Fault("withdraw", moved, arg=2))
+            yield Schedule(config, faults)
+            yield Schedule(config, (Fault("crash", after), faults[0], faults[1]))
+
+
 def exchanged_sinks() -> Iterator[Schedule]:
     """The driver dies, and the pipeline is started again with sinks added, removed or both."""
     for arg, absent in ((0, (1,)), (1, ()), (1, (1,))):
@@ -386,6 +397,7 @@ FAMILIES = (
     forgotten_outcomes,
     late_markers,
     replays_that_differ,
+    withdrawn_plans,
     exchanged_sinks,
     power_losses,
     forgotten_files,

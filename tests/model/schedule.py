@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
 REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
+OPERATOR = ("withdraw",)  # an operator has Spark plan a batch anew
 TAMPER = ("restore", "delete", "copy", "rewind", "vanish")
 FORGETFUL = ("forget",)  # the newest files of Spark's checkpoint are lost though they were synced
 DEPLOYED = ("exchange",)  # the pipeline is started again with other sinks
@@ -85,7 +86,7 @@ class Schedule:
 
 
 _OFTEN = ("crash", "switch", "switch", "machine", "expire")
-_KINDS = (*PROCESS, *REQUEST, *SYSTEM, *TAMPER, *FORGETFUL, *_OFTEN)
+_KINDS = (*PROCESS, *REQUEST, *SYSTEM, *TAMPER, *OPERATOR, *FORGETFUL, *_OFTEN)
 _PLACES = (
     *((None,) * 10),
     *("write", "sync", "sync", "link", "put", "put", "del", "unlink", "read"),

@@ -37,6 +37,7 @@ from .oracle import Oracle
 from .schedule import Fault, Schedule
 from .spark import Checkpoint, Range, SparkConflict
 from .systems import NEW, OURS, Crash, Wire
+from .withdrawal import Withdrawal, withdrawn
 
 T = TypeVar("T")
 
@@ -99,6 +100,7 @@ class World:
         self.drivers: list[Driver] = []
         self.switched = 0
         self.replans = 0
+        self.withdrawal = Withdrawal()
         self.stopped = False
         self.backups: list[Backup] = []  # one after each record and each plan
         self._nothing = Backup({}, {}, None, {}, set(), self.oracle.account())
@@ -188,8 +190,6 @@ class World:
         """Plan a batch as Spark does, from the end of the previous one. A second plan differs."""
         differs = self.replans + (self.drivers.index(driver) if self.checkpoint.swallows else 0)
         return start, start + self.sizes[batch] + differs % 2
-
-    # Playing a schedule.
 
     def run(self) -> Oracle:
         """Play the schedule to its end. Raises `Violation`."""
@@ -386,8 +386,6 @@ class World:
         else:
             self.checkpoint.put(None, {}, ())
 
-    # Log and checkpoint restored together.
-
     def keep_backup(self) -> None:
         if self.rewinds:
             self.backups.append(self._backup())
@@ -462,7 +460,6 @@ class World:
             del self.disk.live[path]
 
     # Judging how a driver ended, and applying the remedy in its message.
-
     def _judge(self, driver: Driver) -> None:
         if self.oracle.violation is not None:
             raise Crash
@@ -481,6 +478,8 @@ class World:
         match error:
             case LogMismatch() if _FORMER.search(str(error)):
                 self._settle_former_sinks(decided="no such sink" in str(error))
+            case LogMismatch() if self.withdrawal.used and withdrawn(error):
+                self.withdrawal.repeat(self, error)
             case LogMismatch() if self.newest is not None:
                 for other in self.drivers:  # one that was reading has seen a part of each log
                     other.dead = True
@@ -506,8 +505,9 @@ class World:
                 self.oracle.count("former sink refused")
                 return bool(self.changed or self.removed or self.absent)
             case LogMismatch() if self.newest and (opened := _OPENED.search(str(error))):
-                # An open branch shows that the log is older, too.
                 return int(opened[2]) < int(opened[1]) <= self.newest.account["owner"]
+            case LogMismatch() if self.withdrawal.used and withdrawn(error):
+                return True
             case LogMismatch() if self.newest is not None and _accuses(error):
                 later = "was opened by generation" in str(error)  # an open branch accuses too
                 return later or bool(self.oracle.unknown_commits())

@@ -290,6 +290,29 @@ def adopt(yes: bool, log: str, as_json: bool) -> None:
 
 
 @txn.command()
+@click.option("--batch", type=int, required=True, help="The batch, whose plan must be the newest.")
+@click.option(
+    "--log", required=True, metavar="LOCATION", help="The location of the log or of its checkpoint."
+)
+@click.option(
+    "--checkpoint", metavar="LOCATION", help="The checkpoint, if the log is not inside it."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def replan(batch: int, log: str, checkpoint: str | None, yes: bool, as_json: bool) -> None:
+    """Have Spark plan an undecided batch anew, after the limits of its source were lowered.
+
+    For a batch that takes longer than its transactions may stay open. Stops a running driver.
+    """
+    kept = Where(log).resolver().replan(batch, checkpoint, functools.partial(_ask, yes))
+    _say(
+        as_json,
+        {"batch": batch, "kept": kept},
+        f"batch {batch} is planned anew when the pipeline starts; its old plan is kept in {kept}",
+    )
+
+
+@txn.command()
 @click.option("--log", required=True, metavar="LOCATION", help="The location of the log.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def audit(log: str, as_json: bool) -> None:

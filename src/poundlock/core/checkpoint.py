@@ -29,6 +29,8 @@ from poundlock.errors import LogCorrupt, LogMismatch, Unavailable
 logger = logging.getLogger("poundlock")
 
 METADATA, PLANS, COMMITS, SOURCES = "metadata", "offsets", "commits", "sources"
+STATE = "state"
+WITHDRAWN = "poundlock-withdrawn"  # a directory that Spark does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,41 @@ class Checkpoint(ABC):
     def _files_of_sources(self) -> list[str]:
         """Return the files in which the sources keep what an offset means."""
         return []
+
+    @abstractmethod
+    def _move_state(self, target: str) -> None:
+        """Move the directory of the query's state, durably."""
+
+    # What an operator asks for.
+
+    def plans(self) -> list[int]:
+        """Return the batches of which Spark has a plan."""
+        with self._reachable():
+            return sorted(self._numbers(PLANS))
+
+    def planned(self, batch: int) -> bytes | None:
+        """Return Spark's plan for a batch, None if it has none."""
+        with self._reachable():
+            return self._read(f"{PLANS}/{batch}")
+
+    def is_committed(self, batch: int) -> bool:
+        """Return whether Spark has the batch in its commit log."""
+        with self._reachable():
+            return batch in self._numbers(COMMITS)
+
+    def set_aside(self, batch: int, plan: bytes, name: str) -> str:
+        """Move Spark's plan of a batch to where Spark does not read it, and return where. Durable.
+
+        Spark refuses to plan the first batch if there is state. So the state of its tasks, which never
+        counted, is moved first.
+        """
+        target = f"{WITHDRAWN}/{name}"
+        with self._reachable():
+            if batch == 0 and self._names(STATE):
+                self._move_state(f"{target}-state-{uuid.uuid4().hex[:8]}")
+            self._replace(target, plan)
+            self._remove(f"{PLANS}/{batch}", plan)
+        return f"{self.uri}/{target}"
 
     # What the coordinator's surroundings ask for.
 
@@ -224,9 +261,15 @@ class FileCheckpoint(Checkpoint):
     def _files_of_sources(self) -> list[str]:
         return [f"{SOURCES}/{name}" for name in self._disk.below(self._path(SOURCES))]
 
+    def _move_state(self, target: str) -> None:
+        self._disk.make_directory(os.path.dirname(self._path(target)))
+        self._disk.rename(self._path(STATE), self._path(target))
+        self._sync_above(target)
+
     def _replace(self, name: str, data: bytes) -> None:
         self._clear_way([name])
         path = self._path(name)
+        self._disk.make_directory(os.path.dirname(path))
         aside = self._aside(path)
         self._disk.write(aside, data)
         self._sync_one(aside)

@@ -42,7 +42,7 @@ from poundlock.core.model import (
     Repaired,
     Transaction,
 )
-from poundlock.core.operator_decisions import changed_replay, unrepairable_loss
+from poundlock.core.operator_decisions import changed_replay, unrepairable_loss, with_way_out
 from poundlock.core.owner import NOTICED_AFTER_S
 from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import LogState, Mismatch, Stage, Step, compare, enter, match_lost
@@ -56,6 +56,7 @@ from poundlock.errors import (
     LogMismatch,
     NotAuthorised,
     OperatorFailed,
+    OutOfTime,
     PoundlockError,
     Rejected,
     Unavailable,
@@ -299,6 +300,8 @@ class Coordinator:
                 then = "it stops" if last else "it is run again"
                 logger.warning("%s: aborted, and %s: %s", transaction, then, error)
                 self._abort_attempt(transaction)
+                if last and isinstance(error, OutOfTime):
+                    raise with_way_out(error, self.log.uri, batch) from error.__cause__
                 if last:
                     raise
 

@@ -31,6 +31,7 @@ from poundlock.core.model import (
     Record,
     Repaired,
     Scalar,
+    Withdrawn,
 )
 
 
@@ -83,7 +84,7 @@ def record_to_json(record: Record) -> tuple[dict[str, Json], list[Json]]:
                 body["carried"] = [_carried_to_json(it) for it in record.carried]
         case Opened():
             body["places"] = [list(astuple(place)) for place in record.places]
-        case Bound() | Finished():
+        case Bound() | Finished() | Withdrawn():
             pass
     return {"kind": type(record).__name__, **body}, rest
 
@@ -126,6 +127,8 @@ def record_from_json(data: Mapping[str, Any], rest: Sequence[Any] | None = ()) -
                 tuple(data["sinks"]),
                 data["by"],
             )
+        case "Withdrawn":
+            return Withdrawn(data["batch"], data["offsets"], data["by"])
         case "Finished":
             return Finished(data["batch"])
         case "Compacted":

@@ -267,6 +267,15 @@ class OperatorDecided:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """An operator withdrew Spark's plan of an undecided batch: it is never decided with this plan."""
+
+    batch: int
+    offsets: str  # hash of the plan
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Every branch of the batch is known to be committed, except where a loss was accepted."""
 
@@ -298,5 +307,13 @@ class Compacted:
 
 
 Record: TypeAlias = (
-    Generation | Bound | Opened | Decided | Repaired | OperatorDecided | Finished | Compacted
+    Generation
+    | Bound
+    | Opened
+    | Withdrawn
+    | Decided
+    | Repaired
+    | OperatorDecided
+    | Finished
+    | Compacted
 )

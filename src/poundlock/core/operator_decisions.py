@@ -6,13 +6,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from poundlock.core.model import Receipt
 from poundlock.core.protocol import BatchHistory, Mismatch
-from poundlock.errors import GuaranteeBroken, InDoubt
+from poundlock.errors import GuaranteeBroken, InDoubt, OutOfTime
 
 
 def decision_command(log: str, batch: int, sinks: Iterable[str]) -> str:
     """Return the command with which an operator decides about sinks in a batch, without its choice."""
     named = "".join(f" --sink {sink}" for sink in sorted(sinks))
     return f"poundlock txn commit --log {log} --batch {batch}{named}"
+
+
+def with_way_out(error: OutOfTime, log: str, batch: int) -> OutOfTime:
+    """Return the error of a batch that was never in time, with the command that has it planned anew."""
+    error.args = (
+        f"{error.args[0]}. Spark's plan of a batch is fixed: to have this one planned anew, stop the "
+        "pipeline, lower the limit of its source (such as maxOffsetsPerTrigger), run 'poundlock txn "
+        f"replan --log {log} --batch {batch}', and start it again",
+    )
+    return error
 
 
 def unknown_outcome(log: str, batch: int, receipt: Receipt) -> InDoubt:

@@ -34,6 +34,7 @@ from poundlock.core.model import (
     Repaired,
     Scalar,
     Stray,
+    Withdrawn,
     total,
 )
 from poundlock.errors import LogCorrupt, LogMismatch
@@ -109,7 +110,7 @@ LOSS_ACCEPTED: Mapping[BranchState, Action] = {
 
 # Which record may follow which in the history of one batch.
 FOLLOWS: Mapping[type[Record] | None, frozenset[type[Record]]] = {
-    None: frozenset({Decided}),
+    None: frozenset({Decided, Withdrawn}),
     Decided: frozenset({Repaired, OperatorDecided, Finished}),
     Repaired: frozenset({Repaired, OperatorDecided, Finished}),
     OperatorDecided: frozenset({Repaired, OperatorDecided, Finished}),
@@ -193,9 +194,9 @@ class LogState:
     generation: Generation | None = None
     query: str | None = None
     places: tuple[Place, ...] = ()  # where branches may be open
+    withdrawn: dict[int, str] = field(default_factory=dict[int, str])  # plans of undecided batches
     batch_floor: int = 0
     batches: dict[int, BatchHistory] = field(default_factory=dict[int, BatchHistory])
-    # By sink and id.
     _uses: dict[str, dict[str, LastUse]] = field(default_factory=dict[str, dict[str, LastUse]])
     _let_go: dict[tuple[str, str], LastUse] = field(default_factory=dict[tuple[str, str], LastUse])
     _unfinished: set[int] = field(default_factory=set[int])
@@ -267,14 +268,10 @@ class LogState:
 
         A batch whose loss in the sink an operator has accepted does not count.
         """
-        batches = {use.batch for use in self._uses.get(sink, {}).values()}
-        finished = (
-            number
-            for number in batches
-            if self.batches[number].stage is Stage.FINISHED
-            and not self.batches[number].accepts_loss(sink)
-        )
-        return max(finished, default=None)
+        uses = self._uses.get(sink, {}).values()
+        found = {it.batch: self.batches[it.batch] for it in uses}
+        over = (n for n, it in found.items() if it.stage is Stage.FINISHED)
+        return max((n for n in over if not found[n].accepts_loss(sink)), default=None)
 
     def was_let_go(self, stray: Stray) -> bool:
         """Return whether an operator accepted the loss of this open branch."""
@@ -323,7 +320,10 @@ class LogState:
                     self._take_carried(record.carried)
             case _ if record.batch < self.batch_floor:
                 pass  # an operator decision on a batch that has been compacted away
+            case Withdrawn(batch, offsets):
+                self.withdrawn[batch] = offsets
             case Decided():
+                self.withdrawn.pop(record.batch, None)
                 self._add_uses(record.batch, record.receipts, unread)
                 decided = replace(record, receipts=(), plan=None)
                 self._put(BatchHistory(decided, record.receipts))
@@ -462,6 +462,10 @@ def enter(state: LogState, batch: int, offsets: str, before: str | None = None) 
     elif state.batch_floor and batch != state.batch_floor:
         raise LogMismatch(
             f"Spark asks for batch {batch}, but the log continues at {state.batch_floor}"
+        )
+    if state.withdrawn.get(batch) == offsets:
+        raise LogMismatch(
+            f"an operator has withdrawn Spark's plan of batch {batch}: run 'txn replan' to its end"
         )
     return Stage.NONE
 

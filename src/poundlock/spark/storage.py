@@ -108,6 +108,17 @@ class HadoopFiles:
 
         return self.call(action)
 
+    def move(self, source: str, target: str) -> None:
+        """Move a directory. Raises `Unavailable` if that is not certain."""
+
+        def action() -> bool:
+            self.system.mkdirs(self.at(target).getParent())
+            self.system.rename(self.at(source), self.at(target))
+            return self.system.exists(self.at(target)) and not self.system.exists(self.at(source))
+
+        if not self.call(action):
+            raise Unavailable(f"{self.root}/{source} could not be moved to {target}: try again")
+
     def delete(self, name: str) -> None:
         self.call(lambda: self.system.delete(self.at(name), False))
 
@@ -239,6 +250,9 @@ class HadoopCheckpoint(Checkpoint):
 
     def _names(self, directory: str) -> list[str]:
         return self._files.names(directory)
+
+    def _move_state(self, target: str) -> None:
+        self._files.move("state", target)
 
     def _replace(self, name: str, data: bytes) -> None:
         self._files.delete(name)

@@ -28,6 +28,7 @@ from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchHistory, BranchState, LogState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
 from poundlock.txn.audit import Chain, Trail, signature
+from poundlock.txn.replan import open_checkpoint, replan
 
 T = TypeVar("T")
 
@@ -255,6 +256,11 @@ class Resolver:
         query, owner = self.state.query, f"adopted by {signature()}"
         with self._trail().act("adopt", log.uri, was=before.uri):
             log.append(Generation(before.number + 1, before.namespace, log.uri, query, owner))
+
+    def replan(self, batch: int, checkpoint: str | None, ask: Callable[[str], None]) -> str:
+        """Withdraw Spark's plan of an undecided batch. Return where it is kept. See `replan`."""
+        log = self._need_log()
+        return replan(log, open_checkpoint(log, checkpoint), batch, ask)
 
     def audit(self) -> Chain:
         """Return what operators did, and whether that can be trusted."""

@@ -1,0 +1,106 @@
+"""Has Spark plan an undecided batch anew: the way out for a batch that can never be in time.
+
+Spark's plan of a batch, `offsets/N`, is fixed. Lower limits of the source count only for later batches.
+So the plan is set aside where Spark does not read it, and Spark plans the batch anew when it starts.
+
+Order of the steps: the log records that the plan is withdrawn, then the plan is moved. The record
+fences a running driver, and no later driver decides the batch with this plan, whatever it still holds
+in memory. If the command ends in between, run it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from poundlock.core.checkpoint import Checkpoint, FileCheckpoint
+from poundlock.core.log import TransactionLog
+from poundlock.core.mismatch import check_log_matches
+from poundlock.core.model import Withdrawn
+from poundlock.core.protocol import Stage, enter
+from poundlock.errors import LogMismatch, UsageError
+from poundlock.txn.audit import Trail, signature
+
+_LOG_DIRECTORY = "/poundlock"
+
+
+def _hash(plan: bytes) -> str:
+    return hashlib.sha256(plan).hexdigest()
+
+
+def open_checkpoint(log: TransactionLog, location: str | None) -> Checkpoint:
+    """Open the checkpoint at a location; by default the one around the log."""
+    from poundlock.spark import storage
+
+    if location is None:
+        if not log.uri.endswith(_LOG_DIRECTORY):
+            raise UsageError(
+                f"the log at {log.uri} is not inside its checkpoint: give --checkpoint LOCATION too"
+            )
+        location = log.uri.removesuffix(_LOG_DIRECTORY)
+    path = storage.local_path(location)
+    if path is not None:
+        return FileCheckpoint(path)
+    from poundlock.spark.session import session
+
+    return storage.open_checkpoint(
+        session("local[1]", conf={"spark.ui.enabled": "false"}), location
+    )
+
+
+def replan(
+    log: TransactionLog, checkpoint: Checkpoint, batch: int, ask: Callable[[str], None]
+) -> str:
+    """Withdraw Spark's plan of an undecided batch. Return where it is kept.
+
+    Raises `UsageError` if the batch is decided or finished, or if its plan is not the newest. `ask`
+    asks the operator, and raises if the answer is no.
+    """
+    plan = _newest_plan(log, checkpoint, batch)
+    mark = _hash(plan)
+    withdrawn = log.state.withdrawn.get(batch) == mark  # by this command, which was interrupted
+    if not withdrawn:
+        _check_undecided(log, checkpoint, batch, mark)
+    ask(f"Have Spark plan batch {batch} anew? A running driver will be stopped.")
+    aside = f"{batch}-{mark[:12]}"
+    with Trail(log).act("replan", f"batch {batch}", batch=batch, plan=mark, aside=aside) as act:
+        if not withdrawn:
+            log.append(Withdrawn(batch, mark, signature()))
+        if checkpoint.planned(batch) != plan:
+            raise LogMismatch(
+                f"the plan of batch {batch} was changed while this command ran: stop what uses the "
+                "checkpoint, and repeat the command"
+            )
+        kept = checkpoint.set_aside(batch, plan, aside)
+        act.outcome = "withdrawn"
+    return kept
+
+
+def _newest_plan(log: TransactionLog, checkpoint: Checkpoint, batch: int) -> bytes:
+    generation, planned = log.state.generation, checkpoint.plans()
+    assert generation is not None
+    check_log_matches(log, generation.namespace.pipeline, checkpoint.query())
+    newest = max(planned, default=None)
+    plan = checkpoint.planned(batch)
+    if plan is None or newest != batch:
+        if newest != batch and batch in log.state.withdrawn:
+            raise UsageError(
+                f"the plan of batch {batch} has been withdrawn already: start the pipeline"
+            )
+        what = "it has none" if newest is None else f"the newest is that of batch {newest}"
+        raise UsageError(
+            f"the checkpoint at {checkpoint.uri} has no plan of batch {batch} that could be made "
+            f"anew: {what}. Only the newest plan can"
+        )
+    return plan
+
+
+def _check_undecided(log: TransactionLog, checkpoint: Checkpoint, batch: int, mark: str) -> None:
+    before = checkpoint.planned(batch - 1)
+    stage = enter(log.state, batch, mark, None if before is None else _hash(before))
+    if stage is not Stage.NONE or checkpoint.is_committed(batch):
+        raise UsageError(
+            f"batch {batch} is {stage.value if stage is not Stage.NONE else 'committed'}: its rows are "
+            "fixed. Start the pipeline, which finishes it, and lower the limit of the source for the "
+            "batches after it"
+        )
