@@ -134,7 +134,7 @@ class Pipeline:
         """Check all parts, take over, finish decided batches, and start Spark's query.
 
         Takes Spark's own trigger arguments, such as `processingTime="2 seconds"` or
-        `availableNow=True`. While a system of a decided batch is away, this waits. Setting `stopping`
+        `availableNow=True`. If a system goes away during the take-over, this waits. Setting `stopping`
         ends the wait with `InDoubt` or `Unavailable`, and so does Ctrl-C; nothing is lost.
         """
         check_trigger(trigger)
