@@ -64,7 +64,7 @@ def machine_crashes() -> Iterator[Schedule]:
 def interrupted_links() -> Iterator[Schedule]:
     """A call is interrupted between linking a record and syncing it; then the machine crashes."""
     config = replace(PLAIN, stubborn=True)
-    for nth, after in itertools.product(range(2, 6), range(0, 24, 2)):
+    for nth, after in itertools.product(range(2, 6), range(0, 36, 2)):
         yield Schedule(config, (Fault("interrupt_after", nth, "link"), Fault("machine", after)))
 
 
