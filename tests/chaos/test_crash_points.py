@@ -124,7 +124,7 @@ def test_output_is_exact_when_the_driver_is_killed_at_every_point(
     assert {step.value for step in Step} <= died_at
     for kind in KINDS:
         kinds = {record["kind"] for record in chaos.log(kind)}
-        assert kinds == {"Generation", "Bound", "Decided", "Repaired", "Finished"}
+        assert kinds == {"Generation", "Bound", "Opened", "Decided", "Repaired", "Finished"}
 
 
 def lose_what_is_decided(chaos: Chaos) -> None:

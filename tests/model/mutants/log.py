@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 from poundlock.core import log as logging
@@ -186,15 +185,4 @@ def refused_delete_stops(patch: Patch) -> None:
             raise Rejected("an old record cannot be deleted") from error
 
     original = TransactionLog._delete_below
-    patch.setattr(TransactionLog, "_delete_below", delete_below)
-
-
-@mutant(families.refused_deletes, "compaction goes on behind a record that cannot be deleted")
-def compaction_leaves_a_record(patch: Patch) -> None:
-    def delete_below(self: TransactionLog, floor: int) -> None:
-        for number in sorted(self._numbers()):
-            if number < floor:
-                with contextlib.suppress(OSError):
-                    self._delete(number)
-
     patch.setattr(TransactionLog, "_delete_below", delete_below)
