@@ -123,7 +123,7 @@ class Systems:
         with redis.Redis.from_url(self.addresses["valkey"]) as client:
             keys = [key.decode() for key in client.scan_iter("*:poundlock.*")]
             open_ = [name for key in keys if key.endswith(".open") for name in client.smembers(key)]
-            rows = [key for key in keys if not key.endswith((".open", ".witness"))]
+            rows = [key for key in keys if not key.endswith((".open", ".witness", ".logs"))]
         sums = [key for key in rows if "_sums}" in key]
         return {
             "postgres": prepared,

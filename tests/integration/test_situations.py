@@ -147,6 +147,21 @@ def checkpoint_restored(scene: Scene) -> None:
 
 
 def checkpoint_restored_by_one_batch(scene: Scene) -> None:
+    topic, frame = source_of(scene)
+    kafka_of(scene).produce(topic, FIRST)
+    scene.run(frame=frame)
+    copy, log = scene.copy(), scene.checkpoint / "poundlock"
+    kafka_of(scene).produce(topic, SECOND)
+    scene.run(frame=frame)
+    newest = shutil.copytree(log, scene.place / "newest")
+    scene.restore(copy)
+    scene.restore(newest, "poundlock")
+    kafka_of(scene).produce(topic, THIRD)
+    scene.run(frame=frame)
+    scene.target.assert_exact([*FIRST, *SECOND, *THIRD])
+
+
+def checkpoint_of_files_restored_by_one_batch(scene: Scene) -> None:
     scene.feed(FIRST)
     scene.run()
     copy, log = scene.copy(), scene.checkpoint / "poundlock"
@@ -155,8 +170,8 @@ def checkpoint_restored_by_one_batch(scene: Scene) -> None:
     newest = shutil.copytree(log, scene.place / "newest")
     scene.restore(copy)
     scene.restore(newest, "poundlock")
-    scene.feed(THIRD)
-    scene.run()
+    with pytest.raises(StreamingQueryException, match="batch 1 doesn't exist"):
+        scene.run()
     scene.exact()
 
 
@@ -500,6 +515,7 @@ ROWS = (
     Row("the same", "not known", both_restored_within_a_run, ("OpenSearch",)),
     Row("the checkpoint was restored without the log", "refused", checkpoint_restored),
     Row("the same, and it lacks only the newest batch", "exact", checkpoint_restored_by_one_batch),
+    Row("the same, of a file source", "refused", checkpoint_of_files_restored_by_one_batch),
     Row("the log was restored without the checkpoint", "refused", log_restored),
     Row("the checkpoint was deleted, the log was kept", "refused", checkpoint_deleted),
     Row("the log was deleted, the checkpoint was kept", "refused", log_deleted),
