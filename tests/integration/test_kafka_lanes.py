@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import oracle
+from poundlock.core.checkpoint import Plan
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
@@ -65,7 +66,7 @@ class Pipeline:
     def drive(self, batch: int, *, ends: bool = True) -> None:
         coordinator = Coordinator(MemoryLog(self.records), {self.sink.name: self.sink})
         coordinator.take_over("lanes", query=lambda: "query", owner="test")
-        coordinator.run(batch, f"hash-{batch}", Tasks(self.sink, batch))
+        coordinator.run(batch, Plan(f"plan {batch}".encode()), Tasks(self.sink, batch))
         if ends:
             coordinator.end()
 

@@ -54,7 +54,9 @@ def stage_rows(sink: Redis, rows: Any, task: int = 0, batch: int = 0) -> Receipt
 
 def list_leftovers(redis_client: Any) -> set[str]:
     """Return the keys of the sink except its witnesses."""
-    return {key for key in redis_client.keys("*poundlock*") if not key.endswith(".witness")}
+    return {
+        key for key in redis_client.keys("*poundlock*") if not key.endswith((".witness", ".logs"))
+    }
 
 
 def create_user(
