@@ -28,6 +28,7 @@ def _asked_before(sink: KafkaSink, id_: str, handle: Mapping[str, Any]) -> bool:
 @mutant(
     families.lost_messages,
     "a commit is repeated with EndTxn 4, whose PRODUCER_FENCED is read as timed out",
+    r"repair of .* which is",
 )
 def retry_with_version_4(patch: Patch) -> None:
     def commit_one(self: KafkaSink, receipt: Receipt) -> BranchState:
@@ -47,6 +48,7 @@ def retry_with_version_4(patch: Patch) -> None:
 @mutant(
     families.lost_messages,
     "the first attempt is EndTxn 4, and INVALID_TXN_STATE to a later 5 is trusted unchecked",
+    r"repair of .* which is",
 )
 def version_4_first(patch: Patch) -> None:
     def end(self: KafkaSink, id_: str, handle: Mapping[str, Any], *, commit: bool) -> str:
@@ -64,6 +66,7 @@ def version_4_first(patch: Patch) -> None:
 @mutant(
     families.lost_messages,
     "after a lost answer the producer is initialised again before its outcome is known",
+    r"was aborted, though batch 0 is decided",
 )
 def init_before_outcome(patch: Patch) -> None:
     def end(self: KafkaSink, id_: str, handle: Mapping[str, Any], *, commit: bool) -> str:
@@ -75,7 +78,11 @@ def init_before_outcome(patch: Patch) -> None:
     patch.setattr(KafkaSink, "_end", end)
 
 
-@mutant(families.crashes, "ids are counted modulo a bound, and other jobs count too")
+@mutant(
+    families.crashes,
+    "ids are counted modulo a bound, and other jobs count too",
+    r"two tasks used the same branch id",
+)
 def ids_modulo_a_bound(patch: Patch) -> None:
     def id_of(self: KafkaSink, branch: Branch) -> str:
         ids = [self.id_with(branch.transaction, f"0.0.{number}") for number in range(7)]
@@ -85,7 +92,11 @@ def ids_modulo_a_bound(patch: Patch) -> None:
     patch.setattr(KafkaSink, "id_of", id_of)
 
 
-@mutant(families.late_opens, "a run uses the ids of an earlier run that left a task behind")
+@mutant(
+    families.late_opens,
+    "a run uses the ids of an earlier run that left a task behind",
+    r"was aborted, though batch 1 is decided",
+)
 def lane_kept(patch: Patch) -> None:
     def write(
         self: Coordinator, transaction: Transaction, sinks: frozenset[str], job: Job
@@ -95,7 +106,11 @@ def lane_kept(patch: Patch) -> None:
     patch.setattr(Coordinator, "_write", write)
 
 
-@mutant(families.losses, "a replay opens ids that decided branches still hold")
+@mutant(
+    families.losses,
+    "a replay opens ids that decided branches still hold",
+    r"it goes on for ever|is decided",
+)
 def held_ids_opened(patch: Patch) -> None:
     def id_of(self: KafkaSink, branch: Branch) -> str:
         return original(self, replace(branch, held_ids=frozenset()))
@@ -104,7 +119,9 @@ def held_ids_opened(patch: Patch) -> None:
     patch.setattr(KafkaSink, "id_of", id_of)
 
 
-@mutant(families.stragglers, "PRODUCER_FENCED counts as success")
+@mutant(
+    families.stragglers, "PRODUCER_FENCED counts as success", r"was finished, but .* is aborted"
+)
 def fenced_is_success(patch: Patch) -> None:
     patch.setattr(KafkaSink, "_witness", lambda self, receipt: BranchState.COMMITTED)
 
@@ -112,12 +129,17 @@ def fenced_is_success(patch: Patch) -> None:
 @mutant(
     families.late_markers,
     "a commit counts as seen when it was answered, before its markers are written",
+    r"was finished, but .* is committing",
 )
 def unseen_commit(patch: Patch) -> None:
     patch.setattr(KafkaSink, "_seen", lambda self, receipt: BranchState.COMMITTED)
 
 
-@mutant(families.losses, "42704 counts as committed, and the witness is not asked")
+@mutant(
+    families.losses,
+    "42704 counts as committed, and the witness is not asked",
+    r"was finished, but .* is aborted",
+)
 def undefined_is_success(patch: Patch) -> None:
     def commit_one(self: Database, gid: str) -> BranchState:
         self.wire("commit", lambda: self.server.commit_prepared(gid))
@@ -126,12 +148,20 @@ def undefined_is_success(patch: Patch) -> None:
     patch.setattr(Database, "_commit_one", commit_one)
 
 
-@mutant(families.races, "a branch whose outcome cannot be proven is written again")
+@mutant(
+    families.races,
+    "a branch whose outcome cannot be proven is written again",
+    r"repair of .* which is",
+)
 def unproven_is_lost(patch: Patch) -> None:
     change_recovery(patch, Stage.DECIDED, BranchState.NO_WITNESS, Action.REPAIR)
 
 
-@mutant(families.crashes, "the sweep compares names by prefix: `lock` touches `lock-2`")
+@mutant(
+    families.crashes,
+    "the sweep compares names by prefix: `lock` touches `lock-2`",
+    r"another pipeline's branch",
+)
 def sweep_by_prefix(patch: Patch) -> None:
     def find(self: Database, namespace: Namespace) -> list[Stray]:
         gids = self.wire("find", lambda: list(self.server.prepared))
