@@ -18,6 +18,7 @@ SHIFTING = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, shifting=T
 RESIZED = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, resized=True)
 BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
 WITNESSED = Config(sinks=("database", "database"), batches=(2, 1, 1))
+EPOCHS = Config(sinks=("kafka",), batches=(2, 1, 1), keep=2)
 LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
 CRON = Config(sinks=("kafka",), batches=(2, 2, 2), cron=True)
 CROWDED = replace(LONG, keep=2, records=3, late=False)  # a compaction carries the batches
@@ -233,17 +234,24 @@ def tampered_checkpoints() -> Iterator[Schedule]:
 
 def restored_together() -> Iterator[Schedule]:
     """Log and checkpoint are restored to one older state, any number of records ago."""
-    for config in (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True)):
+    kinds = (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True))
+    for config in (*kinds, EPOCHS, replace(EPOCHS, log="remote", tasks=1)):
         for back in (0, 1, 2, 4, 7):
             yield from everywhere(config, "rewind", back, step=2)
     lost = Fault("expire", 0, "commit", 1)  # a repair, which the restored log does not know
     for after, back in itertools.product(range(0, 60, 2), range(1, 4)):
         yield Schedule(WITNESSED, (lost, Fault("rewind", after, arg=back)))
+    # All of a batch is lost, and its repair opens ids.
+    several = replace(EPOCHS, batches=(1, 1, 1, 1), tasks=1)
+    for nth, after, back in itertools.product((1, 2), range(0, 40), range(2, 6)):
+        lost = Fault("expire", nth, "commit", 0)
+        yield Schedule(several, (lost, Fault("rewind", after, arg=back)))
 
 
 def deleted_together() -> Iterator[Schedule]:
     """Log and checkpoint are deleted together, at any time."""
-    for config in (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True)):
+    kinds = (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True))
+    for config in (*kinds, EPOCHS, replace(EPOCHS, log="remote", tasks=1)):
         yield from everywhere(config, "vanish", step=2)
 
 

@@ -28,6 +28,7 @@ from poundlock.core.commit import BranchKey, CommitProgress, Committer, by_sink
 from poundlock.core.expiry import check_time_left
 from poundlock.core.former import opening, stand_ins
 from poundlock.core.job import Job, Votes
+from poundlock.core.lanes import Lanes
 from poundlock.core.log import TransactionLog
 from poundlock.core.mismatch import check_log_matches, is_first, is_newest, query_mismatch
 from poundlock.core.model import (
@@ -35,7 +36,6 @@ from poundlock.core.model import (
     Decided,
     Finished,
     Generation,
-    Lane,
     Namespace,
     Opened,
     Receipt,
@@ -92,7 +92,7 @@ class Coordinator:
         self._around = Surroundings(settings or Settings(), observe, stopping, clock, sleep)
         self._committer = Committer(log, self.sinks, self._around)
         self._swept_at = float("-inf")
-        self._lane = 0  # how often this driver has changed lanes
+        self._lanes = Lanes()
         self._in_hand = False  # a batch has begun, and its run has not ended well
         self._former: list[Participant] = []  # they sweep for sinks that the pipeline no longer has
         self._opened = False  # the log says where this driver's branches may be open
@@ -274,6 +274,7 @@ class Coordinator:
             plan=plan.text.decode(),
         )
         self._around.report(Step.DECIDING, batch=batch)
+        self._take_turns(record.receipts)
         self.log.append(record)  # The line that decides. From here the batch is a fact.
         self._around.report(
             Step.DECIDED, batch=batch, branches=len(record.receipts), totals=record.totals
@@ -316,14 +317,24 @@ class Coordinator:
         return votes
 
     def _write(self, transaction: Transaction, sinks: frozenset[str], job: Job) -> Votes:
-        """Run the job. Change lanes afterwards, unless each of its tasks ran once and has ended."""
+        """Run the job. Leave its lanes afterwards, unless each of its tasks ran once and has ended."""
         settled = False
         try:
             votes = job.write(transaction, sinks, self._held_ids())
             settled = votes.settled
         finally:
-            self._lane += not settled
+            if not settled:
+                self._lanes.left_task = True
+                self._lanes.leave_pair()
         return votes
+
+    def _take_turns(self, receipts: Sequence[Receipt]) -> None:
+        """Keep the lane of these branches as evidence until other branches have been decided.
+
+        Called before the record: its outcome may stay unknown for a while.
+        """
+        if any(self.sinks[receipt.sink].reuses_ids for receipt in receipts):
+            self._lanes.take_turns()
 
     def _log_opening(self) -> None:
         """Log where branches may be open, before the first is. The next drivers sweep there."""
@@ -400,7 +411,9 @@ class Coordinator:
                 "batch %d: %d branches were lost after the decision (%s); the batch is run again",
                 *(batch, len(lost), names),
             )
+            self._lanes.leave_pair()  # its ids show what the batches before have committed
             chosen = self._replay(batch, lost, self._transaction(batch, attempt), job)
+            self._take_turns(chosen)
             self.log.append(
                 Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
             )
@@ -478,7 +491,7 @@ class Coordinator:
         """
         self.sweep()
         # Tasks that may still run, and open branches after this sweep.
-        stragglers = self._lane > 0 or self._in_hand or copies
+        stragglers = self._lanes.left_task or self._in_hand or copies
         if self.state.places and not stragglers and not self.state.unfinished:
             self.log.append(Opened(()))
             self._opened = False
@@ -530,5 +543,5 @@ class Coordinator:
 
     def _transaction(self, batch: int, attempt: int) -> Transaction:
         generation = self.generation
-        lane = Lane(generation.number, self._lane)
+        lane = self._lanes.current(generation.number)
         return Transaction(generation.namespace, generation.number, batch, attempt, lane)

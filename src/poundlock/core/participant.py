@@ -155,6 +155,7 @@ class Participant(ABC):
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # set if the user named it and the kind may guarantee less
     only_appends: bool = False  # cannot replace earlier results
+    reuses_ids: bool = False  # later batches open the ids of earlier branches again
     commits_at_once: int = 256  # how many branches one call of `commit` gets
     # What `logs_of` may miss, for `guarantee()`; empty: nothing, as long as the system keeps its data.
     after_deletion: str = "not noticed: all rows are written again"

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Job, Votes
+from poundlock.core.lanes import Lanes
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, Transaction
-from poundlock.core.protocol import Action, BranchState, Stage
+from poundlock.core.protocol import Action, BranchState, LogState, Stage
 
 from .. import families
 from ..database import Database
 from ..kafka import KafkaSink
+from ..systems import OURS
 from .planting import Patch, change_recovery, mutant
 
 
@@ -95,7 +99,7 @@ def ids_modulo_a_bound(patch: Patch) -> None:
 @mutant(
     families.late_opens,
     "a run uses the ids of an earlier run that left a task behind",
-    r"was aborted, though batch 1 is decided",
+    r"though batch \d is decided|which the protocol aborted",
 )
 def lane_kept(patch: Patch) -> None:
     def write(
@@ -104,19 +108,6 @@ def lane_kept(patch: Patch) -> None:
         return job.write(transaction, sinks, self._held_ids())
 
     patch.setattr(Coordinator, "_write", write)
-
-
-@mutant(
-    families.losses,
-    "a replay opens ids that decided branches still hold",
-    r"it goes on for ever|is decided",
-)
-def held_ids_opened(patch: Patch) -> None:
-    def id_of(self: KafkaSink, branch: Branch) -> str:
-        return original(self, replace(branch, held_ids=frozenset()))
-
-    original = KafkaSink.id_of
-    patch.setattr(KafkaSink, "id_of", id_of)
 
 
 @mutant(
@@ -169,3 +160,54 @@ def sweep_by_prefix(patch: Patch) -> None:
         return [Stray(self.name, gid, int(gid.split(".")[2]), "prepared") for gid in ours]
 
     patch.setattr(Database, "find", find)
+
+
+@mutant(
+    families.restored_together,
+    "each batch uses the ids of the batch before, and hides that it was committed",
+    r"more than once",
+)
+def one_lane(patch: Patch) -> None:
+    patch.setattr(Lanes, "take_turns", lambda self: None)
+
+
+@mutant(
+    families.restored_together,
+    "a repair opens the ids that show the batch before its own",
+    r"more than once",
+)
+def repaired_in_the_same_pair(patch: Patch) -> None:
+    def repair(self: Coordinator, *given: Any) -> bool:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(Lanes, "leave_pair", lambda self: None)
+            return original(self, *given)
+
+    original = Coordinator._repair
+    patch.setattr(Coordinator, "_repair", repair)
+
+
+@mutant(
+    families.restored_together,
+    "Kafka's epochs are not compared with those in the log",
+    r"more than once",
+)
+def epochs_not_compared(patch: Patch) -> None:
+    patch.setattr(KafkaSink, "committed_beyond", lambda self, state: None)
+
+
+@mutant(
+    families.crashes,
+    "an id of Kafka's accuses the log, though its transaction is not committed",
+    r"stopped without a reason: LogMismatch.*does not know it",
+)
+def open_ids_accuse(patch: Patch) -> None:
+    def beyond(self: KafkaSink, state: LogState) -> str | None:
+        known = set(state.ids_of(self.name))
+        return next((id_ for id_ in self._list(OURS) if id_ not in known), None)
+
+    patch.setattr(KafkaSink, "committed_beyond", beyond)
+
+
+@mutant(families.deleted_together, "Kafka is not asked for earlier logs", r"more than once")
+def ids_of_deleted_logs_ignored(patch: Patch) -> None:
+    patch.setattr(KafkaSink, "logs_of", lambda self, pipeline: frozenset())
