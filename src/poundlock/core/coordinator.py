@@ -96,6 +96,7 @@ class Coordinator:
         self._in_hand = False  # a batch has begun, and its run has not ended well
         self._former: list[Participant] = []  # they sweep for sinks that the pipeline no longer has
         self._opened = False  # the log says where this driver's branches may be open
+        self._orphans = False  # tasks of the driver before may still run
 
     @property
     def state(self) -> LogState:
@@ -126,6 +127,8 @@ class Coordinator:
         """
         before = self._append_generation(pipeline, query, owner, abandoned)
         if before is not None:
+            # With the process of a driver its tasks end. After a clean end, none was left.
+            self._orphans = bool(self.state.places) and not has_ended(before.owner)
             self._await_end_of(before, has_ended)
         self.log.drop_unpublished()
         self._around.report(Step.TOOK_OVER, generation=self.generation.number)
@@ -155,9 +158,11 @@ class Coordinator:
                     raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue
             self._former = stand_ins(self.log, self._all)
+            if not self._read_on(state):
+                continue
             namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
-            bound = found or state.query
+            bound = found or self.state.query
             self._around.report(Step.TAKING_OVER, generation=number)
             try:
                 self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
@@ -169,6 +174,19 @@ class Coordinator:
                 if last_try:
                     raise
         raise AssertionError("the last try returns or raises")
+
+    def _read_on(self, state: LogState) -> bool:
+        """Read what the driver before has written while the systems were asked.
+
+        A driver with fast batches writes all the time, and no answer of a system would come in time.
+        Return whether what was found out for `state` still holds.
+        """
+        try:
+            self.log.ensure_owned()
+        except Fenced:
+            now = self.log.load()
+            return (now.generation, now.places) == (state.generation, state.places)
+        return True
 
     def _await_end_of(self, before: Generation, has_ended: Callable[[str], bool]) -> None:
         """Wait until the driver before has noticed that it was replaced, if it may still run.
@@ -483,6 +501,16 @@ class Coordinator:
         self._around.report(Step.SWEPT, count=count)
         return count
 
+    def idle(self) -> None:
+        """Raise `Fenced` if another driver has taken over. Sweep now and then. No batch may be running.
+
+        A task of the driver before may outlive its driver, and prepare a branch after the last sweep.
+        """
+        self.log.ensure_owned()
+        if self._around.clock() - self._swept_at > self._around.settings.sweep_every_s:
+            self._swept_at = self._around.clock()
+            self._sweep_reachable()
+
     def end(self, *, copies: bool = False) -> None:
         """Sweep for the last time. If nothing can be open any more, log that.
 
@@ -491,7 +519,7 @@ class Coordinator:
         """
         self.sweep()
         # Tasks that may still run, and open branches after this sweep.
-        stragglers = self._lanes.left_task or self._in_hand or copies
+        stragglers = self._lanes.left_task or self._in_hand or self._orphans or copies
         if self.state.places and not stragglers and not self.state.unfinished:
             self.log.append(Opened(()))
             self._opened = False
