@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from poundlock.core.checkpoint import FileCheckpoint
@@ -23,7 +22,7 @@ from poundlock.core.surroundings import Settings
 from poundlock.errors import Fenced, Unavailable
 
 from .schedule import REQUEST, Fault
-from .spark import Range, Runs, SimJob, SparkConflict, range_of, text_of, whole
+from .spark import Range, Runs, SimJob, SparkConflict, text_of
 from .systems import OURS, Crash
 
 if TYPE_CHECKING:
@@ -144,9 +143,8 @@ class Driver:
         def call() -> None:
             plan = files.plan(batch)
             coordinator.bind(files.running_query())
-            stored = range_of(plan.text) if whole(plan.text) else None
-            known = plan if stored == rows else replace(plan, text=text_of(rows))
-            coordinator.run(batch, known, job)
+            plan.check_runs(batch, [text_of(rows).decode().split("\n")[2]])
+            coordinator.run(batch, plan, job)
 
         self._patiently(call)
         kept = (job.kept or {}) if world.config.stateful else None

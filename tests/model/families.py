@@ -243,7 +243,7 @@ def restored_together() -> Iterator[Schedule]:
         yield Schedule(WITNESSED, (lost, Fault("rewind", after, arg=back)))
     # All of a batch is lost, and its repair opens ids.
     several = replace(EPOCHS, batches=(1, 1, 1, 1), tasks=1)
-    for nth, after, back in itertools.product((1, 2), range(0, 40), range(2, 6)):
+    for nth, after, back in itertools.product((1, 2), range(40), range(2, 6)):
         lost = Fault("expire", nth, "commit", 0)
         yield Schedule(several, (lost, Fault("rewind", after, arg=back)))
 

@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 
 import pytest
-
 from benchmarks import driver
 
 ROOT = Path(__file__).parents[2]

@@ -150,6 +150,14 @@ class RunningQuery:
         except (Py4JError, OSError):
             return False  # the JVM has ended, and the query with it
 
+    def planned_offsets(self) -> list[str]:
+        """Return the end offsets of the batch that runs, as JSON: one for each source that has any."""
+        ends = self._java.getLatestExecutionContext().endOffsets().iterator()
+        found = list[str]()
+        while ends.hasNext():
+            found.append(ends.next()._2().json())
+        return found
+
     def stop(self) -> None:
         self._java.stop()
 

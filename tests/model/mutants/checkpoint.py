@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from poundlock.core.checkpoint import Checkpoint, FileCheckpoint
+from poundlock.core.checkpoint import Checkpoint, FileCheckpoint, Plan
 from poundlock.core.log import TransactionLog
 
 from .. import families
@@ -108,3 +108,12 @@ def batch_without_end_passed(patch: Patch) -> None:
 
     original = Checkpoint._drop
     patch.setattr(Checkpoint, "_drop", drop)
+
+
+@mutant(
+    families.races,
+    "the plan in the checkpoint is decided, though Spark runs another one",
+    r"more than once|are not in|which no batch has written|shows \[",
+)
+def running_plan_unchecked(patch: Patch) -> None:
+    patch.setattr(Plan, "check_runs", lambda self, batch, offsets: None)

@@ -17,6 +17,7 @@ from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.errors import LogMismatch, PoundlockError, Unavailable
 from poundlock.sources.kafka import KafkaSource, OffsetMode
+from poundlock.spark import internals
 from poundlock.spark.pipeline.cut import Pin, Settings
 from poundlock.spark.pipeline.job import SparkJob
 from poundlock.spark.storage import source_offsets
@@ -64,6 +65,7 @@ class Batches:
     _settings: Settings | None = field(default=None, init=False)
     _pin: Pin | None = field(default=None, init=False)
     _bound: bool = field(default=False, init=False)
+    _query: internals.RunningQuery | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
     # The log is not thread-safe: nobody looks into it while a batch runs, or after the close began.
     _busy: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -103,13 +105,16 @@ class Batches:
             self.checkpoint.mend(self.coordinator.log)
 
     def look(self) -> None:
-        """Raise `Fenced` if another driver has taken over. A batch that runs finds out by itself."""
+        """Raise `Fenced` if another driver has taken over. A batch that runs finds out by itself.
+
+        Sweep at intervals: a task of the driver before may have ended only now.
+        """
         if not self._busy.acquire(blocking=False):
             return
         try:
             with self._looking:
                 if not self._closed:
-                    self.coordinator.log.ensure_owned()
+                    self.coordinator.idle()
         finally:
             self._busy.release()
 
@@ -146,7 +151,11 @@ class Batches:
         # Spark's thread may have ended before the batch in Python has, which then aborts its branches.
         idle = self._busy.acquire(timeout=_LAST_BATCH_S)
         try:
-            if sweep:
+            if (
+                sweep and not idle
+            ):  # it may still decide: nothing that it has prepared may be aborted
+                logger.warning("%s: a batch still runs, so the next start sweeps", self.name)
+            elif sweep:
                 self.coordinator.end(copies=self.speculation)
         except PoundlockError as error:
             logger.warning(
@@ -184,6 +193,10 @@ class Batches:
 
     def _run(self, frame: DataFrame, batch: int, cut: Mapping[str, str]) -> None:
         plan = self.checkpoint.plan(batch)
+        if self._query is None:
+            session = frame.sparkSession
+            self._query = internals.running_query(session, internals.batch_identity(session)[0])
+        plan.check_runs(batch, self._query.planned_offsets())
         if not self._bound:
             self.coordinator.bind(self.checkpoint.running_query())
             self._bound = True
