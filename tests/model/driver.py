@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from poundlock.core.checkpoint import FileCheckpoint
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.owner import LOOK_EVERY_S
-from poundlock.core.participant import Participant
+from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import Step
 from poundlock.core.surroundings import Settings
 from poundlock.errors import Fenced, Unavailable
@@ -138,7 +138,8 @@ class Driver:
         world, checkpoint = self.world, self.world.checkpoint
         # A decided batch is planned again with what cut its rows.
         cut = coordinator.cut_to_repeat() or world.cut(self)
-        job = SimJob(world.config, rows, sinks, self.runs, batch, cut)
+        exact = {n: it for n, it in sinks.items() if it.semantic is Semantic.EXACTLY_ONCE}
+        job = SimJob(world, rows, exact, self.runs, batch, cut)
 
         def call() -> None:
             plan = files.plan(batch)
@@ -312,7 +313,7 @@ class Driver:
                 if world.exchange(fault.arg):
                     self.dead = True
                     raise Crash
-            case "rename" | "remove":
+            case "rename" | "remove" | "downgrade":
                 world.change_sink(fault)
                 self.dead = True
                 raise Crash

@@ -305,9 +305,26 @@ def gone_for_good() -> Iterator[Schedule]:
         yield Schedule(replace(PLAIN, log="remote"), (gone, Fault("outage", 3, "commit", 4)))
 
 
+def cut_off_executors() -> Iterator[Schedule]:
+    """One of two executors cannot reach a system any more; then another fault happens."""
+    for config, arg in itertools.product((PLAIN, REMOTE, WITNESSED), (0, 2)):
+        yield from everywhere(config, "cut_off", arg, step=3)
+        for after in range(0, 60, 6):
+            yield Schedule(config, (Fault("cut_off", 0, arg=arg), Fault("crash", after)))
+
+
+def never_in_time() -> Iterator[Schedule]:
+    """Rows begin to take so long that a batch never fits into a transaction."""
+    crowded = Config(sinks=("kafka", "database"), batches=(4, 1), tasks=1)
+    for config in (crowded, replace(crowded, log="remote"), replace(crowded, stateful=True)):
+        yield from everywhere(config, "slow", step=2)
+        for after, other in itertools.product(range(0, 90, 6), ("crash", "switch", "lose_answer")):
+            yield Schedule(config, (Fault("slow"), Fault(other, after)))
+
+
 def changed_sinks() -> Iterator[Schedule]:
-    """A sink is renamed or removed while branches may be open; then another fault happens."""
-    for kind, arg in itertools.product(("rename", "remove"), (0, 1)):
+    """A sink is renamed, removed or downgraded while branches may be open; then another fault."""
+    for kind, arg in itertools.product(("rename", "remove", "downgrade"), (0, 1)):
         for config in (PLAIN, replace(PLAIN, log="remote"), WITNESSED):
             yield from everywhere(config, kind, arg, step=2 if config is PLAIN else 5)
         for nth, after in itertools.product(range(3), range(0, 24, 4)):
@@ -422,6 +439,8 @@ FAMILIES = (
     asked_late,
     tombstones,
     gone_for_good,
+    cut_off_executors,
+    never_in_time,
     changed_sinks,
     resized_clusters,
 )

@@ -15,15 +15,16 @@ from typing import Any, NoReturn, TypeVar
 
 from poundlock.core.checkpoint import FileCheckpoint
 from poundlock.core.coordinator import Coordinator
-from poundlock.core.log import FileLog, TransactionLog
+from poundlock.core.log import FileLog, TransactionLog, record_numbers
 from poundlock.core.model import Opened, OperatorDecided, OperatorDecision
-from poundlock.core.participant import Participant
+from poundlock.core.participant import Participant, Semantic
 from poundlock.errors import (
     Fenced,
     GuaranteeBroken,
     InDoubt,
     LogCorrupt,
     LogMismatch,
+    OutOfTime,
     PoundlockError,
     Rejected,
     Unavailable,
@@ -35,9 +36,9 @@ from .driver import Driver, Interrupt
 from .kafka import KafkaServer, KafkaSink
 from .oracle import Oracle
 from .schedule import Fault, Schedule
-from .spark import Checkpoint, Range, SparkConflict
+from .spark import EXECUTORS, Checkpoint, Range, SparkConflict
 from .systems import NEW, OURS, Crash, Wire
-from .withdrawal import Withdrawal, withdrawn
+from .withdrawal import BOTH, Withdrawal, withdrawn
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class World:
         self.trace: list[str] | None = [] if trace else None
         self.back = threading.Lock()
         self.back.acquire()
-        self.oracle = Oracle()
+        self.oracle = Oracle(lambda: self._now)
         self.disk = SimDisk()
         self.disk_failed = False
         self.records: dict[int, bytes] = {}  # of the remote log
@@ -111,7 +112,11 @@ class World:
         self.absent = {sink for i, sink in enumerate(self.servers) if i in self.config.absent}
         self.gone: set[str] = set()  # sinks whose system never answers again
         self.removed: set[str] = set()  # of those, the ones that the pipeline no longer has
-        self.changed: dict[str, str] = {}  # how sinks were changed: "rename" or "remove"
+        self.changed: dict[str, str] = {}  # how sinks were changed: `schedule.CHANGED`
+        self.slow = False  # each row takes long, so few of them fit into a transaction
+        self.cut_off: set[tuple[int, str]] = (
+            set()
+        )  # executors and the systems that they cannot reach
         self.stuck: set[str] = set()  # sinks with branches whose commit is never proven
 
     def clock(self) -> float:
@@ -164,11 +169,13 @@ class World:
             else:
                 sink = Blind(server, way, clock)
             sink.name = NEW + name if self.changed.get(name) == "rename" else name
+            if self.changed.get(name) == "downgrade":
+                sink.semantic = Semantic.AT_LEAST_ONCE
             made[sink.name] = sink
         return made
 
     def change_sink(self, fault: Fault) -> None:
-        """Rename or remove a sink. The next driver has the change."""
+        """Rename, remove or downgrade a sink. The next driver has the change."""
         name = list(self.servers)[fault.arg % len(self.servers)]
         self.changed[name] = fault.kind
         self.oracle.count(f"sink changed: {fault.kind}")
@@ -276,6 +283,7 @@ class World:
         self.oracle.require(set(seen) == set(state.batches), "log and oracle know other batches")
 
     def _bury(self) -> None:
+        self.withdrawal.die()
         for driver in self._paused():
             driver.dead = True
             driver.resume()
@@ -289,12 +297,17 @@ class World:
             return
         for driver in self.drivers:
             driver.dead = True
+        self.withdrawal.die()
         before = len(self.disk.live)
         self.disk.crash(arg)
         if len(self.disk.live) != before:
             self.oracle.count("disk forgot something")
         files = {path: file for path, file in self.disk.live.items() if file is not None}
-        records = {int(path[-25:-5]): f.data for path, f in files.items() if path.endswith(".json")}
+        records = {
+            number: file.data
+            for path, file in files.items()
+            for number in record_numbers([path.rpartition("/")[2]])
+        }
         try:
             self.oracle.remembered(records)
         except LogCorrupt as torn:
@@ -320,6 +333,11 @@ class World:
                 self._deliver(len(self.limbo) - 1)
             case "straggler":
                 server.straggle()
+            case "slow":
+                self.slow = True
+            case "cut_off":
+                self.cut_off.add((fault.arg // 2 % EXECUTORS, server.sink))
+                self.oracle.count("executor cut off")
             case "gone":
                 self.gone.add(server.sink)
                 self.oracle.gone.add(server.sink)
@@ -484,8 +502,10 @@ class World:
         match error:
             case LogMismatch() if _FORMER.search(str(error)):
                 self._settle_former_sinks(decided="no such sink" in str(error))
-            case LogMismatch() if self.withdrawal.used and withdrawn(error):
+            case LogMismatch() if self.oracle.counts["Withdrawn"] and withdrawn(error):
                 self.withdrawal.repeat(self, error)
+            case OutOfTime():
+                self._replan(driver.batch)
             case LogMismatch() if self.newest is not None:
                 for other in self.drivers:  # one that was reading has seen a part of each log
                     other.dead = True
@@ -512,8 +532,10 @@ class World:
                 return bool(self.changed or self.removed or self.absent)
             case LogMismatch() if self.newest and (opened := _OPENED.search(str(error))):
                 return int(opened[2]) < int(opened[1]) <= self.newest.account["owner"]
-            case LogMismatch() if self.withdrawal.used and withdrawn(error):
+            case LogMismatch() if self.oracle.counts["Withdrawn"] and withdrawn(error):
                 return True
+            case OutOfTime():
+                return self.slow
             case LogMismatch() if self.newest is not None and _accuses(error):
                 later = "was opened by generation" in str(error)  # an open branch accuses too
                 return later or bool(self.oracle.unknown_commits())
@@ -542,6 +564,12 @@ class World:
             if not history.finished
             for key, receipt in history.receipts.items()
         )
+
+    def _replan(self, batch: int) -> None:
+        """Lower the limit of the source, and have Spark plan the batch anew."""
+        self.oracle.count("batch out of time")
+        self.sizes[batch : batch + 1] = [1] * max(1, self.sizes[batch])
+        self.withdrawal.perform(self, BOTH)
 
     def _restore_checkpoint(self) -> None:
         """Put the checkpoint back that belongs to the log."""

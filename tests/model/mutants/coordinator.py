@@ -13,11 +13,19 @@ from poundlock.core.checkpoint import Plan
 from poundlock.core.commit import BranchKey, CommitProgress
 from poundlock.core.coordinator import Coordinator, Job
 from poundlock.core.log import TransactionLog
-from poundlock.core.model import Decided, Fingerprint, Finished, OperatorDecided, Receipt, Stray
+from poundlock.core.model import (
+    Decided,
+    Fingerprint,
+    Finished,
+    OperatorDecided,
+    Receipt,
+    Stray,
+    Withdrawn,
+)
 from poundlock.core.protocol import Action, BranchState, LogState, Stage
 from poundlock.errors import LogMismatch, Unavailable
 
-from .. import families
+from .. import families, spark
 from ..database import Database
 from ..systems import OURS
 from .planting import Patch, change_recovery, mutant
@@ -484,3 +492,62 @@ def commit_before_repaired(patch: Patch) -> None:
 
     original = Coordinator._replay
     patch.setattr(Coordinator, "_replay", replay)
+
+
+@mutant(
+    families.never_in_time,
+    "a batch is decided, however little time its branches have left",
+    r"s to be committed",
+)
+def time_left_unchecked(patch: Patch) -> None:
+    patch.setattr(coordinating, "check_time_left", lambda receipts, now, least_s, rate: None)
+
+
+@mutant(
+    families.withdrawn_plans,
+    "a driver decides a batch with a plan that an operator has withdrawn",
+    r"TornFile|does not come through|do not follow each other",
+)
+def withdrawn_plan_decided(patch: Patch) -> None:
+    def enter(state: LogState, *given: Any) -> Stage:
+        state.withdrawn.clear()
+        return original(state, *given)
+
+    original = protocol.enter
+    patch.setattr(coordinating, "enter", enter)
+
+
+@mutant(
+    families.withdrawn_plans,
+    "a plan is moved away, and the log does not say that it was withdrawn",
+    r"is not in its checkpoint|TornFile",
+)
+def plan_moved_without_record(patch: Patch) -> None:
+    def append(self: TransactionLog, record: Any) -> None:
+        if not isinstance(record, Withdrawn):
+            original(self, record)
+
+    original = TransactionLog.append
+    patch.setattr(TransactionLog, "append", append)
+
+
+@mutant(
+    families.cut_off_executors,
+    "a task that cannot reach a system votes no, and is not run elsewhere",
+    r"stopped without a reason: Unavailable",
+)
+def unreachable_is_refusal(patch: Patch) -> None:
+    patch.setattr(spark, "is_refusal", lambda error, *, at_most_once: True)
+
+
+@mutant(
+    families.changed_sinks,
+    "a sink that is now below exactly-once does not end what it left open",
+    r"goes on for ever|were left open",
+)
+def downgraded_sinks_not_swept(patch: Patch) -> None:
+    def chosen(log: TransactionLog, sinks: Mapping[str, Any]) -> list[Any]:
+        return [it for it in original(log, sinks) if it.name not in sinks]
+
+    original = former.stand_ins
+    patch.setattr(coordinating, "stand_ins", chosen)
