@@ -320,10 +320,10 @@ class Driver:
             case "copy":
                 world.start_on_copy()
             case "rewind":
-                if world.rewind(fault.arg):
+                if world.backups.rewind(fault.arg):
                     raise Crash
             case "vanish":
-                if world.vanish():
+                if world.backups.vanish():
                     raise Crash
             case kind if kind in REQUEST or kind == "interrupt_after":
                 return kind

@@ -10,8 +10,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from poundlock.core.checkpoint import FileCheckpoint
 from poundlock.core.coordinator import Coordinator
@@ -30,8 +29,9 @@ from poundlock.errors import (
     Unavailable,
 )
 
+from .backups import Backups
 from .database import Blind, BlindServer, Database, DatabaseServer
-from .disk import ROOT, DriverDisk, File, RemoteLog, SimDisk, checkpoint_on
+from .disk import ROOT, DriverDisk, RemoteLog, SimDisk, checkpoint_on
 from .driver import Driver, Interrupt
 from .kafka import KafkaServer, KafkaSink
 from .oracle import Oracle
@@ -55,18 +55,6 @@ class Violation(AssertionError):
     """Something happened that must never happen."""
 
 
-@dataclass
-class Backup:
-    """A copy of log and checkpoint, and the oracle's account of that log."""
-
-    records: dict[int, bytes]
-    disk: dict[str, bytes]
-    query: str | None
-    plans: dict[int, bytes]
-    commits: set[int]
-    account: dict[str, Any]
-
-
 class World:
     """The simulated world of one schedule."""
 
@@ -74,7 +62,6 @@ class World:
         self.config = schedule.config
         self.faults = deque(schedule.faults)
         self.switches = any(fault.kind == "switch" for fault in schedule.faults)
-        self.rewinds = any(fault.kind == "rewind" for fault in schedule.faults)
         self.waited = 0  # effects since the last fault
         self.effects = 0
         self.trace: list[str] | None = [] if trace else None
@@ -103,9 +90,8 @@ class World:
         self.replans = 0
         self.withdrawal = Withdrawal()
         self.stopped = False
-        self.backups: list[Backup] = []  # one after each record and each plan
-        self._nothing = Backup({}, {}, None, {}, set(), self.oracle.account())
-        self.newest: Backup | None = None  # what was there before an older copy was restored
+        rewinds = any(fault.kind == "rewind" for fault in schedule.faults)
+        self.backups = Backups(self, LOG, wanted=rewinds)
         self._now = 1_000_000.0
         self._rulings = 0
         # Sinks that the pipeline does not have: not yet, or no more.
@@ -137,7 +123,7 @@ class World:
             if copy:
                 self.oracle.fail("a driver wrote to the copy of a log")
             self.oracle.published(number, data, writer)
-            self.keep_backup()
+            self.backups.keep()
 
         if self.config.log == "file":
             disk = DriverDisk(self.disk, effect, published)
@@ -404,66 +390,6 @@ class World:
         else:
             self.checkpoint.put(None, {}, ())
 
-    def keep_backup(self) -> None:
-        if self.rewinds:
-            self.backups.append(self._backup())
-
-    def _backup(self) -> Backup:
-        disk = {p: f.data for p, f in self.disk.live.items() if f and p.startswith(f"{LOG}/")}
-        saved = self.checkpoint
-        return Backup(
-            *(dict(self.records), disk, saved.query, saved.plans, saved.commits),
-            self.oracle.account(),
-        )
-
-    def rewind(self, arg: int) -> bool:
-        """Restore an older copy of log and checkpoint, with no driver running."""
-        if not self.backups:
-            return False
-        if not self._go_back(self.backups[-1 - min(arg, len(self.backups) - 1)]):
-            return False
-        self.oracle.count("log and checkpoint restored together")
-        return True
-
-    def vanish(self) -> bool:
-        """Delete log and checkpoint, with no driver running, after a commit."""
-        if not self.oracle.has_committed() or not self._go_back(self._nothing):
-            return False
-        self.oracle.count("log and checkpoint deleted together")
-        return True
-
-    def _go_back(self, backup: Backup) -> bool:
-        if not all(server.remembers for server in self.servers.values()):
-            return False
-        if self.config.keep < 2 and any(
-            isinstance(it, KafkaServer) for it in self.servers.values()
-        ):
-            return (
-                False  # the last uses of ids are compared, and they alternate between two batches
-            )
-        for driver in self.drivers:
-            driver.dead = True
-        self.limbo.clear()
-        self.requests.clear()
-        now = self._backup()
-        if self.newest is None or now.account["owner"] > self.newest.account["owner"]:
-            self.newest = now
-        self._restore(backup)
-        return True
-
-    def _restore(self, backup: Backup) -> None:
-        self.records.clear()
-        self.records.update(backup.records)
-        for files in (self.disk.live, self.disk.kept):
-            for path in [path for path in files if path.startswith(f"{LOG}/")]:
-                del files[path]
-        for path, data in backup.disk.items():
-            self.disk.live[path] = file = File(data)
-            self.disk.kept[path] = file
-            file.synced = data
-        self.checkpoint.put(backup.query, backup.plans, backup.commits)
-        self.oracle.go_back(backup.account)
-
     def start_on_copy(self) -> None:
         """Copy the whole checkpoint and start a second pipeline on it."""
         if not self.oracle.owner:
@@ -506,11 +432,10 @@ class World:
                 self.withdrawal.repeat(self, error)
             case OutOfTime():
                 self._replan(driver.batch)
-            case LogMismatch() if self.newest is not None:
+            case LogMismatch() if self.backups.newest is not None:
                 for other in self.drivers:  # one that was reading has seen a part of each log
                     other.dead = True
-                self._restore(self.newest)
-                self.newest = None
+                self.backups.restore_newest()
             case LogMismatch():
                 self._restore_checkpoint()
             case GuaranteeBroken():
@@ -530,13 +455,13 @@ class World:
             case LogMismatch() if _FORMER.search(str(error)):
                 self.oracle.count("former sink refused")
                 return bool(self.changed or self.removed or self.absent)
-            case LogMismatch() if self.newest and (opened := _OPENED.search(str(error))):
-                return int(opened[2]) < int(opened[1]) <= self.newest.account["owner"]
+            case LogMismatch() if self.backups.newest and (opened := _OPENED.search(str(error))):
+                return int(opened[2]) < int(opened[1]) <= self.backups.newest.account["owner"]
             case LogMismatch() if self.oracle.counts["Withdrawn"] and withdrawn(error):
                 return True
             case OutOfTime():
                 return self.slow
-            case LogMismatch() if self.newest is not None and _accuses(error):
+            case LogMismatch() if self.backups.newest is not None and _accuses(error):
                 later = "was opened by generation" in str(error)  # an open branch accuses too
                 return later or bool(self.oracle.unknown_commits())
             case LogMismatch():

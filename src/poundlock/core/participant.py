@@ -157,8 +157,9 @@ class Participant(ABC):
     only_appends: bool = False  # cannot replace earlier results
     reuses_ids: bool = False  # later batches open the ids of earlier branches again
     commits_at_once: int = 256  # how many branches one call of `commit` gets
-    # What `logs_of` may miss, for `guarantee()`; empty: nothing, as long as the system keeps its data.
-    after_deletion: str = "not noticed: all rows are written again"
+    # What `logs_of` and `committed_beyond` may miss, for `guarantee()`. Empty: nothing, as long as the
+    # system keeps its data.
+    after_restore: str = "not noticed: the rows since then are written again"
 
     # Before anything starts, on the driver.
 

@@ -76,7 +76,7 @@ class Delta(StoredBranches):
 
     system = "Delta"
     commitment = Commitment.STAGED
-    after_deletion = ""
+    after_restore = ""
     only_appends = True
 
     def __init__(

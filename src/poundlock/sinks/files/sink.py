@@ -69,7 +69,7 @@ class Files(Participant):
 
     system = "Files"
     commitment = Commitment.STAGED
-    after_deletion = ""
+    after_restore = ""
     only_appends = True
 
     def __init__(

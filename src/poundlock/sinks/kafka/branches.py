@@ -89,7 +89,7 @@ class KafkaBranches(ClientOwner, Participant):
     system = "Kafka"
     reuses_ids = True
     commits_at_once = 5000  # a driver that dies between two calls leaves a batch partly committed
-    after_deletion = (
+    after_restore = (
         "noticed as long as Kafka remembers a transactional id "
         "(transactional.id.expiration.ms: a week after its last use, by default)"
     )

@@ -71,7 +71,7 @@ class Redis(Participant):
 
     system = "Redis"
     commitment = Commitment.STAGED
-    after_deletion = ""
+    after_restore = ""
 
     def __init__(
         self,
