@@ -205,7 +205,7 @@ def refused_deletes() -> Iterator[Schedule]:
 
 
 def clean_ends() -> Iterator[Schedule]:
-    """Each driver ends after a batch, unless something happens; the next may use its lane."""
+    """Each driver ends after a batch, unless something happens."""
     for config in (CRON, replace(CRON, log="remote", late=True)):
         yield from everywhere(config, "crash")
         yield from everywhere(config, "switch", step=2)
