@@ -237,17 +237,3 @@ def test_a_secret_is_read_from_the_environment_or_a_file(
     assert list(resolve_all(settings).values()) == ["from the environment", "from a file", "plain"]
     with pytest.raises(UsageError, match="NOT_SET is not set"):
         resolve_all({"sasl.password": "env:NOT_SET"})
-
-
-def test_doctor_finds_no_problem_on_this_machine() -> None:
-    findings = json.loads(call("doctor", "--json"))
-    assert {finding["what"] for finding in findings} >= {"Python", "Java", "pyspark"}
-    assert all(finding["good"] for finding in findings), findings
-
-
-def test_doctor_explains_how_to_fix_a_wrong_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/false")
-    findings = json.loads(call("doctor", "--json", expect=1))
-    bad = [finding for finding in findings if not finding["good"]]
-    assert [finding["what"] for finding in bad] == ["PYSPARK_PYTHON"]
-    assert sys.executable in bad[0]["cure"]

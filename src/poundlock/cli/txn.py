@@ -74,19 +74,24 @@ class Where:
         return Resolver(open_log(self.log) if self.log else None, self._systems())
 
     def _systems(self) -> list[Inspector]:
+        from poundlock.sinks import driver_needed
+
         found: list[Inspector] = []
         if self.bootstrap_servers is not None:
-            from poundlock.sinks.kafka.inspector import KafkaInspector
+            with driver_needed("Kafka"):
+                from poundlock.sinks.kafka.inspector import KafkaInspector
 
             found.append(KafkaInspector(self._kafka_settings(self.bootstrap_servers)))
         elif self.settings:
             raise click.UsageError("--setting requires --bootstrap-servers")
         if self.postgres:
-            from poundlock.sinks.postgres.inspector import PostgresInspector
+            with driver_needed("Postgres"):
+                from poundlock.sinks.postgres.inspector import PostgresInspector
 
             found += [PostgresInspector(dsn) for dsn in self.postgres]
         if self.mysql:
-            from poundlock.sinks.mysql.inspector import MySQLInspector
+            with driver_needed("MySQL"):
+                from poundlock.sinks.mysql.inspector import MySQLInspector
 
             found += [MySQLInspector(url) for url in self.mysql]
         return found
