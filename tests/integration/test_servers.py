@@ -47,37 +47,37 @@ def read(settings: dict[str, str], topic: str, count: int) -> list[str]:
 def test_a_cluster_keeps_its_address_and_data_over_a_restart(tmp_path):
     """As a user runs it, with the command line."""
 
-    def run(command, *arguments, expect=0):
-        done = call_program("servers", command, *arguments, "--dir", tmp_path)
+    def run(*arguments, expect=0):
+        done = call_program(*arguments, "--dir", tmp_path)
         assert done.returncode == expect, done
         return done
 
     try:
-        up = run("up", "kafka")
+        up = run("servers", "up", "kafka")
         address = base.status(base.home_of("kafka", tmp_path)).url
         assert up.stdout == f"kafka  {address}\n"
         assert "Starting kafka ..." in up.stderr
         settings = {"bootstrap.servers": address}
         write(settings, "kept", ["a", "b"])
-        again = run("up", "kafka")
+        again = run("servers", "up", "kafka")
         assert (again.stdout, again.stderr) == (up.stdout, "kafka runs already\n")
 
-        shown = json.loads(run("status", "--json").stdout)
+        shown = json.loads(run("servers", "status", "--json").stdout)
         assert shown["kafka"]["running"]
-        assert run("env").stdout == f"export SERVERS={address}\n"
-        run("down")
-        assert "down" in run("status").stdout
+        assert run("servers", "env").stdout == f"export SERVERS={address}\n"
+        run("servers", "down")
+        assert "down" in run("servers", "status").stdout
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address.split(":"), timeout=1)
 
-        assert run("up", "kafka").stdout.split() == ["kafka", address]
+        assert run("servers", "up", "kafka").stdout.split() == ["kafka", address]
         assert read(settings, "kept", 2) == ["a", "b"]
 
-        other = run("up", "kafka", "--brokers", 3, expect=1)
+        other = run("servers", "up", "kafka", "--brokers", 3, expect=1)
         assert "kafka is not started: the data" in other.stderr
         assert "made for brokers=1" in other.stderr
     finally:
-        run("down", "--wipe")
+        run("servers", "down", "--wipe")
     assert [path.name for path in (tmp_path / "kafka").iterdir()] == ["lock"]
 
 
