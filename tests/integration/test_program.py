@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from program import call_program
+from wheel import make_wheel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["fraud", "late_data", "minimum", "rules", "sessions", "temperature_rise"]
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+SUBMITTED = """
+import sys
+import poundlock as lock
+from poundlock.sinks import Files
+
+place = sys.argv[1]
+spark = lock.session("local[1]", conf={"spark.ui.enabled": "false"})
+frame = lock.from_collection(spark, [("a", 1)], "id string, v long", directory=f"{place}/rows")
+
+def where(row):
+    import poundlock
+    return [(row.id, poundlock.__file__)]
+
+flow = lock.flow(frame).flat_map(where, "id string, file string")
+pipeline = lock.pipeline(flow, name="p", checkpoint_location=f"{place}/c")
+pipeline.to(Files(f"{place}/out", format="json")).start(availableNow=True).awaitTermination()
+print("driver", lock.__file__)
+"""
 SQL = """
 name = "job"
 checkpoint_location = "checkpoint"
@@ -80,3 +102,20 @@ def test_an_example_runs_as_a_program(tmp_path: Path) -> None:
     done = subprocess.run(example, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "visits").glob("*.json"))
+
+
+def test_a_wheel_that_is_submitted_with_a_job_as_a_zip_is_enough(tmp_path: Path) -> None:
+    job, wheel = tmp_path / "job.py", make_wheel(tmp_path).rename(tmp_path / "poundlock.zip")
+    job.write_text(SUBMITTED)
+    done = subprocess.run(
+        [str(SUBMIT), "--master", "local[1]", "--py-files", str(wheel), str(job), str(tmp_path)],
+        env=os.environ
+        | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"driver {wheel}/poundlock" in done.stdout
+    [row] = [json.loads(it.read_text()) for it in (tmp_path / "out").glob("*.json")]
+    assert f"{wheel.name}/poundlock" in row["file"]
