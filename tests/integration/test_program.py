@@ -11,8 +11,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from packed import make_wheel
 from program import call_program
-from wheel import make_wheel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ["fraud", "late_data", "minimum", "rules", "sessions", "temperature_rise"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from packed import make_wheel
 from poundlock.spark import session
 from program import call_program
-from wheel import make_wheel
 
 READ_ALL = """
 import poundlock, sys
