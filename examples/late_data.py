@@ -5,6 +5,7 @@ Both outputs are committed by one decision, so each row counts in exactly one of
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -44,4 +45,8 @@ def pipeline(spark, args):
 
 
 if __name__ == "__main__":
-    pipeline(lock.session(kafka=False), sys.argv[1:]).start(availableNow=True).awaitTermination()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", help="for input, results and checkpoint")
+    given = parser.parse_args()
+    job = pipeline(lock.session(kafka=False), [given.directory])
+    job.start(availableNow=True).awaitTermination()

@@ -169,6 +169,24 @@ class RunningQuery:
             return True
 
 
+def start_state_coordinator(spark: SparkSession) -> None:
+    """Start the part of Spark's driver that tasks ask before they open a store of state.
+
+    Spark starts it with the session's manager of queries, and that one only when it is first asked
+    for. Without it, every task that reads state fails.
+    """
+    java: Any = spark._jsparkSession
+    java.streams()
+
+
+def root_cause(error: Py4JJavaError) -> str:
+    """Return the first line of the last error in a chain of Java's errors."""
+    found: Any = error.java_exception
+    while found.getCause() is not None:
+        found = found.getCause()
+    return str(found).strip().splitlines()[0]
+
+
 def running_query(spark: SparkSession, query_id: str) -> RunningQuery:
     """Return a running query.
 

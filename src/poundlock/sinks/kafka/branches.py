@@ -327,6 +327,18 @@ def shows_abort(now: TxnDescription | None, identity: TransactionIdentity) -> bo
     )
 
 
+def shows_commit(now: TxnDescription, receipt: Receipt) -> bool | None:
+    """Whether the coordinator remembers a branch as committed, None if it does not tell.
+
+    A commit raises the epoch by one.
+    """
+    identity = _identity(receipt)
+    if shows_abort(now, identity):
+        return False
+    mine = now.producer_id == identity.producer_id and now.epoch - identity.epoch in (0, 1)
+    return True if mine and now.state in _COMMITS else None
+
+
 def _is_unused(now: TxnDescription) -> bool:
     """Whether an id has never committed: this is its first transaction, and not a commit.
 
