@@ -136,7 +136,7 @@ def late_opens() -> Iterator[Schedule]:
 def woken_writers() -> Iterator[Schedule]:
     """Two drivers sleep while a third writes and compacts. One of them creates its record again."""
     config = replace(REMOTE, batches=(2,), tasks=1, keep=1, records=4)
-    for first, second, third in itertools.product(range(6), range(4), range(4)):
+    for first, second, third in itertools.product(range(4, 9), range(9), range(4)):
         faults = [Fault("switch", first), Fault("switch", second), Fault("crash", 0, "commits")]
         for turns in itertools.product((0, 1), repeat=3):
             woken = [Fault("switch", third * (n == 1), arg=turn) for n, turn in enumerate(turns)]

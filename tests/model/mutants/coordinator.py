@@ -111,18 +111,6 @@ def skip_by_number(patch: Patch) -> None:
 
 
 @mutant(
-    families.races,
-    "it is not checked whether the checkpoint still holds the executed plan",
-    r"more than once",
-)
-def plan_before_unchecked(patch: Patch) -> None:
-    patch.setattr(
-        coordinating, "enter", lambda state, batch, offsets, _: original(state, batch, offsets)
-    )
-    original = protocol.enter
-
-
-@mutant(
     families.lost_messages,
     "the sweep does not spare branches that a decision names",
     r"was aborted, though batch 0 is decided",

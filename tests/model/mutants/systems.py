@@ -207,6 +207,10 @@ def open_ids_accuse(patch: Patch) -> None:
     patch.setattr(KafkaSink, "committed_beyond", beyond)
 
 
-@mutant(families.deleted_together, "Kafka is not asked for earlier logs", r"more than once")
+@mutant(
+    families.deleted_together,
+    "Kafka is not asked for earlier logs",
+    r"more than once|goes on for ever",
+)
 def ids_of_deleted_logs_ignored(patch: Patch) -> None:
     patch.setattr(KafkaSink, "logs_of", lambda self, pipeline: frozenset())
