@@ -24,6 +24,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from poundlock.core.reach import Address, parse_address
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
 from poundlock.secret import resolve_all
 from poundlock.sinks.kafka.kafka_python import (
@@ -45,6 +46,7 @@ _BRIEF_SECONDS = 5.0  # for questions that must not wait for a dead partition
 _SHARE = 3  # one request gets this fraction of a call's time, so that a hung broker can be replaced
 _GRACE_SECONDS = 5.0  # beyond a call's limit, before its thread is given up
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between rounds
+_PORT = 9092  # of an address without one
 _KEYS = 500  # in one FindCoordinator request
 _CHECK_LOGIN = "check sasl.mechanism, sasl.username and sasl.password"
 
@@ -332,6 +334,11 @@ class ClientOwner:
         if self._client is None:
             self._client = KafkaClient(resolve_all(self.settings))
         return self._client
+
+    def addresses(self) -> Sequence[Address]:
+        """Return the bootstrap servers."""
+        given = [parse_address(text, _PORT) for text in servers(resolve_all(self.settings))]
+        return [address for address in given if address is not None] if all(given) else ()
 
     def close(self) -> None:
         """Close the connections. They may be opened again."""

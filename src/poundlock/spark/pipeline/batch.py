@@ -17,6 +17,7 @@ from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.errors import LogMismatch, PoundlockError, Unavailable
 from poundlock.sources.kafka import KafkaSource, OffsetMode
+from poundlock.spark.failures import bare, debugging
 from poundlock.spark.pipeline.cut import Pin, Settings
 from poundlock.spark.pipeline.job import SparkJob
 from poundlock.spark.storage import source_offsets
@@ -171,6 +172,11 @@ class Batches:
             if pin is not None:
                 pin.restore(query)
                 self._pin = None
+        except PoundlockError as problem:
+            error = problem
+            if debugging():
+                raise
+            raise bare(problem) from None  # Spark's error quotes what Python would print
         except BaseException as problem:
             error = problem
             raise
