@@ -18,6 +18,7 @@ from poundlock.core.protocol import Step
 from poundlock.errors import PoundlockError, Unavailable, UsageError
 from poundlock.servers.postgres import Postgres
 from poundlock.sinks.kafka.client import KafkaClient
+from poundlock.spark.internals import analyzed_plan
 
 
 @pytest.fixture
@@ -62,6 +63,14 @@ def test_every_fault_is_told_in_one_start(
         assert told in text, text
     assert text.startswith("8 things are wrong"), text
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_spark_gets_the_servers_that_a_variable_names(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKERS", "one:1,two:2")
+    source = analyzed_plan(lock.read_kafka(spark, "t", bootstrap_servers="env:BROKERS"))
+    assert source.extraOptions().get("kafka.bootstrap.servers") == "one:1,two:2"
 
 
 def test_one_fault_keeps_its_own_error(

@@ -36,7 +36,7 @@ from poundlock.sinks.kafka.kafka_python import (
     errors,
     metadata,
 )
-from poundlock.sinks.kafka.settings import servers, to_kafka_python
+from poundlock.sinks.kafka.settings import PORT, servers, to_kafka_python
 
 Item = TypeVar("Item", bound=Hashable)
 T = TypeVar("T")
@@ -46,7 +46,6 @@ _BRIEF_SECONDS = 5.0  # for questions that must not wait for a dead partition
 _SHARE = 3  # one request gets this fraction of a call's time, so that a hung broker can be replaced
 _GRACE_SECONDS = 5.0  # beyond a call's limit, before its thread is given up
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between rounds
-_PORT = 9092  # of an address without one
 _KEYS = 500  # in one FindCoordinator request
 _CHECK_LOGIN = "check sasl.mechanism, sasl.username and sasl.password"
 
@@ -337,8 +336,8 @@ class ClientOwner:
 
     def addresses(self) -> Sequence[Address]:
         """Return the bootstrap servers."""
-        given = [parse_address(text, _PORT) for text in servers(resolve_all(self.settings))]
-        return [address for address in given if address is not None] if all(given) else ()
+        given = [parse_address(text, PORT) for text in servers(resolve_all(self.settings))]
+        return [address for address in given if address is not None]
 
     def close(self) -> None:
         """Close the connections. They may be opened again."""
