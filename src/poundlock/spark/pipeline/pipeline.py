@@ -109,7 +109,10 @@ class Pipeline:
             raise UsageError(f"there is no output {output!r}: {has}", sink=sink.name)
 
     def observe(self, observer: Observer) -> Pipeline:
-        """Have `observer(step, facts)` called at each step, in the batch's own thread."""
+        """Have `observer(step, facts)` called at each step, in the batch's own thread.
+
+        `step` is a `poundlock.Step`. docs/observe.md has the facts of each.
+        """
         return replace(self, observers=(*self.observers, observer))
 
     def guarantee(self) -> guarantee.Statement:
