@@ -139,6 +139,13 @@ class TestProject:
     def test_each_shape_needs_its_columns(self, options: Any, wanted: list[str]) -> None:
         assert list(Redis(url="redis://nowhere", **options).project(self.COLUMNS)) == wanted
 
+    @pytest.mark.parametrize("option", ["field", "key"])
+    def test_a_missing_column_is_called_by_its_option(self, option: str) -> None:
+        options: Any = {"hash": "h", "field": "gone"} if option == "field" else {"key": "gone"}
+        sink = Redis(url="redis://nowhere", value="n", **options)
+        with pytest.raises(UsageError, match=f"no column 'gone' for the {option}"):
+            sink.project(self.COLUMNS)
+
     def test_times_inside_json_keep_their_microseconds(self) -> None:
         columns = {"id": Column("id", "string"), "at": Column("at", "array<timestamp_ntz>")}
         for value, inside in (("at", "at"), ("json", "named_struct('id', id, 'at', at)")):

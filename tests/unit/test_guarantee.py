@@ -138,3 +138,14 @@ def test_what_a_deletion_of_the_log_does_is_said_where_a_system_may_not_notice()
     assert said[2].endswith(
         "deleted, or restored together to an older state, that is noticed for a week"
     )
+
+
+def test_the_advice_for_a_source_without_replay_says_what_it_gives() -> None:
+    statement = guarantee.state("socket", replayable=False, sinks=[sink("out", Commitment.STAGED)])
+    with pytest.raises(UsageError) as caught:
+        guarantee.require(statement)
+    assert "at most once, whatever semantic= says" in str(caught.value)
+    lower = sink("out", Commitment.STAGED, Semantic.AT_LEAST_ONCE)
+    advised = guarantee.state("socket", replayable=False, sinks=[lower])
+    guarantee.require(advised)
+    assert advised.guarantee is Guarantee.AT_MOST_ONCE

@@ -125,6 +125,11 @@ class Checkpoint(ABC):
         with self._reachable():
             return self._read(f"{PLANS}/{batch}")
 
+    def first_offsets(self, source: int) -> bytes | None:
+        """Return what Spark has noted of where a source began, None if nothing."""
+        with self._reachable():
+            return self._read(f"{SOURCES}/{source}/0")
+
     def is_committed(self, batch: int) -> bool:
         """Return whether Spark has the batch in its commit log."""
         with self._reachable():

@@ -316,8 +316,10 @@ class Coordinator:
                     permanent or self._around.stopping() or attempt >= self._around.settings.tries
                 )
                 # Logged before the sweep, which may wait for the system that caused the error.
-                then = "it stops" if last else "it is run again"
-                logger.warning("%s: aborted, and %s: %s", transaction, then, error)
+                if last:  # the reason is in the error, which is raised
+                    logger.warning("%s: aborted, and the pipeline stops", transaction)
+                else:
+                    logger.warning("%s: aborted, and it is run again: %s", transaction, error)
                 self._abort_attempt(transaction)
                 if last and isinstance(error, OutOfTime):
                     raise with_way_out(error, self.log.uri, batch) from error.__cause__

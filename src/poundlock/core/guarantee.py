@@ -165,8 +165,9 @@ def require(statement: Statement) -> None:
         if not statement.replayable:
             raise UsageError(
                 f"EXACTLY_ONCE is impossible with source {statement.source}, which cannot be replayed: "
-                f"{route.cell.reason}. Use a replayable source, or set semantic='at_least_once' on the "
-                "sink",
+                f"{route.cell.reason}. Use a replayable source. To start with this one, set "
+                "semantic='at_least_once' on the sink: rows are then written at most once, whatever "
+                "semantic= says",
                 sink=route.sink,
             )
         if route.cell.guarantee is not Guarantee.EXACTLY_ONCE:

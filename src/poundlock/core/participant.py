@@ -31,6 +31,7 @@ from typing import Any
 
 from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState, LogState
+from poundlock.core.reach import Address
 from poundlock.core.site import Site
 from poundlock.errors import PoundlockError, UsageError
 
@@ -177,6 +178,13 @@ class Participant(ABC):
     def preflight(self) -> list[str]:
         """Check the system without changing it. Return warnings. Raises `UsageError`."""
         return []
+
+    def addresses(self) -> Sequence[Address]:
+        """Return the hosts and ports of the system, if its client would wait for refused ones.
+
+        A start asks them first, and `preflight` only if one of them takes connections.
+        """
+        return ()
 
     def check_conflict(self, other: Participant) -> None:  # noqa: B027 (most sinks conflict with no other)
         """Check that another sink of the pipeline does not conflict with this. Raises `UsageError`."""

@@ -30,7 +30,7 @@ class Kafka(KafkaBranches):
 
     Args:
         topic: The topic. None: each row names its own in `topic_column`.
-        bootstrap_servers: `host:port`, several with commas.
+        bootstrap_servers: `host:port`, several with commas; or `env:NAME` or `file:PATH` with them.
         name: The sink's name in its pipeline; the topic's by default.
         key: Column for the key. Numbers and dates are written as text.
         value: Column for the value, or "json" for the whole row as JSON.

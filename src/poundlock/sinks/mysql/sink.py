@@ -368,9 +368,10 @@ class MySQL(SqlSink):
             with self.connections.lend() as link:
                 self.known = tables.read(link, self.database, self.table)
         if self.known is None:
+            key = f" with a unique key over {', '.join(self.key)}" if self.key else ""
             raise UsageError(
                 f"there is no table {self.database}.{self.table}, or the account may not see it. "
-                "Create it, or grant SELECT, INSERT, UPDATE and DELETE on it",
+                f"Create it{key}, or grant SELECT, INSERT, UPDATE and DELETE on it",
                 sink=self.name,
             )
         return self.known

@@ -139,8 +139,8 @@ class OpenSearch(StoredBranches):
             projection.add(role, name, *ROLES[role])
         fields = {name: column for name, column in columns.items() if name != self._delete}
         projection.problems += bad_names(fields)
+        self._columns = fields  # a start also compares the index with a frame that has problems
         projection.check(self.name)
-        self._columns = fields
         wanted = projection.expressions
         if self.unique_ids:
             wanted["hash"] = f"xxhash64({wanted['id']})"

@@ -152,9 +152,9 @@ class Postgres(SqlSink):
                 for name in names
                 if name not in columns
             ]
+        self._types = types  # a start also compares the table with a frame that has problems
         if problems:
             raise frame_mismatch(self.name, problems, columns)
-        self._types = types
         return wanted
 
     # What the server must offer.
@@ -162,7 +162,8 @@ class Postgres(SqlSink):
     def preflight(self) -> list[str]:
         with self.connections.lend() as link:
             self._check_server(link)
-            table = read_table(link, self.target.schema, self.target.table)
+            target = self.target
+            table = read_table(link, target.schema, target.table, key=target.key)
             self._check_columns(table)
             self._check_rights(link, table)
             self._check_rules(link, table)

@@ -25,9 +25,10 @@ from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import derive_sink_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic, Writer
 from poundlock.core.protocol import BranchState, LogState
+from poundlock.core.reach import Address
 from poundlock.errors import NotAuthorised, PoundlockError, UsageError
 from poundlock.sinks.redis.branches import Branches
-from poundlock.sinks.redis.client import Client, as_pairs, as_text
+from poundlock.sinks.redis.client import Client, address_of, as_pairs, as_text
 from poundlock.sinks.redis.types import parse_options, project
 from poundlock.sinks.redis.writer import RedisWriter
 
@@ -138,6 +139,9 @@ class Redis(Participant):
         projection = project(self.shape, self._roles, columns)
         projection.check(self.name)
         return projection.expressions
+
+    def addresses(self) -> Sequence[Address]:
+        return address_of(self._url)
 
     def preflight(self) -> list[str]:
         client, shape = self.client, self.shape

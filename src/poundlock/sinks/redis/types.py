@@ -190,7 +190,8 @@ def project(shape: Shape, roles: ColumnRoles, columns: Mapping[str, Column]) -> 
     field's name after a dot, so that no name of the DataFrame can be mistaken for one of these.
     """
     projection = Projection(columns)
-    projection.add("key", roles.key, text)
+    option = "field" if shape.kind.startswith("hash") else "key"
+    projection.add("key", roles.key, text, option=option)
     if shape.adds:
         projection.add("value", roles.value, _amount, _AMOUNT)
     elif roles.value == "json" and "json" not in columns:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from poundlock.core.checkpoint import Checkpoint
+from poundlock.core.checkpoint import Checkpoint, Plan
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.owner import has_ended, this_process
 from poundlock.core.participant import Participant
@@ -18,8 +18,10 @@ from poundlock.core.protocol import Step
 from poundlock.errors import LogMismatch, PoundlockError, Unavailable
 from poundlock.sources.kafka import KafkaSource, OffsetMode
 from poundlock.spark import internals
+from poundlock.spark.failures import bare, debugging
 from poundlock.spark.pipeline.cut import Pin, Settings
 from poundlock.spark.pipeline.job import SparkJob
+from poundlock.spark.pipeline.origin import describe_offsets
 from poundlock.spark.storage import source_offsets
 
 logger = logging.getLogger("poundlock")
@@ -180,6 +182,11 @@ class Batches:
             if pin is not None:
                 pin.restore(query)
                 self._pin = None
+        except PoundlockError as problem:
+            error = problem
+            if debugging():
+                raise
+            raise bare(problem) from None  # Spark's error quotes what Python would print
         except BaseException as problem:
             error = problem
             raise
@@ -213,10 +220,22 @@ class Batches:
             at_most_once=self.at_most_once,
             least_time_left_s=self.least_time_left_s,
             cut=cut,
+            after_bad_row=lambda: self._after_bad_row(plan),
         )
         self.coordinator.run(batch, plan, job)
         self._return_offsets(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
+
+    def _after_bad_row(self, plan: Plan) -> str:
+        kafka = [source is not None for source in self.sources]
+        offsets = describe_offsets(plan.text, plan.before, kafka, self.checkpoint.first_offsets)
+        said = [f"The batch has {offsets}"] if offsets else []
+        if self.starts_spark:  # a pipeline, whose sinks have this option
+            said.append(
+                "To leave such rows out, use .to(sink, on_bad_row='skip'); to keep them, name "
+                "another sink there"
+            )
+        return ". ".join(said)
 
     def _ends(self, plan: bytes) -> Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]:
         """Pair each group's source with the end offsets in Spark's plan."""

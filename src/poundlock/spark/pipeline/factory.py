@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from poundlock.core import guarantee
 from poundlock.core.coordinator import Coordinator
+from poundlock.core.faults import Faults
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.core.surroundings import Settings
@@ -52,17 +53,18 @@ def build_batches(
     prepare_timeout_s: float | None = None,
     observers: Sequence[Observer] = (),
     starts_spark: bool = True,
+    faults: Faults | None = None,
 ) -> Batches:
-    """Check all parts of a pipeline and put them together. Nothing is written yet."""
-    check_mode(mode, [route.sink for route in routes])
+    """Check all parts, raise all `faults` in one error, and put the parts together. Writes nothing."""
+    faults = faults or Faults()
+    check_mode(mode, [route.sink for route in routes], faults)
     checkpoint_location = resolved(spark, checkpoint_location)
     log_location = resolved(spark, log_location)
     sinks = sinks_of(routes)
-    statement = check_parts(spark, plan, list(sinks.values()), settings)
+    statement = check_parts(spark, plan, list(sinks.values()), settings, faults)
     sources = [source_of(source.options) for source in plan.sources]
-    for source in filter(None, sources):
-        source.preflight()
-    preflight(spark, sinks.values(), log_location)
+    preflight(spark, filter(None, sources), list(sinks.values()), log_location, faults)
+    faults.raise_any()
     logger.info("pipeline %s\n%s", name, statement)
     _add_offset_branches(sinks, sources)
     at_most_once = guarantee.at_most_once(list(sinks.values()), replayable=plan.replayable)
