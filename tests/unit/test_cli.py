@@ -286,7 +286,7 @@ def test_main_prints_an_error_in_one_line_and_sets_the_exit_status(tmp_path: Pat
 
 
 def test_main_prints_what_led_to_an_error_only_if_asked(tmp_path: Path) -> None:
-    done = run("--debug", "txn", "list", "--log", str(tmp_path / "none"))
+    done = call_program("--debug", "txn", "list", "--log", str(tmp_path / "none"))
     assert done.returncode == 2
     assert "Traceback" in done.stderr and "resolver.py" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("poundlock: UsageError: there is no log")

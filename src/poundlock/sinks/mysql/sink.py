@@ -134,7 +134,12 @@ class MySQL(SqlSink):
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         by_name = {name.lower(): name for name in columns}
-        problems: list[str] = []
+        problems = [
+            f"columns {by_name[name.lower()]!r} and {name!r} have the same name in MySQL, which does "
+            "not tell upper from lower case: rename one"
+            for name in columns
+            if by_name[name.lower()] != name
+        ]
         roles = [("key", name) for name in self.key]
         roles += [("delete", self.delete), ("order_by", self.order_by)]
         for role, name in roles:
@@ -142,7 +147,7 @@ class MySQL(SqlSink):
                 problems.append(f"there is no column {name!r} for {role}=")
         wanted: dict[str, str] = {}
         for name, column in columns.items():
-            spelled = expression(column)
+            spelled = expression(name, column)
             if self.delete and name.lower() == self.delete.lower():
                 if column.type != "boolean":
                     problems.append(f"column {name!r} for delete= is {column.type}, not boolean")
@@ -164,7 +169,7 @@ class MySQL(SqlSink):
         self._frame = {
             name: column.type
             for name, column in columns.items()
-            if name in wanted or expression(column) is None
+            if name in wanted or expression(name, column) is None
         }
         if self.known is not None:
             problems += self._compared(self.known)[0]

@@ -140,7 +140,7 @@ class Postgres(SqlSink):
             kind = family(column.type)
             if kind is None:
                 problems.append(f"column {name!r} has type {column.type}, which no column can hold")
-            wanted[name] = to_json(column.sql) if kind == "json" else column.sql
+            wanted[name] = to_json(name, column) if kind == "json" else column.sql
             types[name] = column.type
         for option, names in (
             ("key", target.key),
