@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
-SECRET = "postgresql://user:very-secret@127.0.0.1:1/db"
+SECRET = "postgresql://user:hunter2@127.0.0.1:1/db"
 JOB = """
 import os, urllib.request
 import poundlock as lock
@@ -20,7 +20,7 @@ print("columns", spark.readStream.format("kafka").options(**kafka).load().column
 context = spark.sparkContext
 page = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}/environment"
 shown = urllib.request.urlopen(page).read().decode()
-print("shown", "executorEnv.PG_DSN" in shown, "very-secret" in shown)
+print("shown", "executorEnv.PG_DSN" in shown, "hunter2" in shown)
 """
 
 
