@@ -34,7 +34,7 @@ def alert(match, ctx):
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit("usage: fraud.py DIRECTORY, for the checkpoint and results")
     payments = lock.from_collection(
         spark,
         PAYMENTS,

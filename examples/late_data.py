@@ -30,7 +30,7 @@ ROWS = [
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit("usage: late_data.py DIRECTORY, for the checkpoint and results")
     flow = lock.flow(readings(spark, ROWS, directory, 2), time="ts", watermark="2 seconds")
     lowest = (
         flow.key_by("id")

@@ -34,6 +34,8 @@ ROWS = [
 
 
 def pipeline(spark, args):
+    if len(args) != 2:
+        sys.exit("usage: minimum.py DIRECTORY KIND, a kind of window: tumbling, sliding or count")
     directory, kind = args
     flow = lock.flow(readings(spark, ROWS, directory), time="ts", watermark="2 seconds")
     lowest = flow.key_by("id").window(WINDOWS[kind]).aggregate("min(temperature) AS lowest")

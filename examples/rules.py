@@ -42,7 +42,7 @@ RULES = [("a", 30.0), ("b", 40.0), ("a", 15.0), ("b", 99.0)]
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit("usage: rules.py DIRECTORY, for the checkpoint and results")
     rules = lock.from_collection(
         spark, RULES, "kind string, limit double", batch_rows=2, directory=f"{directory}/rules"
     ).selectExpr("*", f"timestamp_seconds({START}) AS ts")

@@ -26,7 +26,7 @@ def visit(key, window, clicks, ctx):
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit("usage: sessions.py DIRECTORY, for the checkpoint and results")
     clicks = lock.from_collection(
         spark,
         CLICKS,

@@ -55,7 +55,9 @@ ROWS = [
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit(
+        "usage: temperature_rise.py DIRECTORY, for the checkpoint and results"
+    )
     flow = lock.flow(readings(spark, ROWS, directory), time="ts", watermark="1 second")
     rises = flow.key_by("id").process(TemperatureRise())
     return (

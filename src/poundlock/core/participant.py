@@ -113,6 +113,23 @@ class Column:
     type: str
 
 
+@dataclass(frozen=True, slots=True)
+class MissingOrder:
+    """A sink that keeps one row for each key lacks the option that says which one."""
+
+    key: Sequence[str]  # the columns of the key
+    option: str  # that names the order
+    refuses: bool  # a batch with two rows of one key; otherwise chance decides
+
+    def __str__(self) -> str:
+        key = ", ".join(self.key)
+        fate = "the batch is refused" if self.refuses else "chance decides which of them stays"
+        return (
+            f"it keeps one row for each {key}, but has no order. If two rows of a batch have the same "
+            f"{key}, {fate}. Set {self.option}= to a column: the row with its greatest value stays"
+        )
+
+
 # The columns of a dead letter. `row` is JSON: `Participant.original_row` of the refused row.
 DEAD_LETTER: Mapping[str, Column] = {
     "pipeline": Column("pipeline", "string"),
@@ -174,6 +191,10 @@ class Participant(ABC):
     def check_dead_letters(self) -> None:
         """Check that this sink can take dead letters. Raises `UsageError`."""
         self.project(DEAD_LETTER)
+
+    def missing_order(self) -> MissingOrder | None:
+        """Return what to set if the sink keeps one row for each key and has no order, else None."""
+        return None
 
     def preflight(self) -> list[str]:
         """Check the system without changing it. Return warnings. Raises `UsageError`."""

@@ -13,7 +13,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
-from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    MissingOrder,
+    Semantic,
+    Writer,
+    frame_mismatch,
+)
 from poundlock.errors import LogMismatch, NotAuthorised, UsageError
 from poundlock.sinks.mysql import target as tables
 from poundlock.sinks.mysql.link import (
@@ -187,6 +194,11 @@ class MySQL(SqlSink):
 
     def _orders(self, name: str) -> bool:
         return self.order_by is not None and name.lower() == self.order_by.lower()
+
+    def missing_order(self) -> MissingOrder | None:
+        if self.key and self.order_by is None:
+            return MissingOrder(self.key, "order_by", refuses=True)
+        return None
 
     # What the server and the table must offer.
 

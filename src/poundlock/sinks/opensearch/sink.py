@@ -21,7 +21,14 @@ from opensearchpy import exceptions
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
-from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    MissingOrder,
+    Semantic,
+    Writer,
+    frame_mismatch,
+)
 from poundlock.core.projection import Projection
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
@@ -170,6 +177,11 @@ class OpenSearch(StoredBranches):
     def unique_ids(self) -> bool:
         """Whether a batch may have only one row of each id."""
         return self.semantic is Semantic.EXACTLY_ONCE and self._version is None
+
+    def missing_order(self) -> MissingOrder | None:
+        if self._id is None or self._version is not None:
+            return None
+        return MissingOrder([self._id], "version", refuses=self.unique_ids)
 
     def preflight(self) -> list[str]:
         may_change = self.semantic is not Semantic.EXACTLY_ONCE

@@ -14,7 +14,7 @@ from dataclasses import replace
 from psycopg import sql
 
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
-from poundlock.core.participant import Column, Commitment, Semantic, frame_mismatch
+from poundlock.core.participant import Column, Commitment, MissingOrder, Semantic, frame_mismatch
 from poundlock.core.protocol import BranchState
 from poundlock.core.sparksql import to_json
 from poundlock.errors import LogMismatch, NotAuthorised, UsageError
@@ -156,6 +156,10 @@ class Postgres(SqlSink):
         if problems:
             raise frame_mismatch(self.name, problems, columns)
         return wanted
+
+    def missing_order(self) -> MissingOrder | None:
+        key, order = self.target.key, self.target.order_by
+        return MissingOrder(key, "order_by", refuses=True) if key and order is None else None
 
     # What the server must offer.
 

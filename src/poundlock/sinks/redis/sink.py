@@ -23,7 +23,14 @@ import pyarrow as pa
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import derive_sink_name
-from poundlock.core.participant import Column, Commitment, Participant, Semantic, Writer
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    MissingOrder,
+    Participant,
+    Semantic,
+    Writer,
+)
 from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.reach import Address
 from poundlock.errors import NotAuthorised, PoundlockError, UsageError
@@ -142,6 +149,12 @@ class Redis(Participant):
 
     def addresses(self) -> Sequence[Address]:
         return address_of(self._url)
+
+    def missing_order(self) -> MissingOrder | None:
+        key, shape = self._roles.key, self.shape
+        if key is None or shape.adds or shape.order:
+            return None
+        return MissingOrder([key], "order_by", refuses=False)
 
     def preflight(self) -> list[str]:
         client, shape = self.client, self.shape

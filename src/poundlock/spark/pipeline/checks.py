@@ -96,6 +96,19 @@ def _warn_of_changing_replays(plan: Plan, sinks: Sequence[Participant]) -> None:
         )
 
 
+def warn_of_missing_order(sinks: Iterable[Participant], mode: str, *, stateful: bool) -> None:
+    """Say which sinks keep one row for each key without an order, and what to set.
+
+    Not for results that are given anew: a batch has one row of each key then.
+    """
+    if stateful and mode.lower() != "append":
+        return
+    for sink in sinks:
+        missing = sink.missing_order()
+        if missing is not None:
+            logger.warning("sink %s: %s", sink.name, missing)
+
+
 def preflight(
     spark: SparkSession,
     sources: Iterable[KafkaSource],

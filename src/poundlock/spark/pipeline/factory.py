@@ -18,7 +18,12 @@ from poundlock.core.surroundings import Settings
 from poundlock.errors import UsageError
 from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark.pipeline.batch import Batches, Gate
-from poundlock.spark.pipeline.checks import check_mode, check_parts, preflight
+from poundlock.spark.pipeline.checks import (
+    check_mode,
+    check_parts,
+    preflight,
+    warn_of_missing_order,
+)
 from poundlock.spark.pipeline.routes import Route, dead_letter_routes, dead_letter_sinks
 from poundlock.spark.pipeline.site import SparkSite
 from poundlock.spark.plan import Plan
@@ -65,6 +70,7 @@ def build_batches(
     sources = [source_of(source.options) for source in plan.sources]
     preflight(spark, filter(None, sources), list(sinks.values()), log_location, faults)
     faults.raise_any()
+    warn_of_missing_order(sinks.values(), mode, stateful=plan.stateful)
     logger.info("pipeline %s\n%s", name, statement)
     _add_offset_branches(sinks, sources)
     at_most_once = guarantee.at_most_once(list(sinks.values()), replayable=plan.replayable)
