@@ -22,7 +22,7 @@ from poundlock.core.model import (
     OperatorDecision,
     Receipt,
 )
-from poundlock.errors import Fenced, Unavailable, UsageError
+from poundlock.errors import Fenced, NotAuthorised, PoundlockError, Unavailable, UsageError
 from poundlock.txn.audit import Trail, description, whoami
 from poundlock.txn.resolver import Resolver
 
@@ -131,6 +131,21 @@ def test_a_failed_act_has_an_outcome(log: FileLog, error: BaseException, outcome
     [act] = Trail(log).read().acts()
     assert act["outcome"] == outcome
     assert not [note for note in log.notes().values() if b"secret" in note]
+
+
+@pytest.mark.parametrize("error", [UsageError("x"), NotAuthorised("x"), Fenced("x")])
+def test_what_fails_after_a_system_was_called_is_unknown(
+    log: FileLog, error: PoundlockError
+) -> None:
+    class Sink:
+        def commit(self, receipts: list[Receipt]) -> None:
+            raise error  # after the commit: the witness cannot be read, for example
+
+    resolver = Resolver(log)
+    resolver._participant = lambda receipt: Sink()  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(type(error)):
+        resolver.commit("poundlock.sensors.0123456789abcdef.1.out.7")
+    assert Trail(log).read().acts()[0]["outcome"] == f"unknown: {type(error).__name__}"
 
 
 def test_an_act_that_was_killed_is_shown_as_unknown(log: FileLog) -> None:
@@ -246,6 +261,44 @@ def test_damage_and_strangers_are_told(log: FileLog) -> None:
     done = call(log)
     assert done.exit_code == 1
     assert "entry 1 cannot be read" in done.output and "audit-x.json is not an entry" in done.output
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"act": []},
+        {"act": [], "step": "outcome"},
+        {"step": []},
+        {"step": "other"},
+        {"at": "yesterday"},
+        {"at": 1e300},
+        {"at": float("nan")},
+        {"before": {}},
+        {"id": None},
+        {"action": None},
+        {"by": None},
+        {"by": []},
+        {"by": {"claims": ["x"]}},
+        {"step": "outcome", "outcome": None},
+    ],
+    ids=str,
+)
+def test_an_entry_of_another_shape_is_told(log: FileLog, change: dict[str, object]) -> None:
+    file = acted(log, 2)[0]
+    entry = json.loads(file.read_text()) | change
+    for gone in [key for key, value in change.items() if value is None]:
+        del entry[gone]
+    file.write_text(json.dumps(entry))
+    for options in ((), ("--json",)):
+        done = call(log, *options)
+        assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
+    assert "the chain is broken: entry 0 cannot be read" in call(log).output
+    Resolver(log).decide(0, OperatorDecision.ACCEPT_LOSS)
+
+
+def test_an_entry_too_deep_to_read_is_told(log: FileLog) -> None:
+    acted(log, 2)[0].write_text("[" * 100_000)
+    assert "entry 0 cannot be read" in call(log).output
 
 
 def test_an_act_beside_a_broken_chain_says_so(

@@ -66,6 +66,7 @@ def replan(
     with Trail(log).act("replan", f"batch {batch}", batch=batch, plan=mark, aside=aside) as act:
         if not withdrawn:
             log.append(Withdrawn(batch, mark, signature()))
+        act.touched = True  # the record is there
         if checkpoint.planned(batch) != plan:
             raise LogMismatch(
                 f"the plan of batch {batch} was changed while this command ran: stop what uses the "

@@ -167,6 +167,7 @@ class Resolver:
             self._reload()
             _, receipt = self._decided(id)
             participant = self._participant(receipt)
+            act.touched = True
             deadline = time.monotonic() + _PATIENCE_S
             state = participant.commit([receipt])[0]
             while state in (BranchState.PREPARED, BranchState.UNREACHABLE):
@@ -191,6 +192,7 @@ class Resolver:
             if self.stops_driver(found):
                 # Fails if the log has moved since. It says nothing new.
                 self._need_log().append(Opened(self.state.places))
+            act.touched = True
             state = found.system.participant(found.stray).abort([found.stray])[0]
             act.outcome = state.value
         return state
