@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from poundlock.cli import poundlock
-from poundlock.core.log import Disk, FileLog, MemoryLog, NumberTaken
+from poundlock.core.disk import Disk
+from poundlock.core.log import FileLog, MemoryLog, NumberTaken
 from poundlock.core.model import (
     Decided,
     Fingerprint,
@@ -101,10 +102,10 @@ def test_the_intent_is_durable_before_the_act(tmp_path: Path) -> None:
 
 def test_nothing_is_done_that_could_not_be_recorded(tmp_path: Path) -> None:
     class Full(Disk):
-        def write(self, path: str, data: bytes) -> None:
+        def write(self, path: str, data: bytes, like: str | None = None) -> None:
             if b'"step"' in data:
                 raise OSError(28, "No space left on device")
-            super().write(path, data)
+            super().write(path, data, like)
 
     log = decided(FileLog(tmp_path / "poundlock", disk=Full()))
     with pytest.raises(
@@ -173,7 +174,7 @@ def test_an_outcome_that_cannot_be_recorded_is_told(log: FileLog) -> None:
 
 
 class Broken(Disk):
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, like: str | None = None) -> None:
         raise OSError(30, "Read-only file system")
 
 

@@ -151,6 +151,8 @@ class Trail:
                     return
             except (OSError, PoundlockError) as problem:
                 error = problem
+                if isinstance(problem, UsageError) and facts["step"] == INTENT:
+                    raise  # it names what to do, and nothing was begun
         raise Unavailable(
             f"{what} could not be recorded beside the log at {self._log.uri} ({error}). Make its "
             "directory writable for you and repeat the command"
