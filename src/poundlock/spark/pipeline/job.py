@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, Row
 from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import Rejected
+from poundlock.errors import Rejected, Unavailable
 from poundlock.spark import internals
-from poundlock.spark.failures import failed_task_error, operator_error
+from poundlock.spark.failures import operator_error
 from poundlock.spark.pipeline.task import VOTE_SCHEMA, WriteTask, read_votes
 
 logger = logging.getLogger("poundlock")
@@ -100,7 +100,7 @@ class SparkJob:
                     "(prepare_timeout): tasks that have not voted count as rejected. Make batches "
                     "smaller or the limit longer"
                 ) from error
-            if failed := failed_task_error(error) or operator_error(error):
+            if failed := task.seal.find(str(error), Unavailable) or operator_error(error):
                 raise failed from error
             raise Rejected(f"the tasks failed: {_first_line(error)}") from error
         receipts, totals, bad = read_votes([row.vote for row in rows])
