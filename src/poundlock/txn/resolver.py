@@ -27,6 +27,7 @@ from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchHistory, BranchState, LogState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
+from poundlock.terminal import shown_output
 from poundlock.txn.audit import Chain, Trail, signature
 from poundlock.txn.replan import open_checkpoint, replan
 
@@ -89,7 +90,9 @@ def open_log(location: str) -> TransactionLog:
     from poundlock.spark import storage
     from poundlock.spark.session import session
 
-    return storage.open_log(session("local[1]", conf={"spark.ui.enabled": "false"}), location)
+    with shown_output():
+        spark = session("local[1]", conf={"spark.ui.enabled": "false"})
+    return storage.open_log(spark, location)
 
 
 class Resolver:
