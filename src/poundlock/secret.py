@@ -6,13 +6,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from poundlock.errors import UsageError
 
 # Settings whose names match hold a secret. Their values are never shown.
 SECRET_NAME = re.compile(
     r"password|passwd|secret|token|credential|passphrase|jaas|(api|access|private)[-_.]?key"
-    r"|\.pem$|\.config$"
+    r"|\.pem$|\.config$|authori[sz]ation|(http|basic|bearer|proxy)[-_.]?auth|keystore[-_.]key|cookie"
+    r"|begin [a-z ]*private key"
 )
 
 
@@ -30,6 +32,17 @@ def resolve(name: str, value: str) -> str:
             return Path(target).read_text().strip()
         except OSError as error:
             raise UsageError(f"{name} cannot be read from its file: {error}") from error
+    return value
+
+
+def resolve_within(name: str, value: Any) -> Any:
+    """Resolve a setting, also each value in lists and tables."""
+    if isinstance(value, str):
+        return resolve(name, value)
+    if isinstance(value, Mapping):
+        return {key: resolve_within(f"{name}.{key}", each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(resolve_within(name, each) for each in value)
     return value
 
 

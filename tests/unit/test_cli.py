@@ -239,6 +239,16 @@ def test_a_secret_is_read_from_the_environment_or_a_file(
         resolve_all({"sasl.password": "env:NOT_SET"})
 
 
+def test_a_secret_is_read_inside_lists_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poundlock.secret import resolve_within
+
+    monkeypatch.setenv("PW", "hunter2")
+    assert resolve_within("http_auth", ["admin", "env:PW"]) == ["admin", "hunter2"]
+    assert resolve_within("http_auth", ("admin", "env:PW")) == ("admin", "hunter2")
+    headers = {"Authorization": "env:PW", "n": 1}
+    assert resolve_within("headers", headers) == {"Authorization": "hunter2", "n": 1}
+
+
 def test_doctor_finds_no_problem_on_this_machine() -> None:
     findings = json.loads(call("doctor", "--json"))
     assert {finding["what"] for finding in findings} >= {"Python", "Java", "pyspark"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from poundlock import sinks
 from poundlock.errors import UsageError
 from poundlock.sinks.kafka.settings import SECURITY_PREFIXES, to_kafka_python
-from poundlock.sources.kafka import KafkaSource, OffsetMode, _java_security
+from poundlock.sources.kafka import _NO_SECRETS, KafkaSource, OffsetMode, _java_security
 
 PASSWORD = "hunter2"
 TLS = {"security.protocol": "ssl"}
@@ -144,3 +145,11 @@ def test_a_missing_variable_is_told_before_the_start(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
     with pytest.raises(UsageError, match="KAFKA_PASSWORD is not set"):
         _participants()
+
+
+@pytest.mark.parametrize(
+    "call", ["skafka.ssl.keystore.key\ns...", "skafka.x\ns-----BEGIN RSA PRIVATE KEY-----\\nAAAA"]
+)
+def test_no_debug_output_of_py4j_has_a_private_key(call: str) -> None:
+    record = logging.LogRecord("py4j", logging.DEBUG, "", 0, f"Command to send: {call}", (), None)
+    assert not _NO_SECRETS.filter(record)

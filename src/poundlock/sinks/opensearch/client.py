@@ -10,15 +10,14 @@ from opensearchpy import OpenSearch as Driver
 from opensearchpy import exceptions
 
 from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
-from poundlock.secret import resolve, resolve_all
+from poundlock.secret import resolve, resolve_within
 
 REASON_CHARACTERS = 200  # of the server's words in an error
 
 
 def connect(url: str, settings: Mapping[str, Any], timeout: float, sink: str) -> Driver:
     """Create a client. The addresses lose user and password, because errors show addresses."""
-    texts = {name: value for name, value in settings.items() if isinstance(value, str)}
-    options: dict[str, Any] = dict(settings) | resolve_all(texts)
+    options: dict[str, Any] = {k: resolve_within(k, value) for k, value in settings.items()}
     hosts: list[str] = []
     for address in resolve("url", url).split(","):
         try:
