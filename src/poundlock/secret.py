@@ -18,6 +18,16 @@ SECRET_NAME = re.compile(
 )
 
 
+def is_cut(url: str) -> bool:
+    """Return whether a bare /, ? or # in the password of a URL may end its host part too early.
+
+    A client would take a part of the login for the host, and show parts of the password in errors.
+    """
+    _, _, rest = url.partition("://")
+    _, *after = re.split("[/?#]", rest, maxsplit=1)
+    return any("@" in text for text in after)
+
+
 def resolve(name: str, value: str) -> str:
     """Return the value of a setting, read from where it points to. No error shows the value."""
     scheme, _, target = value.partition(":")

@@ -10,7 +10,7 @@ from opensearchpy import OpenSearch as Driver
 from opensearchpy import exceptions
 
 from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
-from poundlock.secret import resolve, resolve_within
+from poundlock.secret import is_cut, resolve, resolve_within
 
 REASON_CHARACTERS = 200  # of the server's words in an error
 
@@ -21,14 +21,14 @@ def connect(url: str, settings: Mapping[str, Any], timeout: float, sink: str) ->
     hosts: list[str] = []
     for address in resolve("url", url).split(","):
         try:
-            parts = urlsplit(address.strip())
+            parts = urlsplit("" if is_cut(address) else address.strip())
             port = parts.port or (443 if parts.scheme == "https" else 9200)
         except ValueError:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(
                 "url is not a valid address: write https://user:password@host:9200, several with "
-                "commas",
+                "commas, and percent-encode / ? # @ inside its parts, such as / as %2F in a password",
                 sink=sink,
             )
         if parts.username:
