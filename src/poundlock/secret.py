@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from poundlock.errors import UsageError
 
@@ -50,9 +50,11 @@ def resolve_within(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return resolve(name, value)
     if isinstance(value, Mapping):
-        return {key: resolve_within(f"{name}.{key}", each) for key, each in value.items()}
+        table = cast("Mapping[str, Any]", value)
+        return {key: resolve_within(f"{name}.{key}", each) for key, each in table.items()}
     if isinstance(value, list | tuple):
-        return type(value)(resolve_within(name, each) for each in value)
+        found = [resolve_within(name, each) for each in cast("Sequence[Any]", value)]
+        return found if isinstance(value, list) else tuple(found)
     return value
 
 

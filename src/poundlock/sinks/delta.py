@@ -284,9 +284,9 @@ class Delta(StoredBranches):
         """Let Spark count the rows that the table will refuse. Raises `BadRow` if there are any."""
         checks = self._invariants.checks
         counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
-        doing = f"the rows cannot be checked against the table {self.path}"
-        with _translate_errors(doing, self.name, decided=False):
-            found = self._rows(names).selectExpr(*counts).first()
+        doing, seal = f"the rows cannot be checked against the table {self.path}", Seal()
+        with _translate_errors(doing, self.name, decided=False, seal=seal):
+            found = self._rows(names, seal).selectExpr(*counts).first()
         broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
         if broken:
             raise BadRow(

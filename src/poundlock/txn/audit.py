@@ -220,7 +220,7 @@ def _is_entry(entry: dict[str, Any]) -> bool:
         and 0 <= at < _YEAR_10000
         and (entry["step"] != INTENT or "by" in entry)
         and isinstance(by, dict)
-        and isinstance(by.get("claims", {}), dict)
+        and isinstance(entry.get("by", {}).get("claims", {}), dict)
     )
 
 

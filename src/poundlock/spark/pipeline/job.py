@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,10 +156,16 @@ class SparkJob:
             context.removeJobTag(tag)
 
 
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]")
+
+
 def _first_line(error: Exception) -> str:
     """Return one line that says why the tasks failed: Python's if there is one, or else Java's."""
     lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("at ", "File "))]
+    # What follows the name of a condition may quote a row, and a row may look like an error.
+    if (named := _CONDITION.search("".join(lines[:1]))) and "PYTHON" not in named[1]:
+        return f"Spark reports {named[1]}. Its own error has the details"
     python = [line for line in lines if "Error" in line]
     java = [line for line in lines if "Exception: " in line]
     return (python or java or lines or [type(error).__name__])[0][:500]
