@@ -482,14 +482,13 @@ class FileLog(TransactionLog):
             self._sync(self._directory)
             self._names_are_durable = True
         try:
-            self._disk.write(aside, data)
+            newest = self._path(self._last.number) if self._last else None
+            self._disk.write(aside, data, newest)
             self._sync(aside)
             try:
                 self._disk.link(aside, path)
             except FileExistsError:
-                self._sync(
-                    self._directory
-                )  # it may be from an earlier try that was interrupted here
+                self._sync(self._directory)  # an earlier try may have been interrupted here
                 raise NumberTaken from None
             except PermissionError as error:
                 raise UsageError(

@@ -23,14 +23,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from poundlock import errors
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import reachable
 from poundlock.core.sparksql import holds, quoted
-from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, UsageError
+from poundlock.core.taskerrors import Seal
+from poundlock.errors import BadRow, InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
 from poundlock.filesystem import open_filesystem
 from poundlock.sinks.partitions import SparkDirectories, room_for_directories
 from poundlock.sinks.rowstore import RowStore, StoredBranches, StoredWriter
@@ -284,9 +284,9 @@ class Delta(StoredBranches):
         """Let Spark count the rows that the table will refuse. Raises `BadRow` if there are any."""
         checks = self._invariants.checks
         counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
-        doing = f"the rows cannot be checked against the table {self.path}"
-        with _translate_errors(doing, self.name, decided=False):
-            found = self._rows(names).selectExpr(*counts).first()
+        doing, seal = f"the rows cannot be checked against the table {self.path}", Seal()
+        with _translate_errors(doing, self.name, decided=False, seal=seal):
+            found = self._rows(names, seal).selectExpr(*counts).first()
         broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
         if broken:
             raise BadRow(
@@ -350,9 +350,10 @@ class Delta(StoredBranches):
         self.row_store.settle(members, sent=True)
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
-        with _translate_errors(f"{self.path} could not be written", self.name, decided=True):
+        seal, doing = Seal(), f"{self.path} could not be written"
+        with _translate_errors(doing, self.name, decided=True, seal=seal):
             writer = (
-                self._rows(members)
+                self._rows(members, seal)
                 .write.format("delta")
                 .mode("append")
                 .option("txnAppId", self._app_id(batch.namespace))
@@ -363,7 +364,7 @@ class Delta(StoredBranches):
                 writer = writer.partitionBy(*self.partition_by)
             writer.save(self.path)
 
-    def _rows(self, names: Sequence[str]) -> Any:
+    def _rows(self, names: Sequence[str], seal: Seal) -> Any:
         """Return a DataFrame of the stored rows of branches, with the columns that they have.
 
         The pipeline's own DataFrame may have others, if it was started again with another query.
@@ -372,7 +373,7 @@ class Delta(StoredBranches):
         schema = _schema_of(next(self.row_store.read(names[0])))
         listed = spark.sparkContext.parallelize([(name,) for name in names], len(names))
         return spark.createDataFrame(listed, "name string").mapInArrow(
-            partial(_read, self.row_store, schema), schema
+            partial(_read, self.row_store, schema, seal), schema
         )
 
     def _has_intents(self) -> bool:
@@ -525,7 +526,9 @@ class _Writer(StoredWriter):
 
 
 @contextmanager
-def _translate_errors(what: str, sink: str, *, decided: bool) -> Generator[None]:
+def _translate_errors(
+    what: str, sink: str, *, decided: bool, seal: Seal | None = None
+) -> Generator[None]:
     """Translate Spark's errors, without the values of rows that they may contain."""
     problem: PoundlockError | None = None
     try:
@@ -533,16 +536,15 @@ def _translate_errors(what: str, sink: str, *, decided: bool) -> Generator[None]
     except PoundlockError:
         raise
     except Exception as error:  # noqa: BLE001 (Spark's and py4j's are of many kinds)
-        problem = _translate(error, what, sink, decided=decided)
+        problem = _translate(error, what, sink, decided, seal)
     if problem is not None:
         raise problem
 
 
-def _translate(error: Exception, what: str, sink: str, *, decided: bool) -> PoundlockError:
+def _translate(error: Exception, what: str, sink: str, decided: bool, seal: Any) -> PoundlockError:
     kind, message = _root_cause(error)
-    own = r"^poundlock\.errors\.(InDoubt|NotAuthorised): (.*)$"
-    if ours := re.search(own, message, re.MULTILINE):
-        return getattr(errors, ours[1])(f"{what}: {ours[2]}", sink=sink)  # a task could not read
+    if seal is not None and (ours := seal.find(message, InDoubt, NotAuthorised)):
+        return type(ours)(f"{what}: {ours.args[0]}", sink=sink)  # a task could not read
     refused = ""
     if type(error).__name__ == "AnalysisException":
         refused = f"Delta refuses the batch: {str(error).splitlines()[0]}"
@@ -583,10 +585,11 @@ def _schema_of(rows: pa.RecordBatch) -> str:
 
 
 def _read(
-    store: RowStore, schema: str, batches: Iterator[pa.RecordBatch]
+    store: RowStore, schema: str, seal: Seal, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for name in batch.column(0).to_pylist():
+    names = (name for batch in batches for name in batch.column(0).to_pylist())
+    with seal.on(InDoubt, NotAuthorised):
+        for name in names:
             for rows in store.read(name):
                 if _schema_of(rows) != schema:  # Spark would assign columns by position
                     raise InDoubt(

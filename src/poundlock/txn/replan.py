@@ -19,6 +19,7 @@ from poundlock.core.mismatch import check_log_matches
 from poundlock.core.model import Withdrawn
 from poundlock.core.protocol import Stage, enter
 from poundlock.errors import LogMismatch, UsageError
+from poundlock.terminal import shown_output
 from poundlock.txn.audit import Trail, signature
 
 _LOG_DIRECTORY = "/poundlock"
@@ -43,9 +44,9 @@ def open_checkpoint(log: TransactionLog, location: str | None) -> Checkpoint:
         return FileCheckpoint(path)
     from poundlock.spark.session import session
 
-    return storage.open_checkpoint(
-        session("local[1]", conf={"spark.ui.enabled": "false"}), location
-    )
+    with shown_output():
+        spark = session("local[1]", conf={"spark.ui.enabled": "false"})
+    return storage.open_checkpoint(spark, location)
 
 
 def replan(
@@ -66,6 +67,7 @@ def replan(
     with Trail(log).act("replan", f"batch {batch}", batch=batch, plan=mark, aside=aside) as act:
         if not withdrawn:
             log.append(Withdrawn(batch, mark, signature()))
+        act.touched = True  # the record is there
         if checkpoint.planned(batch) != plan:
             raise LogMismatch(
                 f"the plan of batch {batch} was changed while this command ran: stop what uses the "

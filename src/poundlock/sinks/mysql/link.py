@@ -247,6 +247,11 @@ class _Result(MySQLResult):
 def connect_arguments(url: str) -> dict[str, Any]:
     """Read an address: mysql://user:password@host:port/database?ssl_ca=/path."""
     resolved = secret.resolve("url", url)
+    if secret.is_cut(resolved):
+        raise UsageError(
+            "url= cannot be read: percent-encode / as %2F, ? as %3F, # as %23 and @ as %40 in a "
+            "password"
+        )
     try:
         parts = urlsplit(resolved)
         port = parts.port or 3306
@@ -257,8 +262,6 @@ def connect_arguments(url: str) -> dict[str, Any]:
             "url= must have the form mysql://user:password@host:port/database, or refer to a "
             "URL of that form with env:NAME or file:PATH"
         )
-    if "@" in parts.query:  # a bare ? in the password: what follows is a part of it
-        raise UsageError("url= cannot be read: percent-encode ? as %3F and @ as %40")
     # An empty option must not be dropped: an empty ssl_ca would verify nothing.
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(pairs)
