@@ -287,7 +287,7 @@ class FinishedBatch:
     """What a compaction carries of a finished batch whose records it drops.
 
     The receipts are only those that are the last use of their id. They have the sink, the id and the
-    plain values of the handle.
+    plain values of the handle. Only the newest batch has Spark's plan: no other plan can be lost.
     """
 
     decided: Decided

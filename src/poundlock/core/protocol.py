@@ -373,7 +373,7 @@ class LogState:
         for batch in carried:
             number = batch.decided.batch
             self._add_uses(number, batch.decided.receipts, ())
-            decided = replace(batch.decided, receipts=())
+            decided = replace(batch.decided, receipts=(), plan=None)
             self._put(BatchHistory(decided, (), Finished, batch.operator_decisions))
             for receipt in batch.let_go:
                 self._let_go[receipt.sink, receipt.id] = LastUse(number, receipt.identity)
