@@ -84,6 +84,38 @@ def torn_files_kept(patch: Patch) -> None:
 
 
 @mutant(
+    families.power_losses,
+    "what the sources wrote after the last decision and lost stays as it is",
+    r"TornFile\('sources",
+)
+def torn_sources_kept(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "_mend_sources", lambda self, log, last: None)
+
+
+@mutant(
+    families.power_losses,
+    "a list of files is lost, and the plan that needs it stays",
+    r"TornFile\('sources",
+)
+def plan_without_its_files(patch: Patch) -> None:
+    def drop(self: Checkpoint, log: TransactionLog, name: str, data: bytes, why: str) -> None:
+        if "lacks files of source" not in why:
+            original(self, log, name, data, why)
+
+    original = Checkpoint._drop
+    patch.setattr(Checkpoint, "_drop", drop)
+
+
+@mutant(
+    families.power_losses,
+    "a batch begins before the files of its sources are durable",
+    r"TornFile\('sources",
+)
+def sources_not_synced(patch: Patch) -> None:
+    patch.setattr(FileCheckpoint, "_files_of_sources", lambda self: [])
+
+
+@mutant(
     families.mended_by_two,
     "a driver that was replaced mends what its successor has written",
     r"does not come through",
