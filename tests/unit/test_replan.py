@@ -81,7 +81,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "checkpoint")
+    return Place(tmp_path / "check point")
 
 
 def test_the_plan_of_an_undecided_batch_is_set_aside(place: Place) -> None:
@@ -169,7 +169,7 @@ def test_a_log_elsewhere_needs_the_checkpoint(place: Place, tmp_path: Path) -> N
     arguments = ["txn", "replan", "--log", str(tmp_path / "log"), "--batch", "1", "--yes"]
     done = CliRunner().invoke(poundlock, arguments)
     assert "give --checkpoint LOCATION too" in str(done.exception)
-    done = CliRunner().invoke(poundlock, [*arguments, "--checkpoint", str(place.root)])
+    done = CliRunner().invoke(poundlock, [*arguments, "--checkpoint", place.root.as_uri()])
     assert done.exit_code == 0 and place.plans() == [".0.crc", "0"]
 
 
