@@ -12,7 +12,7 @@ from fix_log import SpoiledDisk, decided, generation, written
 
 from poundlock.core.checkpoint import FileCheckpoint, Plan
 from poundlock.core.log import FileLog
-from poundlock.core.model import Bound, Finished, Record
+from poundlock.core.model import Bound, Finished, Record, Withdrawn
 from poundlock.errors import LogCorrupt, LogMismatch, Unavailable
 
 METADATA = b'{"id":"query"}'
@@ -188,6 +188,24 @@ def test_files_of_sources_that_may_be_needed_are_not_touched(
     tmp_path: Path, records: tuple[Record, ...], files: Mapping[str, bytes]
 ) -> None:
     checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *records))
+    assert files_in(tmp_path) == files
+
+
+def test_state_of_a_withdrawn_first_batch_is_moved(tmp_path: Path) -> None:
+    """Its tasks may have written it after the operator's command."""
+    files = {"metadata": METADATA, "state/0/0/1.delta": b"late"}
+    log = log_of(tmp_path, Withdrawn(0, "hash-0", "operator"))
+    checkpoint_in(tmp_path, files).mend(log)
+    (moved,) = (name for name in files_in(tmp_path) if name != "metadata")
+    assert moved.startswith("poundlock-withdrawn/0-state-") and moved.endswith("/0/0/1.delta")
+
+
+@pytest.mark.parametrize("plan", [{}, {"offsets/0": plan(0), "sources/0/0": KAFKA}])
+def test_state_that_may_count_is_not_moved(tmp_path: Path, plan: Mapping[str, bytes]) -> None:
+    """It is of another plan of the first batch, or nobody has withdrawn one."""
+    files = {"metadata": METADATA, "state/0/0/1.delta": b"state", **plan}
+    log = log_of(tmp_path, *([Withdrawn(0, "hash-0", "operator")] if plan else []))
+    checkpoint_in(tmp_path, files).mend(log)
     assert files_in(tmp_path) == files
 
 

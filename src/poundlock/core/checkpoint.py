@@ -127,6 +127,16 @@ class Checkpoint(ABC):
             self._remove(f"{PLANS}/{batch}", plan)
         return f"{self.uri}/{target}"
 
+    def has_lost_state(self) -> bool:
+        """Return whether there is state, but no plan of any batch."""
+        with self._reachable():
+            return self._has_lost_state()
+
+    def set_state_aside(self, log: TransactionLog) -> str:
+        """Move the state of a first batch whose plan is gone, and return where."""
+        with self._reachable():
+            return self._move_lost_state(log)
+
     # What the coordinator's surroundings ask for.
 
     def query(self) -> str | None:
@@ -170,9 +180,13 @@ class Checkpoint(ABC):
             last = max(log.state.batches, default=log.state.batch_floor - 1)
             self._mend_metadata(log)
             self._restore_plan(log, last)
-            if max(self._numbers(PLANS), default=-1) <= last + 1:
+            planned = self._numbers(PLANS)
+            if max(planned, default=-1) <= last + 1:
                 self._drop_what_is_torn(log, last)
                 self._mend_sources(log, last)
+            gone = last < 0 and (0 in planned or 0 in log.state.withdrawn)
+            if gone and self._has_lost_state():
+                self._move_lost_state(log)
 
     def _mend_metadata(self, log: TransactionLog) -> None:
         text = self._read(METADATA)
@@ -267,6 +281,22 @@ class Checkpoint(ABC):
         lost = [name[1:-4] for name in names if name.startswith(".") and name.endswith(".crc")]
         self._clear_way(f"{directory}/{name}" for name in lost if name not in names)
         return whole, torn
+
+    def _has_lost_state(self) -> bool:
+        # Spark refuses to plan the first batch then. Late tasks of a withdrawn plan may write some.
+        planned = self._numbers(PLANS) or self._numbers(COMMITS)
+        return not planned and bool(self._names(STATE))
+
+    def _move_lost_state(self, log: TransactionLog) -> str:
+        target = f"{WITHDRAWN}/0-state-{uuid.uuid4().hex[:8]}"
+        log.ensure_owned()
+        logger.warning(
+            "the state in Spark's checkpoint at %s was written for a plan of batch 0 that is gone: it "
+            "is moved to %s",
+            *(self.uri, target),
+        )
+        self._move_state(target)
+        return f"{self.uri}/{target}"
 
     def _committed(self, batch: int) -> bool:
         text = self._read(f"{COMMITS}/{batch}")

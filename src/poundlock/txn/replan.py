@@ -48,9 +48,13 @@ def replan(
 ) -> str:
     """Withdraw Spark's plan of an undecided batch. Return where it is kept.
 
+    If batch 0 was withdrawn, but its tasks wrote state afterwards, move that instead.
+
     Raises `UsageError` if the batch is decided or finished, or if its plan is not the newest. `ask`
     asks the operator, and raises if the answer is no.
     """
+    if batch == 0 and 0 in log.state.withdrawn and checkpoint.has_lost_state():
+        return _set_late_state_aside(log, checkpoint, ask)
     plan = _newest_plan(log, checkpoint, batch)
     mark = Plan(plan).hash
     withdrawn = log.state.withdrawn.get(batch) == mark  # by this command, which was interrupted
@@ -67,6 +71,20 @@ def replan(
                 "checkpoint, and repeat the command"
             )
         kept = checkpoint.set_aside(batch, plan, aside)
+        act.outcome = "withdrawn"
+    return kept
+
+
+def _set_late_state_aside(
+    log: TransactionLog, checkpoint: Checkpoint, ask: Callable[[str], None]
+) -> str:
+    """Move the state that tasks of the withdrawn plan of batch 0 wrote after it was withdrawn."""
+    _check_matches(log, checkpoint)
+    mark = log.state.withdrawn[0]
+    ask("Set aside the state of batch 0? A running driver will be stopped.")
+    with Trail(log).act("replan", "state of batch 0", batch=0, plan=mark) as act:
+        log.append(Withdrawn(0, mark, signature()))  # the driver that wrote it decides nothing
+        kept = checkpoint.set_state_aside(log)
         act.outcome = "withdrawn"
     return kept
 
