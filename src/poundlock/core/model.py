@@ -212,7 +212,7 @@ class Generation:
     namespace: Namespace
     uri: str  # location of the log, which shows that a log is a copy
     query: str | None  # Spark's query id once known, which shows that a checkpoint is new
-    owner: str  # host and process, only for display
+    owner: str  # its process (`owner.this_process`), or who adopted the log
 
 
 @dataclass(frozen=True, slots=True)
