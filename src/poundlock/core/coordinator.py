@@ -157,7 +157,7 @@ class Coordinator:
             self._former = stand_ins(self.log, self._all)
             namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
-            bound = found or state.query
+            bound = found or (state.query if state.batches else None)
             self._around.report(Step.TAKING_OVER, generation=number)
             try:
                 self.log.append(Generation(number, namespace, self.log.uri, bound, owner))

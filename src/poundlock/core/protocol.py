@@ -387,7 +387,8 @@ class LogState:
 
     def _set_generation(self, generation: Generation) -> None:
         self.generation = generation
-        self.query = generation.query or self.query
+        # A log without batches knows nothing of its checkpoint, which may be a new one.
+        self.query = generation.query or (self.query if self.batches else None)
 
     def _put(self, history: BatchHistory) -> None:
         batch = history.decided.batch
