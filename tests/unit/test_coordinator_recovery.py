@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from fix_coordinator import Bench, Clock, Job, Sink, plan
+from fix_coordinator import Bench, Job, Sink, plan
 
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.job import Votes
@@ -25,8 +25,7 @@ from poundlock.core.model import (
     Repaired,
     Transaction,
 )
-from poundlock.core.owner import NOTICED_AFTER_S
-from poundlock.core.protocol import LOSS_ACCEPTED, Action, BranchState, LogState, Stage, Step
+from poundlock.core.protocol import LOSS_ACCEPTED, Action, BranchState, LogState, Stage
 from poundlock.errors import (
     BadRow,
     Fenced,
@@ -443,26 +442,6 @@ def test_a_log_without_batches_follows_a_new_checkpoint() -> None:
         start(None)
     start("query-2")
     assert bench.coordinator.state.query == "query-2"
-
-
-def test_a_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
-    bench = Bench(("a",), retry_first_s=1.0, retry_most_s=1.0, sweep_every_s=60.0)
-    bench.run(0)
-
-    def wait(seconds: float) -> None:
-        bench.clock.set_back_s = 3600.0
-        Clock.sleep(bench.clock, seconds)
-
-    bench.clock.sleep = wait  # type: ignore[method-assign]
-    bench.coordinator = bench.driver()
-    bench.coordinator.take_over(
-        "lock", query=lambda: "query-1", owner="here:2", has_ended=lambda owner: False
-    )
-    assert sum(bench.clock.slept) == NOTICED_AFTER_S
-    bench.clock.set_back_s, bench.clock.now = 7200.0, bench.clock.now + 61
-    swept = bench.steps.count(Step.SWEPT)
-    bench.run(1)
-    assert bench.steps.count(Step.SWEPT) == swept + 1
 
 
 def test_a_log_is_bound_to_its_query_once() -> None:

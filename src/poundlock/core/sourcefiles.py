@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import Any, cast
 
 _NO_OFFSET = b"-"  # Spark's word for a source without one
 
@@ -74,20 +74,18 @@ def is_json(text: bytes) -> bool:
 
 def _list_of_files(end: bytes) -> int | None:
     """Return the newest list of a source of files, None for any other source."""
-    value = _parsed(end)
-    last = value.get("logOffset") if isinstance(value, dict) and len(value) == 1 else None
-    return last if type(last) is int else None
+    offset = _object(end)
+    last = offset.get("logOffset")
+    return last if offset.keys() == {"logOffset"} and type(last) is int else None
 
 
 def _is_kafka(end: bytes) -> bool:
     """Return whether this is an offset of Kafka: positions by topic and partition."""
-    topics = _parsed(end)
-    return (
-        isinstance(topics, dict)
-        and bool(topics)
-        and all(isinstance(it, dict) and all(map(str.isdecimal, it)) for it in topics.values())
-    )
+    topics = _object(end)
+    parts = [cast("dict[str, Any]", it) for it in topics.values() if isinstance(it, dict)]
+    return 0 < len(topics) == len(parts) and all(name.isdecimal() for it in parts for name in it)
 
 
-def _parsed(end: bytes) -> Any:
-    return json.loads(end) if is_json(end) else None
+def _object(end: bytes) -> dict[str, Any]:
+    value = json.loads(end) if is_json(end) else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
