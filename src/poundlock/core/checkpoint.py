@@ -241,7 +241,7 @@ class Checkpoint(ABC):
             return  # Spark knows batches that the log does not: it is unknown what they read
         plan = f"{PLANS}/{last + 1}"
         found = self._read(plan)
-        planned = ends_of(found) if found is not None and _is_whole(found) else {}
+        planned = ends_of(found) if found is not None and _is_whole(found) else dict[str, bytes]()
         for source in sorted({*self._names(SOURCES), *planned}):
             first = next_file(decided.get(source))
             if first is None:
