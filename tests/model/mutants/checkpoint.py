@@ -15,7 +15,7 @@ from .planting import Patch, mutant
 @mutant(
     families.power_losses,
     "a batch begins before Spark's files are durable",
-    r"the checkpoint to query|with other source offsets|TornFile",
+    r"there is no checkpoint beside it|with other source offsets|TornFile",
 )
 def checkpoint_not_synced(patch: Patch) -> None:
     def sync(self: FileCheckpoint, names: Iterable[str]) -> None:
@@ -27,7 +27,7 @@ def checkpoint_not_synced(patch: Patch) -> None:
 @mutant(
     families.power_losses,
     "Spark's files are synced, and their names are not",
-    r"the checkpoint to query|with other source offsets|TornFile",
+    r"there is no checkpoint beside it|with other source offsets|TornFile",
 )
 def names_of_the_checkpoint_not_synced(patch: Patch) -> None:
     patch.setattr(FileCheckpoint, "_above", lambda self, name: ())
