@@ -131,7 +131,10 @@ class DriverDisk(Disk):
         self._effect("rename", lambda: self._disk.rename(source, target))
 
     def below(self, path: str) -> list[str]:
-        return []  # the sources of the model keep nothing beside their offsets
+        start, live = f"{path}/", self._disk.live
+        return [
+            name[len(start) :] for name in live if name.startswith(start) and live[name] is not None
+        ]
 
     def make_directory(self, path: str) -> None:
         self._effect("mkdir", lambda: self._disk.make_directory(path))

@@ -98,6 +98,7 @@ class Driver:
             observe=self._observe,
             stopping=lambda: self.stopping,
             clock=world.clock,
+            monotonic=world.clock,
             sleep=self._sleep,
         )
         checkpoint = world.checkpoint
