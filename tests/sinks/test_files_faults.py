@@ -231,3 +231,26 @@ class TestTheDisk:
                     begin(sink, 0)
             finally:
                 os.seteuid(user)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("left", ["a line", "nothing", "other text"])
+    def test_a_list_that_lost_lines_is_not_published(self, tmp_path: Path, left: str) -> None:
+        sink = make_sink(tmp_path / "out")
+        receipt = prepare(sink, 0, make_rows([1, 2], ["a", "b"]))
+        (mark,) = (tmp_path / "out" / "_poundlock").glob("*.staged")
+        whole = mark.read_text()
+        texts = {"a line": whole.split("\n")[0], "nothing": "", "other text": whole[:-2]}
+        mark.write_text(texts[left])
+        assert sink.check([receipt]) == ["its files are gone"]
+        assert sink.commit([receipt]) == [BranchState.ABORTED]
+        assert committed(tmp_path / "out") == []
+        assert list((tmp_path / "out").rglob("part-*")) == []
+
+    def test_a_damaged_list_can_be_swept(self, tmp_path: Path) -> None:
+        sink = make_sink(tmp_path / "out")
+        prepare(sink, 0, make_rows([1, 2], ["a", "b"]))
+        (mark,) = (tmp_path / "out" / "_poundlock").glob("*.staged")
+        mark.write_text(mark.read_text()[:-2])
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        assert list((tmp_path / "out").rglob("part-*")) == []

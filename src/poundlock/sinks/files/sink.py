@@ -46,7 +46,7 @@ from poundlock.sinks.files.types import (
     format_of,
     text_line,
 )
-from poundlock.sinks.files.writer import OURS, FilesWriter
+from poundlock.sinks.files.writer import OURS, FilesWriter, ListPrint
 from poundlock.sinks.partitions import escaped
 
 
@@ -263,7 +263,7 @@ class Files(Participant):
     # On the driver.
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        staged = self.branches.read_staged([receipt.id for receipt in receipts])
+        staged = self.branches.read_staged({it.id: ListPrint.of(it) for it in receipts})
         # In a new directory another pipeline may have started at the same time, with another layout.
         # Both look after they wrote their files, so the later one sees the files of the other.
         problem = self._layout_problem() if self._is_new else None
@@ -273,9 +273,8 @@ class Files(Participant):
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        names = [receipt.id for receipt in receipts]
-        states = self.branches.commit(names)
-        return [states[name] for name in names]
+        states = self.branches.commit({it.id: ListPrint.of(it) for it in receipts})
+        return [states[receipt.id] for receipt in receipts]
 
     def find(self, namespace: Namespace) -> list[Stray]:
         return [
