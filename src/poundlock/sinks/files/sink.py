@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from poundlock.core.mismatch import moved_target
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import derive_sink_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic, frame_mismatch
@@ -273,6 +274,10 @@ class Files(Participant):
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
+        for receipt in receipts:
+            there = receipt.handle.get("directory", self.uri)
+            if there != self.uri:
+                raise moved_target(receipt, "directory", there, self.uri)
         states = self.branches.commit({it.id: ListPrint.of(it) for it in receipts})
         return [states[receipt.id] for receipt in receipts]
 

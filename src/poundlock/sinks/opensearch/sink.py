@@ -19,7 +19,7 @@ import pyarrow.compute
 from opensearchpy import OpenSearch as Driver
 from opensearchpy import exceptions
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.projection import Projection
@@ -97,6 +97,8 @@ class OpenSearch(StoredBranches):
         self._id, self._version, self._delete = id, version, delete
         self._columns: dict[str, Column] = {}
         self._is_alias = False  # as preflight saw it
+        self._cluster: str | None = None  # its id
+        self._resolved = index  # the index behind an alias
         self.takes_any_key = False  # of a map: whether the index makes no fields of them
         self._client: Driver | None = None
         self._ids: RowStore | None = None
@@ -152,6 +154,9 @@ class OpenSearch(StoredBranches):
             wanted[BAD_KEY] = f"coalesce({' OR '.join(filter(None, conditions))}, false)"
         return wanted | {"document": row_json(fields)}
 
+    def target(self) -> dict[str, Json]:
+        return {"cluster": self._cluster, "index": self._resolved}
+
     @property
     def unique_ids(self) -> bool:
         """Whether a batch may have only one row of each id."""
@@ -166,6 +171,7 @@ class OpenSearch(StoredBranches):
                 f"index {self.index} does not exist: the first document creates it, with a mapping "
                 "guessed from that document. Create it with the mapping that you need"
             ]
+        self._resolved = ", ".join(sorted(indices))
         aliases = [
             it["aliases"][self.index] for it in indices.values() if self.index in it["aliases"]
         ]
@@ -192,7 +198,8 @@ class OpenSearch(StoredBranches):
     def _read_indices(self) -> dict[str, Any] | None:
         """Return what the server says of each index behind the name. None if there is none."""
         try:
-            self.client.info()
+            cluster = str(self.client.info().get("cluster_uuid", "_na_"))
+            self._cluster = None if cluster == "_na_" else cluster  # of a cluster that still starts
             return self.client.indices.get(index=self.index)
         except exceptions.NotFoundError:
             if self.index != self.index.lower():
