@@ -84,7 +84,9 @@ class Branches:
             for name, marks in self._read_marks().items()
             if (name.namespace, name.sink) == (namespace, sink) and name.batch < floor
         }
-        named = self._manifest.named(name for name, marks in old.items() if marks != {ABORTED})
+        named = self._manifest.named(old)
+        # A task that nobody could reach may have opened a file after its branch was buried.
+        self._delete(self._list_data({n for n, marks in old.items() if ABORTED in marks} - named))
         self._drop(
             f"{name}{mark}"
             for name, marks in old.items()
@@ -206,15 +208,24 @@ class Branches:
 
         A prepared branch names its files. For another one the directory is listed, once.
         """
-        system, root = open_filesystem(self._place)
+        _, root = open_filesystem(self._place)
         known = self.read_staged(lists)
         uri = uri_of(self._place)
         paths = [f"{root}/{it.below(uri)}" for files in known.values() for it in files or ()]
         if any(files is None for files in known.values()):
-            with reachable(self._place):
-                entries = system.get_file_info(pafs.FileSelector(root, recursive=True))
-            paths += [it.path for it in entries if branch_of(it.base_name) in lists]
+            paths += self._list_data(set(lists))
         self._delete(dict.fromkeys(paths))
+
+    def _list_data(self, names: set[str]) -> list[str]:
+        """Return the files of branches, wherever in the directory. It is listed only for a name."""
+        if not names:
+            return []
+        system, root = open_filesystem(self._place)
+        with reachable(self._place):
+            entries = system.get_file_info(
+                pafs.FileSelector(root, allow_not_found=True, recursive=True)
+            )
+        return [it.path for it in entries if branch_of(it.base_name) in names]
 
     def _drop(self, marks: Iterable[str]) -> None:
         _, root = open_filesystem(f"{self._place}/{OURS}")

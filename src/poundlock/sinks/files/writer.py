@@ -116,6 +116,7 @@ class FilesWriter(Writer):
         if found is None:
             if len(self._open) >= self._most_open:
                 self._close_one(next(iter(self._open)))
+            self._check_open()
             ending = suffix(self._sink.format, self._sink.compression)
             name = f"{self._hidden}part-{self._name}-{len(self._begun):05}{ending}"
             place = f"{directory}/{name}".lstrip("/")
@@ -131,6 +132,16 @@ class FilesWriter(Writer):
                 raise
         self._open[directory] = found
         return found[1]
+
+    def _check_open(self) -> None:
+        """Raise `Rejected` if the driver has aborted the branch: no sweep would find a new file."""
+        if not self._exact:
+            return
+        marks = self._system.get_file_info([self._mark(OPEN), self._mark(ABORTED)])
+        if [it.type == pafs.FileType.NotFound for it in marks] != [False, True]:
+            raise Rejected(
+                f"branch {self._name} was aborted while it was written", sink=self._sink.name
+            )
 
     def _close_one(self, directory: str) -> None:
         place, file = self._open.pop(directory)
@@ -158,16 +169,20 @@ class FilesWriter(Writer):
                 self._show()
                 return None
             files = self._files()
-            if self._system.get_file_info(self._mark(ABORTED)).type != pafs.FileType.NotFound:
+            try:
+                self._check_open()
+            except Rejected:
                 self.abort()
-                raise Rejected(
-                    f"branch {self._name} was aborted while it was written", sink=self._sink.name
-                )
+                raise
         lines = "\n".join(file.line() for file in files).encode()
         put(self._system, self._mark(STAGED), lines, self._sink.place)
         return PreparedBranch(
             self._name,
-            {"files": len(files), "list": hashlib.sha256(lines).hexdigest()},
+            {
+                "directory": self._sink.uri,
+                "files": len(files),
+                "list": hashlib.sha256(lines).hexdigest(),
+            },
             began_at=self._began_at,
             expires_at=None,
         )
