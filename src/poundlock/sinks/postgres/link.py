@@ -33,6 +33,19 @@ _DEFAULTS: dict[str, Any] = {
     # Longer, because it also ends a connection to a server that is alive but busy.
     "tcp_user_timeout": "120000",
 }
+# The driver sends one statement after the other. A driver that was stopped in between is rolled back.
+IDLE = "60s"
+# As above, for the server, whose own default is two hours. Also through a pooler: see `execute`.
+_NOTICE = {
+    "tcp_keepalives_idle": 10,
+    "tcp_keepalives_interval": 5,
+    "tcp_keepalives_count": 4,
+    "tcp_user_timeout": 120_000,
+}
+_NOTICE_WHILE_BUSY = (  # other systems refuse it
+    "SELECT set_config('client_connection_check_interval', '10s', true) "
+    "WHERE version() LIKE '%linux%'"
+)
 _OWN_PATH = "SET LOCAL search_path = pg_catalog, pg_temp"
 _USERS_PATH = "SET LOCAL search_path TO DEFAULT"
 _FULL = ("too many clients", "remaining connection slots", "too many connections")
@@ -77,13 +90,22 @@ class Link(Connection[Any]):
         begins = self._is_idle
         with super().transaction(savepoint_name, force_rollback) as made:
             if begins:
-                super().execute(_OWN_PATH)
+                self._set_up(IDLE)
             yield made
 
     def begin(self) -> None:
-        """Begin a transaction that the caller ends."""
+        """Begin a transaction that the caller ends. It may be idle: Spark computes the next rows."""
         super().execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        super().execute(_OWN_PATH)
+        self._set_up("0")
+
+    def _set_up(self, idle: str) -> None:
+        """Set the path, and what ends the transaction if this machine vanishes: it holds locks."""
+        commands = [_OWN_PATH, f"SET LOCAL idle_in_transaction_session_timeout = '{idle}'"]
+        commands += [f"SET LOCAL {name} = {value}" for name, value in _NOTICE.items()]
+        if self.info.server_version >= 140_000:
+            commands.append(_NOTICE_WHILE_BUSY)
+        given: Any = "; ".join(commands)
+        super().execute(given)
 
     def enter_users_path(self) -> None:
         """Take the role's search path for what follows: the user's triggers and checks expect it.
@@ -109,11 +131,11 @@ class Link(Connection[Any]):
             yield
 
     def override_timeouts(self, wait: str) -> None:
-        """Set how long the open transaction waits for locks, and turn off all other time-outs.
+        """Set how long the open transaction waits for locks, and turn off limits to its own time.
 
         The role's own time-outs are meant for interactive queries. They would cancel every move.
         """
-        names = ["statement_timeout", "idle_in_transaction_session_timeout"]
+        names = ["statement_timeout"]
         if self.info.server_version >= 170_000:
             names.append("transaction_timeout")
         others = "".join(f", set_config('{name}', '0', true)" for name in names)
