@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from poundlock.core.model import Branch, Namespace, Receipt, checked_name
+from poundlock.core.model import Branch, Json, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.protocol import BranchState, LogState
@@ -37,7 +37,6 @@ from poundlock.sinks.rowstore import RowStore, StoredBranches, StoredWriter
 
 _WRITES = 1000  # at most, of one batch: there are several only if branches were lost and repaired
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-# Keys of a column's metadata.
 _LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
 _GENERATED = "delta.generationExpression"
 _FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
@@ -100,6 +99,7 @@ class Delta(StoredBranches):
         self._schema = ""
         self._invariants = _Invariants()
         self._directories = SparkDirectories()
+        self._place: str | None = None  # the path with its file system
 
     def __repr__(self) -> str:
         return f"Delta({self.path!r}, name={self.name!r})"
@@ -139,6 +139,7 @@ class Delta(StoredBranches):
                 "or with delta-spark's own configuration",
                 sink=self.name,
             )
+        self._place = str(self._path(spark).toString())
         try:
             table = spark.read.format("delta").load(self.path).schema
         except Exception as error:
@@ -156,6 +157,9 @@ class Delta(StoredBranches):
             and properties.get("delta.randomizeFilePrefixes") != "true"
         )
         return warnings + self._read_directories(spark, partitions if by_value else ())
+
+    def target(self) -> dict[str, Json]:
+        return {"path": self._place}
 
     def _read_directories(self, spark: Any, partitions: Sequence[str]) -> list[str]:
         """Find out which directories Spark can make for values. Return warnings."""
@@ -267,8 +271,6 @@ class Delta(StoredBranches):
             raise UsageError("Delta needs a Spark session on the driver", sink=self.name)
         return self._site.spark
 
-    # In a task.
-
     def begin(self, branch: Branch) -> Writer:
         return _Writer(self, branch)
 
@@ -307,6 +309,7 @@ class Delta(StoredBranches):
             assert name is not None
             batch = _Batch(name.namespace, name.sink, name.batch)
             batches.setdefault(batch, []).append(receipt.id)
+        self._check_target(receipts)
         for batch, names in batches.items():
             self._commit_batch(batch, names)
         states = self.row_store.states()
@@ -509,7 +512,7 @@ def _at(mask: Any, reason: str) -> dict[int, str]:
 
 class _Writer(StoredWriter):
     def __init__(self, sink: Delta, branch: Branch):
-        super().__init__(sink.row_store, branch)
+        super().__init__(sink.row_store, branch, sink.target())
         self._sink = sink
 
     def write(self, rows: pa.RecordBatch) -> None:
