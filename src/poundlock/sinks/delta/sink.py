@@ -14,14 +14,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from poundlock.core.model import Branch, Json, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
@@ -30,17 +28,15 @@ from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import reachable
 from poundlock.core.sparksql import holds, quoted
 from poundlock.core.taskerrors import Seal
-from poundlock.errors import BadRow, InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
+from poundlock.errors import BadRow, InDoubt, NotAuthorised, UsageError
 from poundlock.filesystem import open_filesystem
+from poundlock.sinks.delta.errors import translate_errors
+from poundlock.sinks.delta.invariants import Invariants, names_in, read_requirements
 from poundlock.sinks.partitions import SparkDirectories, room_for_directories
 from poundlock.sinks.rowstore import RowStore, StoredBranches, StoredWriter
 
 _WRITES = 1000  # at most, of one batch: there are several only if branches were lost and repaired
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-_LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
-_GENERATED = "delta.generationExpression"
-_FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
-_CONSTRAINT = "delta.constraints."
 _SCHEMA = b"poundlock.schema"  # in the metadata of stored rows: their columns in Spark SQL
 _UNFIT = "void|interval"
 _FILE_SYSTEMS = {"s3a": "s3", "gs": "gcs", "abfs": "abfs", "abfss": "abfs", "hdfs": "hdfs"}
@@ -97,7 +93,7 @@ class Delta(StoredBranches):
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.merge_schema = merge_schema
         self._schema = ""
-        self._invariants = _Invariants()
+        self._invariants = Invariants()
         self._directories = SparkDirectories()
         self._place: str | None = None  # the path with its file system
 
@@ -147,8 +143,8 @@ class Delta(StoredBranches):
                 raise
             self._check_new(spark)
             return self._read_directories(spark, self.partition_by)
-        schema, properties, partitions = _read_requirements(spark, self.path)
-        found = _Invariants.of(schema, properties)
+        schema, properties, partitions = read_requirements(spark, self.path)
+        found = Invariants.of(schema, properties)
         self._check_table(spark, table, found, partitions)
         self._invariants, warnings = self._select_checks(spark, found)
         # Otherwise the names of directories are chosen at random.
@@ -195,7 +191,7 @@ class Delta(StoredBranches):
                 sink=self.name,
             )
         schema = json.loads(spark.createDataFrame([], self._schema).schema.json())
-        unfit = [name for name in _names(schema) if _NO_NAME.intersection(name)]
+        unfit = [name for name in names_in(schema) if _NO_NAME.intersection(name)]
         if unfit:
             raise UsageError(
                 f"a new Delta table cannot have columns or fields called {unfit}: name them without "
@@ -204,7 +200,7 @@ class Delta(StoredBranches):
             )
 
     def _check_table(
-        self, spark: Any, table: Any, found: _Invariants, partitions: Sequence[str]
+        self, spark: Any, table: Any, found: Invariants, partitions: Sequence[str]
     ) -> None:
         """Compare the columns with the table's. Delta would check them only after the decision."""
         frame = spark.createDataFrame([], self._schema).schema
@@ -243,7 +239,7 @@ class Delta(StoredBranches):
             "(leave partition_by= out)"
         ]
 
-    def _select_checks(self, spark: Any, found: _Invariants) -> tuple[_Invariants, list[str]]:
+    def _select_checks(self, spark: Any, found: Invariants) -> tuple[Invariants, list[str]]:
         """Return the checks that use only the DataFrame's columns, and warnings of the others."""
         frame = spark.createDataFrame([], self._schema)
         checks, warnings = dict[str, str](), list[str]()
@@ -287,7 +283,7 @@ class Delta(StoredBranches):
         checks = self._invariants.checks
         counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
         doing, seal = f"the rows cannot be checked against the table {self.path}", Seal()
-        with _translate_errors(doing, self.name, decided=False, seal=seal):
+        with translate_errors(doing, self.name, decided=False, seal=seal):
             found = self._rows(names, seal).selectExpr(*counts).first()
         broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
         if broken:
@@ -354,7 +350,7 @@ class Delta(StoredBranches):
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
         seal, doing = Seal(), f"{self.path} could not be written"
-        with _translate_errors(doing, self.name, decided=True, seal=seal):
+        with translate_errors(doing, self.name, decided=True, seal=seal):
             writer = (
                 self._rows(members, seal)
                 .write.format("delta")
@@ -412,7 +408,7 @@ class Delta(StoredBranches):
 
     def _transactions(self) -> Any:
         spark = self._spark()
-        with _translate_errors(f"{self.path} could not be read", self.name, decided=False):
+        with translate_errors(f"{self.path} could not be read", self.name, decided=False):
             none, delta = spark._jvm.scala.Option.empty(), spark._jvm.org.apache.spark.sql.delta
             table = delta.DeltaLog.forTable(spark._jsparkSession, self.path)
             return table.update(False, none, none).transactions()
@@ -427,87 +423,6 @@ class Delta(StoredBranches):
             if (match := intents.fullmatch(file)) and int(match[1]) < floor:
                 self.row_store.delete(file)
         super().prune(namespace, floor)
-
-
-@dataclass(frozen=True, slots=True)
-class _Invariants:
-    """What the table requires of rows, and would check only after the decision. Names in lower case."""
-
-    required: frozenset[str] = frozenset()
-    filled: frozenset[str] = frozenset()  # by Delta itself, if the DataFrame has no such column
-    longest: Mapping[str, int] = field(default_factory=dict[str, int])
-    unseen: tuple[str, ...] = ()  # columns with lengths inside
-    checks: Mapping[str, str] = field(default_factory=dict[str, str])  # name to SQL
-
-    @classmethod
-    def of(cls, schema: Mapping[str, Any], properties: Mapping[str, str]) -> _Invariants:
-        longest, unseen, checks = dict[str, int](), list[str](), dict[str, str]()
-        required, filled = set[str](), set[str]()
-        for column in schema["fields"]:
-            name, metadata = column["name"].lower(), column["metadata"]
-            if not column["nullable"]:
-                required.add(name)
-            if any(word.startswith(_FILLED) for word in metadata):
-                filled.add(name)
-            if _GENERATED in metadata:
-                checks[name] = f"{quoted(name)} <=> ({metadata[_GENERATED]})"
-            if length := re.fullmatch(r"(?:var)?char\((\d+)\)", metadata.get(_LENGTH, "")):
-                longest[name] = int(length[1])
-            elif _LENGTH in metadata:
-                unseen.append(name)
-            checks |= _nested(quoted(name), column["type"])
-        for name, check in properties.items():
-            if name.startswith(_CONSTRAINT):
-                checks[f"constraint {name.removeprefix(_CONSTRAINT)}"] = check
-        return cls(frozenset(required), frozenset(filled), longest, tuple(unseen), checks)
-
-    def broken(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Return the rows that the table will refuse, and why."""
-        found = dict[int, str]()
-        for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            if name.lower() in self.required:
-                found |= _at(column.is_null(), f"{name} is null, and the table requires it")
-            if longest := self.longest.get(name.lower()):
-                lengths = pc.call_function("utf8_length", [column])
-                too_long = pc.call_function("greater", [lengths, pa.scalar(longest)])
-                found |= _at(too_long.fill_null(False), f"{name} is longer than {longest}")
-        return found
-
-
-def _nested(place: str, kind: Any) -> dict[str, str]:
-    """Return in SQL what is required inside a struct, to any depth. Delta then requires that too."""
-    if not isinstance(kind, Mapping) or kind["type"] != "struct":
-        return {}
-    checks = dict[str, str]()
-    for inner in kind["fields"]:
-        there = f"{place}.{quoted(inner['name'])}"
-        if not inner["nullable"]:
-            checks[f"{there} NOT NULL"] = f"{there} IS NOT NULL"
-        checks |= _nested(there, inner["type"])
-    return checks
-
-
-def _names(kind: Any) -> Iterator[str]:
-    """Yield the names of columns, and of fields to any depth, in a schema as JSON."""
-    if isinstance(kind, Mapping):
-        for inner in kind.get("fields", ()):
-            yield inner["name"]
-            yield from _names(inner["type"])
-        for part in ("elementType", "keyType", "valueType"):
-            yield from _names(kind.get(part))
-
-
-def _read_requirements(spark: Any, path: str) -> tuple[Any, dict[str, str], list[str]]:
-    """Return a table's schema with the metadata that Spark hides, its properties and partitions."""
-    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-    metadata = log.unsafeVolatileSnapshot().metadata()
-    as_java = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    properties, partitions = metadata.configuration(), metadata.partitionColumns()
-    return json.loads(metadata.schemaString()), dict(as_java(properties)), list(as_java(partitions))
-
-
-def _at(mask: Any, reason: str) -> dict[int, str]:
-    return dict.fromkeys(pc.call_function("indices_nonzero", [mask]).to_pylist(), reason)
 
 
 class _Writer(StoredWriter):
@@ -526,56 +441,6 @@ class _Writer(StoredWriter):
             )
         # The rows carry their schema, because the driver that commits them may have another DataFrame.
         super().write(rows.replace_schema_metadata({_SCHEMA: self._sink._schema}))
-
-
-@contextmanager
-def _translate_errors(
-    what: str, sink: str, *, decided: bool, seal: Seal | None = None
-) -> Generator[None]:
-    """Translate Spark's errors, without the values of rows that they may contain."""
-    problem: PoundlockError | None = None
-    try:
-        yield
-    except PoundlockError:
-        raise
-    except Exception as error:  # noqa: BLE001 (Spark's and py4j's are of many kinds)
-        problem = _translate(error, what, sink, decided, seal)
-    if problem is not None:
-        raise problem
-
-
-def _translate(error: Exception, what: str, sink: str, decided: bool, seal: Any) -> PoundlockError:
-    kind, message = _root_cause(error)
-    if seal is not None and (ours := seal.find(message, InDoubt, NotAuthorised)):
-        return type(ours)(f"{what}: {ours.args[0]}", sink=sink)  # a task could not read
-    refused = ""
-    if type(error).__name__ == "AnalysisException":
-        refused = f"Delta refuses the batch: {str(error).splitlines()[0]}"
-    elif kind.endswith("InvariantViolationException"):
-        refused = "a row breaks a constraint that the table did not have, or did not show, before"
-    elif kind.startswith("org.apache.spark.Spark") and not decided:
-        refused = f"a row makes an expression of the table fail ({kind.rpartition('.')[2]})"
-    if refused and decided:
-        return InDoubt(
-            f"{what}: {refused}. The batch is decided and its rows are stored: correct the table and "
-            "start the pipeline again",
-            sink=sink,
-        )
-    if refused:
-        return BadRow(f"{what}: {refused}. Correct the query", sink=sink)
-    # The message of a disk contains no row.
-    text = f": {message}" if kind.startswith(("java.io.", "java.nio.")) else ""
-    return Unavailable(f"{what} ({kind}{text}). Nothing is lost: it is tried again", sink=sink)
-
-
-def _root_cause(error: Exception) -> tuple[str, str]:
-    """Return the class and the message of an error's first cause, in the JVM if it comes from there."""
-    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    if cause is None:
-        return type(error).__name__, str(error)
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return cause.getClass().getName(), str(cause.getMessage())
 
 
 def _schema_of(rows: pa.RecordBatch) -> str:
