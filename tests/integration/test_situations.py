@@ -588,7 +588,14 @@ def test_the_answer_is_that_of_the_page(
 def test_the_page_has_these_rows() -> None:
     """The page has one row for each situation, with its answer and the sinks it was played with."""
     lines = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines()]
-    printed = [tuple(cells[:2]) for cells in lines if len(cells) == 3][1:]
-    assert [(what, answer.split(":")[0]) for what, answer in printed] == [
+    printed = [cells for cells in lines if len(cells) == 3][1:]
+    assert [(what, answer.split(":")[0]) for what, answer, _ in printed] == [
         (row.what, row.answer) for row in ROWS
     ]
+    for (what, _, sinks), row in zip(printed, ROWS, strict=True):
+        assert sinks in ("any", _printed(row.systems)), what
+
+
+def _printed(systems: Sequence[str]) -> str:
+    names = (system.split(",")[0].replace("MariaDB", "MySQL") for system in systems)
+    return ", ".join(dict.fromkeys(names))
