@@ -592,8 +592,8 @@ def test_the_page_has_these_rows() -> None:
     assert [(what, answer.split(":")[0]) for what, answer, _ in printed] == [
         (row.what, row.answer) for row in ROWS
     ]
-    for (what, _, sinks), row in zip(printed, ROWS, strict=True):
-        assert sinks in ("any", _printed(row.systems)), what
+    for (what, _, named), row in zip(printed, ROWS, strict=True):
+        assert named in ("any", _printed(row.systems)), what
 
 
 def _printed(systems: Sequence[str]) -> str:
