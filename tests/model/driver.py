@@ -159,7 +159,7 @@ class Driver:
 
         Unless it was asleep before, and has only just become idle.
         """
-        late = self._is_replaced()
+        late = self.world.oracle.owner > self.generation
         self.idle = True
         self._gate("idle")
         self.idle = False

@@ -321,7 +321,7 @@ class World:
                 server.straggle()
             case "slow":
                 self.slow = True
-            case "cut_off":
+            case "cut_off" if server.sink not in {sink for _, sink in self.cut_off}:
                 self.cut_off.add((fault.arg // 2 % EXECUTORS, server.sink))
                 self.oracle.count("executor cut off")
             case "gone":
