@@ -159,7 +159,7 @@ class Driver:
 
         Unless it was asleep before, and has only just become idle.
         """
-        late = self.world.oracle.owner > self.generation
+        late = self.world.oracle.owner > self.generation or self.world.oracle.restored
         self.idle = True
         self._gate("idle")
         self.idle = False

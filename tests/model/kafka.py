@@ -337,7 +337,7 @@ class KafkaSink(Participant):
     def committed_beyond(self, state: LogState) -> str | None:
         assert state.generation is not None
         namespace = state.generation.namespace
-        newest = max(map(_pair, state.ids_of(self.name)), default=None)
+        oldest = min(map(_pair, state.ids_of(self.name)), default=None)
         for id_, (how, pid, epoch) in self._list(namespace.pipeline).items():
             if not how.endswith("Commit") or id_.split(".")[1] != namespace.identity:
                 continue
@@ -347,7 +347,7 @@ class KafkaSink(Participant):
                 known = dict(use.identity)
                 later = pid == known["pid"] and epoch > int(str(known["epoch"])) + 1
             else:
-                complete = state.batch_floor == 0 or (newest is not None and _pair(id_) > newest)
+                complete = state.batch_floor == 0 or (oldest is not None and _pair(id_) > oldest)
                 later = complete and not state.was_let_go(stray)
             if later:
                 return id_

@@ -87,7 +87,7 @@ class Schedule:
 
 
 _OFTEN = ("crash", "switch", "switch", "machine", "expire")
-_KINDS = (*PROCESS, *REQUEST, *SLOW, *SYSTEM, *TAMPER, *OPERATOR, *FORGETFUL, *_OFTEN)
+_KINDS = (*PROCESS, *REQUEST, *SYSTEM, *TAMPER, *OPERATOR, *FORGETFUL, *_OFTEN)
 _PLACES = (
     *((None,) * 10),
     *("write", "sync", "sync", "link", "put", "put", "del", "unlink", "read"),

@@ -294,7 +294,7 @@ class SimJob:
 
 
 EXECUTORS = 2
-SLOW_ROW_S = 400.0  # two rows fit into a transaction of Kafka's, and three do not
+SLOW_ROW_S = 300.0  # two rows fit into a transaction of Kafka's, and three do not
 OTHER_TASKS = 6  # of other jobs in the same Spark context, between any two tasks of ours
 
 

@@ -10,8 +10,8 @@ from fix_coordinator import Bench, Job, plan
 
 from poundlock.core.job import Votes
 from poundlock.core.model import Namespace, Repaired, Transaction
-from poundlock.core.protocol import BranchState
-from poundlock.errors import Fenced
+from poundlock.core.protocol import BranchState, LogState
+from poundlock.errors import Fenced, LogMismatch, NotAuthorised
 from poundlock.spark.pipeline import batch as batching
 
 
@@ -110,3 +110,53 @@ def test_a_close_does_not_sweep_while_a_batch_still_runs(monkeypatch: pytest.Mon
     thread.join(60)
     assert sink.server.visible == [1, 2]
     assert Repaired not in bench.kinds()
+
+
+def test_what_an_idle_driver_cannot_explain_stops_its_next_batch() -> None:
+    """The system was restored while the driver ran: a finished batch is open in it again."""
+    bench = Bench(("a",))
+    bench.run(0)
+    for held in bench.sinks["a"].server.branches.values():
+        held.state = BranchState.PREPARED
+    for _ in range(2):
+        bench.clock.now += bench.settings.sweep_every_s + 1
+        with pytest.raises(LogMismatch, match="is finished"):
+            bench.coordinator.idle()
+    with pytest.raises(LogMismatch, match="is finished"):
+        bench.run(1)
+
+
+def test_an_idle_driver_sweeps_the_sinks_that_it_may() -> None:
+    bench = Bench(("a", "b"))
+    with pytest.raises(Fenced):
+        bench.coordinator.run(0, plan(0), Paused(bench))
+    bench.sinks["a"].find_error = NotAuthorised("may not look")
+    bench.clock.now += bench.settings.sweep_every_s + 1
+    bench.coordinator.idle()
+    states = {held.state for held in bench.sinks["b"].server.branches.values()}
+    assert states == {BranchState.ABORTED}
+
+
+def test_a_live_driver_explains_only_the_systems_that_it_writes_to() -> None:
+    """Sink `b` knows more than the restored log, and the driver of that log does not have it."""
+    bench = Bench(("a", "b"))
+    bench.run(0)
+    restored = dict(bench.records)
+    bench.run(1)
+    bench.records.clear()
+    bench.records.update(restored)
+    bench.sinks["a"].server.branches.clear()
+    every, bench.sinks = bench.sinks, {"a": bench.sinks["a"]}
+    bench.restart()
+    live, batches = bench.coordinator, iter(range(1, 9))
+    bench.sinks = every
+    ask = every["b"].committed_beyond
+
+    def asked_slowly(state: LogState) -> str | None:
+        batch = next(batches)
+        live.run(batch, plan(batch), Job({"a": every["a"]}, (batch,)))
+        return ask(state)
+
+    every["b"].committed_beyond = asked_slowly  # type: ignore[method-assign]
+    with pytest.raises(LogMismatch, match="restored to an older"):
+        bench.restart()

@@ -26,7 +26,7 @@ from dataclasses import replace
 from poundlock.core.checkpoint import Plan
 from poundlock.core.commit import BranchKey, CommitProgress, Committer, by_sink
 from poundlock.core.expiry import check_time_left
-from poundlock.core.former import opening, stand_ins
+from poundlock.core.former import opening, places_of, stand_ins
 from poundlock.core.job import Job, Votes
 from poundlock.core.lanes import Lanes
 from poundlock.core.log import TransactionLog
@@ -93,12 +93,11 @@ class Coordinator:
         limits = settings or Settings()
         self._around = Surroundings(limits, observe, stopping, clock, sleep, monotonic)
         self._committer = Committer(log, self.sinks, self._around)
-        self._swept_at = float("-inf")
+        self._swept_at = self._idle_swept_at = float("-inf")
         self._lanes = Lanes()
         self._in_hand = False  # a batch has begun, and its run has not ended well
         self._former: list[Participant] = []  # they sweep for sinks that the pipeline no longer has
         self._opened = False  # the log says where this driver's branches may be open
-        self._orphans = False  # tasks of the driver before may still run
 
     @property
     def state(self) -> LogState:
@@ -129,8 +128,6 @@ class Coordinator:
         """
         before = self._append_generation(pipeline, query, owner, abandoned)
         if before is not None:
-            # With the process of a driver its tasks end. After a clean end, none was left.
-            self._orphans = bool(self.state.places) and not has_ended(before.owner)
             self._await_end_of(before, has_ended)
         self.log.drop_unpublished()
         self._around.report(Step.TOOK_OVER, generation=self.generation.number)
@@ -159,9 +156,12 @@ class Coordinator:
                 if last_try:
                     raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue
-            self._former = stand_ins(self.log, self._all)
+            reached = places_of(self._all.values()) if state.places else []
             if not self._read_on(state):
+                if last_try:
+                    raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue
+            self._former = stand_ins(self.log, self._all, reached)
             namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
             bound = found or (self.state.query if self.state.batches else None)
@@ -511,8 +511,10 @@ class Coordinator:
         A task of the driver before may outlive its driver, and prepare a branch after the last sweep.
         """
         self.log.ensure_owned()
-        if self._around.monotonic() - self._swept_at > self._around.settings.sweep_every_s:
-            self._swept_at = self._around.monotonic()
+        now = self._around.monotonic()
+        if now - max(self._swept_at, self._idle_swept_at) > self._around.settings.sweep_every_s:
+            # The next batch sweeps all the same: what this sweep cannot explain stops that one.
+            self._idle_swept_at = now
             self._sweep_reachable()
 
     def end(self, *, copies: bool = False) -> None:
@@ -523,7 +525,7 @@ class Coordinator:
         """
         self.sweep()
         # Tasks that may still run, and open branches after this sweep.
-        stragglers = self._lanes.left_task or self._in_hand or self._orphans or copies
+        stragglers = self._lanes.left_task or self._in_hand or copies
         if self.state.places and not stragglers and not self.state.unfinished:
             self.log.append(Opened(()))
             self._opened = False
@@ -557,7 +559,8 @@ class Coordinator:
         with contextlib.suppress(*_CAN_WAIT):
             self.log.ensure_owned()
             for sink in self._swept_sinks():
-                sweep_once(self.state, sink)
+                with contextlib.suppress(*_CAN_WAIT):
+                    sweep_once(self.state, sink)
 
     def _swept_sinks(self) -> list[Participant]:
         return [*self.sinks.values(), *self._former]

@@ -7,7 +7,7 @@ is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from poundlock.core.log import TransactionLog
 from poundlock.core.model import Opened, Place
@@ -42,14 +42,15 @@ def opening(state: LogState, sinks: Iterable[Participant]) -> Opened | None:
     return Opened(tuple(sorted(places, key=lambda it: (it.sink, it.system, it.id))))
 
 
-def stand_ins(log: TransactionLog, sinks: Mapping[str, Participant]) -> list[Participant]:
-    """Return for each former sink one that sweeps in its name.
+def stand_ins(
+    log: TransactionLog, sinks: Mapping[str, Participant], found: Sequence[Place]
+) -> list[Participant]:
+    """Return for each former sink one that sweeps in its name. `found` are the places of the sinks.
 
     Raises `LogMismatch` if none reaches it. A former sink with branches that must be committed is left
     to the commit, which asks for that sink itself.
     """
     state, chosen = log.state, list[Participant]()
-    found = places_of(sinks.values()) if state.places else []
     for place in state.places:
         reaching = [it.sink for it in found if (it.system, it.id) == (place.system, place.id)]
         present = sinks.get(place.sink) if place.sink in reaching else None

@@ -316,7 +316,9 @@ class TransactionLog(ABC):
             return False
         batch_floor = min([*newest[:1], *held], default=self.state.batch_floor)
         floor, carried = self._decided_at.get(batch_floor, self._floor), None
-        if most_records is not None and self._next - floor > most_records and not held:
+        # A withdrawn plan is in no batch, so it would not be carried.
+        whole = not held and not self.state.withdrawn
+        if most_records is not None and self._next - floor > most_records and whole:
             floor, carried = self._next, self._with_plan(self.state.carried(batch_floor))
         if floor == self._floor:
             return False

@@ -46,9 +46,9 @@ def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> 
 def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
     """Return whether no other driver has taken over since the log was read. Raises `LogMismatch`.
 
-    If a system knows more than the log, the log is read again. If its owner has written meanwhile, that
-    explains it: the owner's log was found to be the newest when it took over. Otherwise the log was
-    restored to an older state.
+    If a system knows more than the log, the log is read again. If its owner has written meanwhile, and
+    writes to this system, that explains it: the owner's log was found to be the newest when it took
+    over. Otherwise the log was restored to an older state.
     """
     for name, sink in sinks.items():
         evidence = _older_than(sink, log.state)
@@ -59,7 +59,9 @@ def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
         if log.load() != before:
             if log.state.generation != before.generation:
                 return False
-            continue
+            newest = max(log.state.batches, default=None)
+            if newest is not None and name in log.state.batches[newest].decided.totals:
+                continue
         seen, known = evidence
         raise LogMismatch(
             f"the system has {seen}, but the log at {log.uri} {known}: it was restored to an older "

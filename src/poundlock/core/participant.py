@@ -173,6 +173,7 @@ class Participant(ABC):
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # set if the user named it and the kind may guarantee less
     only_appends: bool = False  # cannot replace earlier results
+    marked_columns: frozenset[str] = frozenset()  # of `project`: see `core.sparksql.marked`
     reuses_ids: bool = False  # later batches open the ids of earlier branches again
     commits_at_once: int = 256  # how many branches one call of `commit` gets
     # What `logs_of` and `committed_beyond` may miss, for `guarantee()`. Empty: nothing, as long as the

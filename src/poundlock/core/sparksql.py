@@ -72,6 +72,11 @@ def marked(condition: str, reason: str, text: str, legible: str) -> str:
     return f"CASE WHEN coalesce({condition}, false) THEN {other} ELSE {text} END"
 
 
+def marked_columns(expressions: Mapping[str, str]) -> frozenset[str]:
+    """Return which of these columns an expression of `marked` can mark."""
+    return frozenset(name for name, sql in expressions.items() if MARK.hex() in sql)
+
+
 def literal(text: str) -> str:
     """Return a text as a SQL literal, with any special characters escaped."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")

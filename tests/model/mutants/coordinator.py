@@ -322,7 +322,7 @@ def cut_not_repeated(patch: Patch) -> None:
     r"it goes on for ever",
 )
 def former_sinks_forgotten(patch: Patch) -> None:
-    patch.setattr(coordinating, "stand_ins", lambda log, sinks: [])
+    patch.setattr(coordinating, "stand_ins", lambda log, sinks, found: [])
 
 
 @mutant(
@@ -534,8 +534,8 @@ def unreachable_is_refusal(patch: Patch) -> None:
     r"goes on for ever|were left open",
 )
 def downgraded_sinks_not_swept(patch: Patch) -> None:
-    def chosen(log: TransactionLog, sinks: Mapping[str, Any]) -> list[Any]:
-        return [it for it in original(log, sinks) if it.name not in sinks]
+    def chosen(log: TransactionLog, sinks: Mapping[str, Any], found: Any) -> list[Any]:
+        return [it for it in original(log, sinks, found) if it.name not in sinks]
 
     original = former.stand_ins
     patch.setattr(coordinating, "stand_ins", chosen)

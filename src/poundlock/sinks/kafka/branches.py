@@ -257,15 +257,16 @@ class KafkaBranches(ClientOwner, Participant):
         """Return the first committed id that the log must know, and does not.
 
         Compaction drops the last uses of ids, but those of older batches before those of newer ones,
-        and later batches never use an earlier pair of lanes.
+        and later batches never use an earlier pair of lanes. So of each pair after the oldest that the
+        log knows, it knows every id that was committed.
         """
         named = map(parse_transactional_id, state.ids_of(self.name))
-        newest = max((it.lane for it in named if it), default=None)
+        oldest = min((it.lane.pair for it in named if it), default=None)
         for id_, lane in ids.items():
             known = state.last_use(self.name, id_) is not None or state.was_let_go(
                 Stray(self.name, id_, lane.generation, "CompleteCommit")
             )
-            complete = state.batch_floor == 0 or (newest is not None and lane.pair > newest.pair)
+            complete = state.batch_floor == 0 or (oldest is not None and lane.pair > oldest)
             if complete and not known:
                 return id_
         return None

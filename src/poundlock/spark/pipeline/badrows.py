@@ -6,6 +6,7 @@ Rule of this file: a Python call per row only for bad rows, which should be few.
 from __future__ import annotations
 
 import base64
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,14 @@ pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type
 _FIRST_YEAR, _LAST_YEAR = -32_767, 32_767
 
 
-def marked_rows(rows: pa.RecordBatch) -> dict[int, str]:
-    """Return the rows that an expression of `core.sparksql` has marked, and why."""
+def marked_rows(rows: pa.RecordBatch, names: Set[str]) -> dict[int, str]:
+    """Return the rows that an expression of `core.sparksql` has marked, and why.
+
+    `names` are the columns that it can mark. In any other, what looks like a mark is a row's own value.
+    """
     found: dict[int, str] = {}
-    for column in rows.columns:
-        if not _is_bytes(column.type):
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if name not in names or not _is_bytes(column.type):
             continue
         values = column.cast(pa.large_binary() if _is_large(column.type) else pa.binary())
         marked = pc.starts_with(values, pattern=MARK)
@@ -35,18 +39,24 @@ def marked_rows(rows: pa.RecordBatch) -> dict[int, str]:
     return found
 
 
-def plain_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+def plain_rows(rows: pa.RecordBatch, names: Set[str]) -> list[dict[str, Any]]:
     """Return rows as values that JSON has, except that some numbers are not finite.
 
-    Times and decimals are text. Bytes are too: in Base64 if they are not UTF-8.
+    Times and decimals are text. Bytes are too: in Base64 if they are not UTF-8. `names` are the columns
+    whose values may be marked.
     """
-    columns = [_plain_column(column) for column in rows.columns]
+    columns = [
+        _plain_column(column, marked=name in names)
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    ]
     return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _plain_column(column: pa.Array) -> list[Any]:
+def _plain_column(column: pa.Array, *, marked: bool) -> list[Any]:
     # Python has neither texts that are not UTF-8 nor times after the year 9999.
     raw = column.cast(_raw(column.type)).to_pylist()
+    if marked and _is_bytes(column.type):
+        raw = [_unpack(it)[1] if it is not None and it.startswith(MARK) else it for it in raw]
     return [_plain(value, column.type) for value in raw]
 
 
@@ -97,8 +107,6 @@ def _spell(count: int, kind: pa.DataType) -> str:
 
 
 def _text(value: bytes) -> str:
-    if value.startswith(MARK):
-        value = _unpack(value)[1]
     try:
         return value.decode()
     except UnicodeDecodeError:

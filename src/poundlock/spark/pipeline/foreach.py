@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 
 from poundlock.core.surroundings import Settings
-from poundlock.errors import Fenced, InDoubt, PoundlockError, Rejected, Unavailable, UsageError
+from poundlock.errors import Fenced, InDoubt, Rejected, Unavailable, UsageError
 from poundlock.spark import internals
 from poundlock.spark.internals import RunningQuery, StoppedBySpark
 from poundlock.spark.pipeline.batch import Batches
@@ -104,7 +104,7 @@ class QueryRun:
             self.batches.look()
         except Fenced as fenced:
             return fenced
-        except PoundlockError:
+        except Exception:  # noqa: BLE001 (a sink of the user's own may raise any)
             pass  # it is unknown: the next look may tell
         return None
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from poundlock.core.owner import LOOK_EVERY_S
-from poundlock.errors import Fenced, PoundlockError
+from poundlock.errors import Fenced
 
 logger = logging.getLogger("poundlock")
 
@@ -38,5 +38,6 @@ class Lookout:
             except Fenced as fenced:
                 self._replaced(fenced)
                 return
-            except PoundlockError as error:  # it is unknown: the next look may tell
+            except Exception as error:  # noqa: BLE001 (a sink of the user's own may raise any)
+                # It is unknown: the next look may tell.
                 logger.debug("the log could not be looked at: %s", error)

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from poundlock.core.faults import Faults
 from poundlock.core.participant import Column, Participant
-from poundlock.core.sparksql import quoted
+from poundlock.core.sparksql import marked_columns, quoted
 from poundlock.errors import UsageError, error_context
 from poundlock.spark.columns import (
     OUTPUT_TAG,
@@ -130,6 +130,7 @@ def _with_rows(base: DataFrame, frame: DataFrame, index: int, route: Route) -> D
     }
     with error_context(sink=route.sink.name):
         wanted = route.sink.project(columns)
+    route.sink.marked_columns = marked_columns(wanted)
     if not conditions:
         # No row is left out, so no struct is needed, which Spark would copy once more.
         fields = [F.expr(sql).alias(field_column(index, name)) for name, sql in wanted.items()]

@@ -51,7 +51,7 @@ class SinkTask:
     def _unmarked(self, rows: pa.RecordBatch, hashes: pa.Array) -> tuple[pa.RecordBatch, pa.Array]:
         """Return the rows that Spark has not marked as bad, and their hashes."""
         assert self.branch is not None
-        bad = marked_rows(rows)
+        bad = marked_rows(rows, self.sink.marked_columns)
         if not bad:
             return rows, hashes
         if not self.branch.tolerant:
@@ -110,7 +110,8 @@ class SinkTask:
         if self.dead_letters is None:
             return
         transaction = self.branch.transaction
-        known = (self.sink.original_row(row) for row in plain_rows(rows))
+        plain = plain_rows(rows, self.sink.marked_columns)
+        known = (self.sink.original_row(row) for row in plain)
         dead_letters = pa.RecordBatch.from_pydict(
             {
                 "pipeline": [transaction.namespace.pipeline] * len(rows),
