@@ -19,6 +19,7 @@ from poundlock.core.model import (
     Receipt,
     Repaired,
     Stray,
+    Withdrawn,
 )
 from poundlock.core.protocol import LastUse
 
@@ -58,6 +59,15 @@ def test_a_compaction_carries_the_batches_of_a_long_log(tmp_path: Path) -> None:
         again.append(record)
     assert again.compact(keep=2)
     assert set(opened(tmp_path).state.batches) == {6, 7}
+
+
+def test_a_withdrawn_plan_is_not_forgotten(tmp_path: Path) -> None:
+    """It is in no batch, so the log keeps its record until the batch is decided."""
+    log = written(tmp_path, generation(), *finished_batches(2), Withdrawn(2, "hash", "me"))
+    for number in range(2, 12):
+        log.append(generation(number))
+    log.compact(keep=3, most_records=1)
+    assert opened(tmp_path).state.withdrawn == {2: "hash"}
 
 
 def test_an_unfinished_batch_is_not_carried(tmp_path: Path) -> None:
