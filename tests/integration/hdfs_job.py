@@ -61,7 +61,7 @@ def _log(spark, root: str) -> dict[str, object]:
     first.append(Generation(1, namespace, first.uri, None, "first"))
     first.append(Bound("query"))
     second = HadoopLog(HadoopFiles(spark, f"{root}/log"))
-    found = second.load()
+    query = second.load().query
     second.append(Generation(2, namespace, second.uri, None, "second"))
     try:
         first.append(Generation(3, namespace, first.uri, None, "zombie"))
@@ -73,7 +73,7 @@ def _log(spark, root: str) -> dict[str, object]:
     HadoopFiles(spark, f"{root}/log").probe(rounds=5)
     return {
         "kind": type(first).__name__,
-        "query": found.query,
+        "query": query,
         "fenced": fenced,
         "generation": second.load().generation.number,  # pyright: ignore
         "audits": [Trail(second).read().problems, Trail(second).read().acts()[0]["outcome"]],

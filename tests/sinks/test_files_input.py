@@ -235,7 +235,7 @@ class TestBadInput:
             writer.write(written)
         prepared = writer.prepare()
         assert prepared is not None
-        assert prepared.handle == {"files": files}
+        assert prepared.handle["files"] == files
 
     def test_spark_reads_from_the_same_file_uri(self, spark: SparkSession, tmp_path: Path) -> None:
         uri = f"file://{tmp_path}/a%20b"
