@@ -50,7 +50,7 @@ class DeltaShape(Shape):
     def _added(self) -> list[Mapping[str, Any]]:
         """Return the files that the table's log names."""
         logs = sorted((self.place / "_delta_log").glob("*.json"))
-        entries = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+        entries = [json.loads(line) for log in logs for line in log.read_text().split("\n") if line]
         return [it["add"] for it in entries if "add" in it]
 
     def read(self) -> Mapping[int, Mapping[str, Any]]:

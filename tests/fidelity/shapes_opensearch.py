@@ -16,11 +16,11 @@ from poundlock.sinks import OpenSearch
 from .shapes_files import read
 from .shapes_sql import columns_of
 
-_NESTED = ("array", "times", "map", "numbers", "struct", "strict", "stricts", "deep")
+_OBJECTS = ("map", "struct", "strict", "stricts", "deep")
 # Fields that only keep what a document has.
 _KEPT = {"type": "object", "enabled": False}
 _DATE = {"type": "date", "ignore_malformed": True}
-_FIELDS: Mapping[str, Mapping[str, Any]] = {
+_FIELDS: dict[str, Mapping[str, Any]] = {
     "long": {"type": "long"},
     "double": {"type": "double"},
     "float": {"type": "float"},
@@ -62,12 +62,12 @@ LINES = [
     ),
     Line(
         "decimal",
-        "double, scaled_float, or an object that is not enabled",
+        "double, scaled_float",
         "exact in the document; searches see the number that the field can hold",
         columns=(
             Column("decimal10", "double"),
             Column("decimal38", "double"),
-            Column("fraction38", "object"),
+            Column("fraction38", "double"),
         ),
     ),
     Line(
@@ -95,10 +95,16 @@ LINES = [
     ),
     Line(
         "array, map, struct, variant",
-        "arrays and objects",
+        "arrays and objects; a variant only without a field",
         "exact; a null field is left out",
         "texts that are not UTF-8; keys that cannot be names of fields",
-        columns=tuple(Column(kind, "object", refuses=_no_text) for kind in (*_NESTED, "variant")),
+        columns=(
+            Column("array", "keyword", refuses=_no_text),
+            Column("times", "date"),
+            Column("numbers", "double"),
+            *(Column(kind, "object", refuses=_no_text) for kind in _OBJECTS),
+            Column("variant"),
+        ),
     ),
 ]
 
@@ -121,8 +127,9 @@ class OpenSearchShape(Shape):
 
     def sink(self) -> OpenSearch:
         self.index = f"fidelity-{uuid.uuid4().hex[:8]}"
-        fields = {it.name: _FIELDS[it.type] for it in self.columns} | {NUMBER: {"type": "long"}}
-        mapping = {"dynamic": "strict", "properties": fields}
+        fields = {it.name: _FIELDS[it.type] for it in self.columns if it.type}
+        fields[NUMBER] = {"type": "long"}
+        mapping = {"dynamic": False, "properties": fields}
         self._ask("PUT", self.index, {"mappings": mapping})
         return OpenSearch(self.index, url=self.url, id=NUMBER, name=self.name)
 

@@ -110,6 +110,19 @@ KNOWN = [
         lambda it, _: math.isfinite(it) and float(str(np.float32(it))) != it,
     ),
     Known(
+        "kafka-key-timestamp",
+        "timestamp",
+        "the text of a timestamp has no offset",
+        lambda value, zone: True,
+    ),
+    Known(
+        "kafka-timestamp",
+        "timestamp",
+        "a timestamp before 1970 stops the batch, whatever on_bad_row says",
+        lambda it, _: it < 1000,
+        stops="first millisecond of 1970",
+    ),
+    Known(
         "redis-(hash|key)-add-(int|bigint)",
         "int|bigint",
         "an increment by a negative multiple of 10^9 fails in the middle of the move",

@@ -73,6 +73,12 @@ class Type:
             return f"decimal({self.precision},{self.scale})"
         return {"variant": "string", "time": "bigint"}.get(self.name, self.name)
 
+    @property
+    def has_time(self) -> bool:
+        """Whether it is or contains a date or a time, whose text may depend on the time zone."""
+        own = self.name in ("date", "timestamp", "timestamp_ntz")
+        return own or any(it.has_time for it in self.parts.values())
+
     def arrow(self, *, plain: bool) -> pa.DataType:
         """Return the Arrow type; if `plain`, the one that takes values as they are written here."""
         inner = [it.arrow(plain=plain) for it in self.parts.values()]
@@ -84,7 +90,7 @@ class Type:
             return pa.struct(list(zip(self.parts, inner, strict=True)))
         if self.name == "decimal":
             return pa.decimal128(self.precision, self.scale)
-        types = _PLAIN if plain else _PLAIN | _ARROW
+        types = _PLAIN if plain else {**_PLAIN, **_ARROW}
         return types[self.name]
 
     def normal(self, value: Any) -> Any:
@@ -404,77 +410,90 @@ def _texts() -> st.SearchStrategy[bytes]:
     return st.one_of(good, good, good, st.binary(max_size=12))
 
 
-def _members() -> dict[str, Kind]:
-    texts = [text.encode() for text in TEXTS]
-    time_type, text_type, whole = Type("timestamp"), Type("string"), Type("int")
-    times = st.one_of(st.integers(FIRST_TIME, LAST_TIME), st.sampled_from(MOMENTS))
-    long_time = MOMENTS[3]
-    row = Type("struct", {"n": whole, "s": text_type, "t": time_type})
-    deep = Type("array", {"e": Type("struct", {"m": Type("map", {"k": text_type, "v": whole})})})
-    some_row = st.fixed_dictionaries(
-        {"n": st.none() | st.integers(0, 9), "s": st.none() | _texts(), "t": st.none() | times}
-    )
-    unique = {"unique_by": lambda pair: pair[0], "max_size": 3}
-    numbers = st.lists(st.tuples(_texts(), st.none() | st.integers(0, 9)), **unique)  # type: ignore[arg-type]
+_TIMES = st.one_of(st.integers(FIRST_TIME, LAST_TIME), st.sampled_from(MOMENTS))
+_TEXT, _WHOLE, _TIME = Type("string"), Type("int"), Type("timestamp")
+_UNIQUE = {"unique_by": lambda pair: pair[0], "max_size": 3}
+
+
+def _pairs() -> st.SearchStrategy[Any]:
+    return st.lists(st.tuples(_texts(), st.none() | st.integers(0, 9)), **_UNIQUE)  # type: ignore[arg-type]
+
+
+def _meaningful_texts() -> dict[str, Kind]:
+    """Return texts that have a meaning for some types of databases, and those that are variants."""
+    xml = [it.encode() for it in _XML]
+    ids = [b"00000000-0000-0000-0000-000000000000", b"FFFFFFFF-ffff-4fff-8FFF-ffffffffffff"]
+    json_texts = [it.encode() for it in _JSON if "u0000" not in it]
     return {
-        "string": Kind(text_type, [*texts, *NO_TEXTS], _texts()),
+        "uuid": Kind(_TEXT, ids, st.uuids(version=4).map(lambda it: str(it).encode())),
+        "json": Kind(_TEXT, json_texts, _documents()),
+        "xml": Kind(_TEXT, xml, st.sampled_from(xml)),
+        "variant": Kind(Type("variant"), _JSON, st.integers(-9, 9).map(str), "parse_json({0})"),
+    }
+
+
+def _collections() -> dict[str, Kind]:
+    texts = [text.encode() for text in TEXTS[:25]]
+    digits = [D("0.000000000000000001"), D("12345678901234567890.123456789012345678")]
+    some = _decimal(38, 18)
+    deep = Type("array", {"e": Type("struct", {"m": Type("map", {"k": _TEXT, "v": _WHOLE})})})
+    return {
         "array": Kind(
-            Type("array", {"e": text_type}),
-            [[], [None], [b""], [b"", None], texts[:25], [NO_TEXTS[0]]],
+            Type("array", {"e": _TEXT}),
+            [[], [None], [b""], [b"", None], texts, [NO_TEXTS[0]]],
             st.lists(st.none() | _texts(), max_size=4),
         ),
         "times": Kind(
-            Type("array", {"e": time_type}),
-            [[long_time], MOMENTS, [None]],
-            st.lists(times, max_size=4),
+            Type("array", {"e": _TIME}),
+            [[MOMENTS[3]], MOMENTS, [None]],
+            st.lists(_TIMES, max_size=4),
         ),
         "map": Kind(
-            Type("map", {"k": text_type, "v": Type("int")}),
+            Type("map", {"k": _TEXT, "v": _WHOLE}),
             [[], [(b"a", None)], [(b"", 1), (b"b", 2)], [(NO_TEXTS[0], 1)]],
-            numbers,
+            _pairs(),
         ),
         "numbers": Kind(
-            Type("array", {"e": Type("decimal", precision=38, scale=18)}),
-            [[], [D("0.000000000000000001"), None], [D("12345678901234567890.123456789012345678")]],
-            st.lists(_decimal(38, 18).more, max_size=3),
-        ),
-        "struct": Kind(
-            row,
-            [
-                {"n": None, "s": None, "t": None},
-                {"n": 1, "s": b"", "t": long_time},
-                {"n": 1, "s": b"x", "t": MOMENTS[0]},
-                {"n": -1, "s": NO_TEXTS[0], "t": None},
-            ],
-            some_row,
-        ),
-        # A null struct whose field is never null.
-        "strict": Kind(
-            Type("struct", {"n": whole}),
-            [{"n": 0}, {"n": -1}, {"n": 2**31 - 1}],
-            st.fixed_dictionaries({"n": st.integers(-9, 9)}),
-            sql="IF({0} IS NULL, NULL, named_struct('n', coalesce({0}.n, 0)))",
-        ),
-        "stricts": Kind(
-            Type("array", {"e": Type("struct", {"n": whole})}),
-            [[], [None], [{"n": 1}, None]],
-            st.lists(st.none() | st.fixed_dictionaries({"n": st.integers(-9, 9)}), max_size=2),
-            sql="transform({0}, e -> IF(e IS NULL, NULL, named_struct('n', coalesce(e.n, 0))))",
+            Type("array", {"e": some.type}),
+            [[], [digits[0], None], [digits[1]]],
+            st.lists(some.more, max_size=3),
         ),
         "deep": Kind(
             deep,
             [[], [None], [{"m": None}], [{"m": []}], [{"m": [(b"k", None)]}, None]],
-            st.lists(st.none() | st.fixed_dictionaries({"m": st.none() | numbers}), max_size=2),
+            st.lists(st.none() | st.fixed_dictionaries({"m": st.none() | _pairs()}), max_size=2),
         ),
-        # Texts that have a meaning for some types of databases.
-        "uuid": Kind(
-            text_type,
-            [b"00000000-0000-0000-0000-000000000000", b"FFFFFFFF-ffff-4fff-8FFF-ffffffffffff"],
-            st.uuids(version=4).map(lambda it: str(it).encode()),
+    }
+
+
+def _structs() -> dict[str, Kind]:
+    never_null = Type("struct", {"n": _WHOLE})
+    small = st.fixed_dictionaries({"n": st.integers(-9, 9)})
+    fields = {"n": st.integers(0, 9), "s": _texts(), "t": _TIMES}
+    return {
+        "struct": Kind(
+            Type("struct", {"n": _WHOLE, "s": _TEXT, "t": _TIME}),
+            [
+                {"n": None, "s": None, "t": None},
+                {"n": 1, "s": b"", "t": MOMENTS[3]},
+                {"n": 1, "s": b"x", "t": MOMENTS[0]},
+                {"n": -1, "s": NO_TEXTS[0], "t": None},
+            ],
+            st.fixed_dictionaries({name: st.none() | it for name, it in fields.items()}),
         ),
-        "json": Kind(text_type, [it.encode() for it in _JSON if "u0000" not in it], _documents()),
-        "xml": Kind(text_type, [it.encode() for it in _XML], st.sampled_from(_XML).map(str.encode)),
-        "variant": Kind(Type("variant"), _JSON, st.integers(-9, 9).map(str), sql="parse_json({0})"),
+        # Null structs, whose field is never null.
+        "strict": Kind(
+            never_null,
+            [{"n": 0}, {"n": -1}, {"n": 2**31 - 1}],
+            small,
+            sql="IF({0} IS NULL, NULL, named_struct('n', coalesce({0}.n, 0)))",
+        ),
+        "stricts": Kind(
+            Type("array", {"e": never_null}),
+            [[], [None], [{"n": 1}, None]],
+            st.lists(st.none() | small, max_size=2),
+            sql="transform({0}, e -> IF(e IS NULL, NULL, named_struct('n', coalesce(e.n, 0))))",
+        ),
     }
 
 
@@ -504,7 +523,10 @@ KINDS: Mapping[str, Kind] = {
         [0, 1, -1, 13, 2**31 - 1, -(2**31)],
         st.integers(-(2**31), 2**31 - 1),
     ),
-    **_members(),
+    "string": Kind(_TEXT, [*(text.encode() for text in TEXTS), *NO_TEXTS], _texts()),
+    **_collections(),
+    **_structs(),
+    **_meaningful_texts(),
 }
 
 
@@ -518,7 +540,7 @@ def generate(kind: Kind, count: int, chance: int) -> list[Any]:
         phases=[Phase.generate],
         database=None,
         deadline=None,
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @given(kind.more)
     def collect(value: Any) -> None:
