@@ -87,7 +87,7 @@ KNOWN = [
     ),
     Known(
         "files-(json|csv)|kafka-json|redis-.*|opensearch",
-        "(timestamp|times|struct)(_.*)?",
+        "(timestamp(?!_ntz)|times|struct)(_.*)?",
         "the seconds of an offset are cut off",
         has_seconds,
     ),
@@ -149,7 +149,7 @@ KNOWN = [
         lambda value, zone: shapes_files.read_again(value, zone) != value,
     ),
     Known(
-        "files-parquet",
+        "files-parquet|letters",
         "strict|stricts",
         "a null struct whose field is never null cannot be written",
         stops="An exception was thrown from the Python worker",

@@ -273,14 +273,20 @@ def compare(
     for number, row in sent.items():
         judged = _judge(shape, row, found.get(number))
         wrong |= {(shape.name, column, number): it for column, it in judged.items()}
+    missing = [row for number, row in sent.items() if number not in found]
+    return wrong, _check_letters(shape, missing)
+
+
+def _check_letters(shape: Shape, missing: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Check that what is missing are dead letters. Return those whose error names no column."""
     errors = [letter["error"] for letter in shape.letters]
-    missing = [it for number, it in sent.items() if number not in found]
     if not shape.from_letters:
         bad = [it for it in missing if _is_bad(shape, it) or shape.expects(it) is not None]
         assert len(errors) == len(bad), f"{shape.name}: {len(bad)} rows, {len(errors)} dead letters"
+    if not shape.names_column:
+        return []
     names = "|".join(re.escape(it.name) for it in shape.columns if it.refuses is not _never)
-    nameless = [] if not shape.names_column else errors
-    return wrong, [f"{shape.name}: {it}" for it in nameless if not re.search(rf"\b({names})\b", it)]
+    return [f"{shape.name}: {it}" for it in errors if not re.search(rf"\b({names})\b", it)]
 
 
 def _is_bad(shape: Shape, row: Mapping[str, Any]) -> bool:
@@ -344,23 +350,21 @@ def test_every_value_arrives_or_is_refused(
 
 def foresee(shapes: Sequence[Shape], known: Sequence[Known], frame: Frame) -> dict[Difference, str]:
     """Return the differences that known defects make, with their reasons."""
-    return {
-        (shape.name, column.name, row[NUMBER]): it.reason
-        for it in known
-        if not it.stops
-        for shape in shapes
-        for column in shape.columns
-        for row in frame.rows
-        if it.applies(shape, column, row.get(column.kind)) and _shows(shape, column, row)
-    }
-
-
-def _shows(shape: Shape, column: Column, row: Mapping[str, Any]) -> bool:
-    """Return whether the target shows what becomes of a row's value, and no other column hides it."""
-    refusing = shape.refuses(row)
-    if not shape.takes(row) or any(it is not column for it in refusing):
-        return False
-    return bool(refusing) or shape.expects(row) is not None
+    found: dict[Difference, str] = {}
+    for shape in shapes:
+        for row in filter(shape.takes, frame.rows):
+            defects = {
+                column.name: it.reason
+                for column in shape.columns
+                for it in known
+                if not it.stops and it.applies(shape, column, row.get(column.kind))
+            }
+            refusing = {it.name for it in shape.refuses(row)}
+            # What is refused rightly, replaced or deleted does not show the defect.
+            if refusing <= defects.keys() and (refusing or shape.expects(row) is not None):
+                shown = refusing or defects.keys()
+                found |= {(shape.name, it, row[NUMBER]): defects[it] for it in shown}
+    return found
 
 
 def _set_zone(spark: Any, shapes: Sequence[Shape], zone: str) -> None:

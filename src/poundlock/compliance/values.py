@@ -110,7 +110,7 @@ class Type:
         if self.name == "decimal":
             return f"{value:f}"
         if self.name == "variant":
-            return _numbers(read_json(value)) if isinstance(value, str | bytes) else value
+            return value.value if isinstance(value, Parsed) else _numbers(read_json(value))
         return value
 
     def of_json(self, found: Any) -> Any:
@@ -125,7 +125,7 @@ class Type:
         if self.name == "struct":
             return {name: it.of_json(found.get(name)) for name, it in self.parts.items()}
         if self.name == "variant":
-            return _numbers(found)
+            return Parsed(_numbers(found))
         return self.of_text(str(found) if not isinstance(found, bool) else str(found).lower())
 
     def of_text(self, text: str) -> Any:
@@ -168,6 +168,13 @@ class Number(str):
 def read_json(text: str | bytes) -> Any:
     """Read JSON without rounding: a number stays text, as a `Number`."""
     return json.loads(text, parse_float=Number, parse_int=Number)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A variant that was read."""
+
+    value: Any
 
 
 def _numbers(found: Any) -> Any:
