@@ -418,7 +418,7 @@ def _texts() -> st.SearchStrategy[bytes]:
 
 
 _TIMES = st.one_of(st.integers(FIRST_TIME, LAST_TIME), st.sampled_from(MOMENTS))
-_TEXT, _WHOLE, _TIME = Type("string"), Type("int"), Type("timestamp")
+_TEXT, _WHOLE, _MOMENT = Type("string"), Type("int"), Type("timestamp")
 _UNIQUE = {"unique_by": lambda pair: pair[0], "max_size": 3}
 
 
@@ -451,7 +451,7 @@ def _collections() -> dict[str, Kind]:
             st.lists(st.none() | _texts(), max_size=4),
         ),
         "times": Kind(
-            Type("array", {"e": _TIME}),
+            Type("array", {"e": _MOMENT}),
             [[MOMENTS[3]], MOMENTS, [None]],
             st.lists(_TIMES, max_size=4),
         ),
@@ -479,7 +479,7 @@ def _structs() -> dict[str, Kind]:
     fields = {"n": st.integers(0, 9), "s": _texts(), "t": _TIMES}
     return {
         "struct": Kind(
-            Type("struct", {"n": _WHOLE, "s": _TEXT, "t": _TIME}),
+            Type("struct", {"n": _WHOLE, "s": _TEXT, "t": _MOMENT}),
             [
                 {"n": None, "s": None, "t": None},
                 {"n": 1, "s": b"", "t": MOMENTS[3]},
