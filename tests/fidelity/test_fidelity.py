@@ -14,7 +14,7 @@ import pytest
 
 from poundlock.compliance.fidelity import *  # noqa: F403
 from poundlock.compliance.fidelity import Known, Line, Shape, table
-from poundlock.compliance.values import FIRST_TIME, LAST_TIME, is_utf8
+from poundlock.compliance.values import FIRST_TIME, LAST_TIME, has_nul, is_utf8
 
 from . import (
     shapes_delta,
@@ -80,13 +80,19 @@ KNOWN = [
         not_utf8,
     ),
     Known(
-        "redis-(keys|stream)|(pg|my)-.*|two-phase",
+        "redis-(keys|stream)|my-.*",
         "(array|map|struct|deep)(_.*)?",
         "a text inside that is not UTF-8 becomes another text",
         not_utf8,
     ),
     Known(
-        "files-(json|csv)|kafka-json|redis-.*|opensearch",
+        "pg-.*|two-phase",
+        "(array|map|struct|deep)_.*",
+        "a text inside that is not UTF-8 becomes another text",
+        lambda value, _: not is_utf8(value) and not has_nul(value),  # jsonb refuses a NUL
+    ),
+    Known(
+        "files-(json|csv)|kafka-json|redis-.*|opensearch|letters",
         "(timestamp(?!_ntz)|times|struct)(_.*)?",
         "the seconds of an offset are cut off",
         has_seconds,
@@ -108,6 +114,12 @@ KNOWN = [
         "float_double",
         "a float becomes the double that its short text means",
         lambda it, _: math.isfinite(it) and float(str(np.float32(it))) != it,
+    ),
+    Known(
+        "letters",
+        "timestamp|timestamp_ntz",
+        "a time beyond the year 32767 becomes another text",
+        lambda value, _: abs(value / 86_400_000_000 / 365.2425 + 1970) > 32767,
     ),
     Known(
         "kafka-key-timestamp",
