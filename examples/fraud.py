@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import poundlock as lock
 from poundlock.sinks import Files
@@ -34,7 +34,7 @@ def alert(match, ctx):
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit("usage: fraud.py DIRECTORY, for the checkpoint and results")
     payments = lock.from_collection(
         spark,
         PAYMENTS,
@@ -60,4 +60,8 @@ def pipeline(spark, args):
 
 
 if __name__ == "__main__":
-    pipeline(lock.session(kafka=False), sys.argv[1:]).start(availableNow=True).awaitTermination()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", help="for input, results and checkpoint")
+    given = parser.parse_args()
+    job = pipeline(lock.session(kafka=False), [given.directory])
+    job.start(availableNow=True).awaitTermination()

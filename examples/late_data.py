@@ -5,6 +5,7 @@ Both outputs are committed by one decision, so each row counts in exactly one of
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -29,7 +30,7 @@ ROWS = [
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit("usage: late_data.py DIRECTORY, for the checkpoint and results")
     flow = lock.flow(readings(spark, ROWS, directory, 2), time="ts", watermark="2 seconds")
     lowest = (
         flow.key_by("id")
@@ -44,4 +45,8 @@ def pipeline(spark, args):
 
 
 if __name__ == "__main__":
-    pipeline(lock.session(kafka=False), sys.argv[1:]).start(availableNow=True).awaitTermination()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", help="for input, results and checkpoint")
+    given = parser.parse_args()
+    job = pipeline(lock.session(kafka=False), [given.directory])
+    job.start(availableNow=True).awaitTermination()

@@ -1,7 +1,8 @@
-"""The lowest temperature of each sensor, in three kinds of windows: `minimum.py DIRECTORY KIND`."""
+"""The lowest temperature of each sensor, in three kinds of windows."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -33,6 +34,8 @@ ROWS = [
 
 
 def pipeline(spark, args):
+    if len(args) != 2:
+        sys.exit("usage: minimum.py DIRECTORY KIND, a kind of window: tumbling, sliding or count")
     directory, kind = args
     flow = lock.flow(readings(spark, ROWS, directory), time="ts", watermark="2 seconds")
     lowest = flow.key_by("id").window(WINDOWS[kind]).aggregate("min(temperature) AS lowest")
@@ -43,4 +46,9 @@ def pipeline(spark, args):
 
 
 if __name__ == "__main__":
-    pipeline(lock.session(kafka=False), sys.argv[1:]).start(availableNow=True).awaitTermination()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", help="for input, results and checkpoint")
+    parser.add_argument("kind", choices=WINDOWS)
+    given = parser.parse_args()
+    job = pipeline(lock.session(kafka=False), [given.directory, given.kind])
+    job.start(availableNow=True).awaitTermination()

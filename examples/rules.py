@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -41,7 +42,7 @@ RULES = [("a", 30.0), ("b", 40.0), ("a", 15.0), ("b", 99.0)]
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit("usage: rules.py DIRECTORY, for the checkpoint and results")
     rules = lock.from_collection(
         spark, RULES, "kind string, limit double", batch_rows=2, directory=f"{directory}/rules"
     ).selectExpr("*", f"timestamp_seconds({START}) AS ts")
@@ -58,4 +59,8 @@ def pipeline(spark, args):
 
 
 if __name__ == "__main__":
-    pipeline(lock.session(kafka=False), sys.argv[1:]).start(availableNow=True).awaitTermination()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", help="for input, results and checkpoint")
+    given = parser.parse_args()
+    job = pipeline(lock.session(kafka=False), [given.directory])
+    job.start(availableNow=True).awaitTermination()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -54,7 +55,9 @@ ROWS = [
 
 
 def pipeline(spark, args):
-    [directory] = args
+    [directory] = args or sys.exit(
+        "usage: temperature_rise.py DIRECTORY, for the checkpoint and results"
+    )
     flow = lock.flow(readings(spark, ROWS, directory), time="ts", watermark="1 second")
     rises = flow.key_by("id").process(TemperatureRise())
     return (
@@ -65,4 +68,8 @@ def pipeline(spark, args):
 
 
 if __name__ == "__main__":
-    pipeline(lock.session(kafka=False), sys.argv[1:]).start(availableNow=True).awaitTermination()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", help="for input, results and checkpoint")
+    given = parser.parse_args()
+    job = pipeline(lock.session(kafka=False), [given.directory])
+    job.start(availableNow=True).awaitTermination()

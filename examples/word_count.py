@@ -5,12 +5,14 @@ A socket cannot be replayed, so what it sends is counted at most once: `guarante
 
 from __future__ import annotations
 
+import sys
+
 import poundlock as lock
 from poundlock.sinks import Console
 
 
 def pipeline(spark, args):
-    host, port, checkpoint = args
+    host, port, checkpoint = args or sys.exit("usage: word_count.py HOST PORT CHECKPOINT")
     lines = lock.read_socket(spark, host, int(port))
     words = lock.flow(lines).flat_map(
         lambda row: [(word, 1) for word in row.value.lower().split()], "word string, n long"

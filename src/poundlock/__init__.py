@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from poundlock.core.guarantee import Guarantee
     from poundlock.core.participant import Participant, Semantic
+    from poundlock.core.protocol import Step
     from poundlock.core.surroundings import Settings
     from poundlock.sources.collection import from_collection
     from poundlock.sources.custom import custom
@@ -75,6 +76,7 @@ __all__ = [
     "Row",
     "Semantic",
     "Settings",
+    "Step",
     "Trigger",
     "TriggerResult",
     "ValueState",
@@ -111,6 +113,7 @@ __all__ = [
 _NAMES = {
     "core.guarantee": ("Guarantee",),
     "core.participant": ("Participant", "Semantic"),
+    "core.protocol": ("Step",),
     "core.surroundings": ("Settings",),
     "sources.collection": ("from_collection",),
     "sources.custom": ("custom",),

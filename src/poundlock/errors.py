@@ -36,6 +36,7 @@ class PoundlockError(Exception):
         super().__init__(message)
         self.transaction = transaction
         self.sink = sink
+        self.faults: tuple[PoundlockError, ...] = ()  # those that it lists; not pickled
 
     def __str__(self) -> str:
         parts = [self.transaction or "", f"sink {self.sink}" if self.sink else ""]

@@ -13,13 +13,11 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any
 
 import poundlock as lock
 
 # A block of Python after a line that marks it.
 BLOCK = re.compile(r"^<!-- run -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMES = ("SERVERS", "PG_DSN", "MYSQL_URL", "REDIS_URL", "OPENSEARCH_URL")
 
 
 def main(pages: list[Path]) -> None:
@@ -32,21 +30,21 @@ def main(pages: list[Path]) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     for page in pages:
         try:
-            run(page, spark)
+            run(page)
         except Exception:  # noqa: BLE001 (the test of this page reports it)
             print(f"failed {page}\n{traceback.format_exc()}\nend of {page}", flush=True)
 
 
-def run(page: Path, spark: Any) -> None:
+def run(page: Path) -> None:
     text = page.read_text()
     for match in BLOCK.finditer(text):
         line = text[: match.start(1)].count("\n")
         # Errors name the lines of the page.
         code = compile("\n" * line + match[1], str(page), "exec")
         with tempfile.TemporaryDirectory() as directory:
-            os.environ["DIR"] = directory
-            given = {name: os.environ[name] for name in (*NAMES, "DIR") if name in os.environ}
-            exec(code, {"__name__": "__main__", "spark": spark} | given)
+            os.chdir(directory)
+            exec(code, {"__name__": "__main__"})
+        os.chdir("/")
         print(f"ran {page}:{line + 1}", flush=True)
 
 

@@ -50,8 +50,12 @@ def scene(spark: Any, kafka: oracle.Kafka, topic: Callable[..., str], tmp_path: 
 
 
 def test_by_default_the_batch_fails_and_nothing_is_written(scene: Scene) -> None:
-    with pytest.raises(BadRow, match=r"message\.max\.bytes=2000"):
+    with pytest.raises(BadRow, match=r"message\.max\.bytes=2000") as caught:
         trial.finish(scene.pipeline("fail"))
+    text = str(caught.value)
+    assert "on_bad_row=" in text
+    for number, rows in Counter(it.partition for it in scene.kafka.rows(scene.source)).items():
+        assert f"{scene.source}, partition {number}, offsets 0 to {rows - 1}" in text
     assert scene.kafka.values(scene.target) == Counter()
     scene.kafka.assert_settled(scene.target)
 

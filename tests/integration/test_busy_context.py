@@ -30,9 +30,9 @@ def test_no_two_tasks_of_a_batch_share_an_id(kafka: oracle.Kafka, tmp_path: Path
     first, second = [record for record in records if record["kind"] == "Decided"]
     assert (first["attempt"], second["attempt"]) == (1, 1)
     # A lane, a partition, and a number: the second attempt at a task has an id of its own, and after it
-    # comes another lane.
+    # comes another pair of lanes.
     assert _ends(first) == {f"0.{task}.{int(task == FAILS)}" for task in range(TASKS)}
-    assert _ends(second) == {f"1.{task}.0" for task in range(TASKS)}
+    assert _ends(second) == {f"3.{task}.0" for task in range(TASKS)}
     kafka.assert_exact(target, rows)
     kafka.assert_settled(target)
 

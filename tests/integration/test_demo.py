@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from click.testing import CliRunner
-
-from poundlock.cli.demo import demo
+from program import call_program
 
 ROWS, KILLS = 20_000, 3
 
 
 def test_poundlock_is_exact_where_sparks_own_sink_repeats_rows(tmp_path: Path) -> None:
     arguments = ["--rows", ROWS, "--kills", KILLS, "--seed", 2, "--out", tmp_path, "--json"]
-    done = CliRunner().invoke(demo, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
+    done = call_program("demo", *arguments)
+    assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["poundlock"] == {
         "rows_in": ROWS,

@@ -19,9 +19,12 @@ from poundlock.core.participant import Column
 from poundlock.errors import LogMismatch
 from poundlock.servers import kafka as servers
 from poundlock.sinks import Kafka
-from poundlock.sinks.kafka import transactions
 
 TASKS = 3
+
+
+class Died(BaseException):
+    """The driver has died: nothing of it runs after this."""
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Tasks:
 
     sink: Kafka
     batch: int
+    dies: bool = False  # the driver, when all tasks have prepared
     stateful = False
 
     def write(
@@ -39,6 +43,8 @@ class Tasks:
         held_ids: Mapping[str, frozenset[str]],
     ) -> Votes:
         receipts = [self._run(transaction, task) for task in range(TASKS)]
+        if self.dies:
+            raise Died
         return Votes(tuple(receipts), {self.sink.name: Fingerprint(TASKS)})
 
     def _run(self, transaction: Transaction, task: int) -> Receipt:
@@ -54,7 +60,7 @@ class Tasks:
 
 
 class Pipeline:
-    """A pipeline without Spark whose drivers run one batch each."""
+    """A pipeline without Spark."""
 
     def __init__(self, kafka: oracle.Kafka, topic: str):
         self.records: dict[int, bytes] = {}
@@ -63,20 +69,14 @@ class Pipeline:
         self.sink.project({"value": Column("value", "binary")})
         self.sink.preflight()
 
-    def drive(self, batch: int, *, ends: bool = True) -> None:
+    def start(self) -> Coordinator:
         coordinator = Coordinator(MemoryLog(self.records), {self.sink.name: self.sink})
         coordinator.take_over("lanes", query=lambda: "query", owner="test")
-        coordinator.run(batch, Plan(f"plan {batch}".encode()), Tasks(self.sink, batch))
-        if ends:
-            coordinator.end()
+        return coordinator
 
-    def ids(self) -> set[str]:
-        log = MemoryLog(self.records)
-        generation = log.load().generation
-        assert generation is not None
-        prefix = f"poundlock.lanes.{generation.namespace.identity}."
-        found = self.sink.client.run(transactions.list_by_prefix, prefix, states=())
-        return {it.transactional_id for it in found}
+    def run(self, coordinator: Coordinator, batch: int, *, dies: bool = False) -> None:
+        job = Tasks(self.sink, batch, dies)
+        coordinator.run(batch, Plan(f"plan {batch}".encode()), job)
 
 
 @pytest.fixture
@@ -86,17 +86,39 @@ def pipeline(kafka_server: servers.Cluster, topic: Any) -> Any:
     made.sink.close()
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["same-lane", "next-lane"])
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "killed"])
 @pytest.mark.parametrize("known", [0, 1, 3])
-def test_a_restored_log_is_noticed_in_any_lane(
+def test_a_log_of_an_earlier_driver_is_noticed(
     pipeline: Pipeline, known: int, *, ends: bool
 ) -> None:
-    """The restored log has none, one or all batches of the lane that was used before."""
+    """Each driver runs one batch. The restored log has none, one or all but one of the batches."""
     older = dict[int, bytes]()
     for batch in range(4):
         if batch == known:
             older = dict(pipeline.records)
-        pipeline.drive(batch, ends=ends or batch != known - 1)
+        coordinator = pipeline.start()
+        pipeline.run(coordinator, batch)
+        if ends or batch != known - 1:
+            coordinator.end()
     pipeline.records = older or {0: pipeline.records[0]}  # the first driver had only begun
     with pytest.raises(LogMismatch, match=r"does not know it|knows only"):
-        pipeline.drive(known)
+        pipeline.start()
+
+
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_a_log_of_the_same_driver_is_noticed_though_a_write_was_cut_off(
+    pipeline: Pipeline, known: int
+) -> None:
+    """One driver runs four batches and dies in the fifth, whose transactions are all open."""
+    older, coordinator = dict[int, bytes](), pipeline.start()
+    for batch in range(4):
+        if batch == known:
+            older = dict(pipeline.records)
+        pipeline.run(coordinator, batch)
+    with pytest.raises(Died):
+        pipeline.run(coordinator, 4, dies=True)
+    newest, pipeline.records = pipeline.records, older
+    with pytest.raises(LogMismatch, match="does not know it"):
+        pipeline.start()
+    pipeline.records = newest
+    pipeline.start()  # aborts what is open

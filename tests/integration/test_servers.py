@@ -10,13 +10,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from poundlock.cli.servers import servers
 from poundlock.errors import UsageError
 from poundlock.servers import base, kafka
+from program import call_program
 
 QUIET = {"log_level": "0"}
 
@@ -47,32 +46,56 @@ def read(settings: dict[str, str], topic: str, count: int) -> list[str]:
 
 def test_a_cluster_keeps_its_address_and_data_over_a_restart(tmp_path):
     """As a user runs it, with the command line."""
-    run = CliRunner()
-    there = ["--dir", str(tmp_path)]
+
+    def run(*arguments, expect=0):
+        done = call_program(*arguments, "--dir", tmp_path)
+        assert done.returncode == expect, done
+        return done
+
     try:
-        up = run.invoke(servers, ["up", "kafka", *there])
-        assert up.exit_code == 0, up.output
+        up = run("servers", "up", "kafka")
         address = base.status(base.home_of("kafka", tmp_path)).url
-        assert f"kafka  {address}" in up.stdout
+        assert up.stdout == f"kafka  {address}\n"
+        assert "Starting kafka ..." in up.stderr
         settings = {"bootstrap.servers": address}
         write(settings, "kept", ["a", "b"])
+        again = run("servers", "up", "kafka")
+        assert (again.stdout, again.stderr) == (up.stdout, "kafka runs already\n")
 
-        shown = json.loads(run.invoke(servers, ["status", "--json", *there]).stdout)
+        shown = json.loads(run("servers", "status", "--json").stdout)
         assert shown["kafka"]["running"]
-        assert run.invoke(servers, ["down", *there]).exit_code == 0
-        assert "down" in run.invoke(servers, ["status", *there]).stdout
+        assert run("servers", "env").stdout == f"export SERVERS={address}\n"
+        run("servers", "down")
+        assert "down" in run("servers", "status").stdout
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address.split(":"), timeout=1)
 
-        assert run.invoke(servers, ["up", "kafka", *there]).stdout.split() == ["kafka", address]
+        assert run("servers", "up", "kafka").stdout.split() == ["kafka", address]
         assert read(settings, "kept", 2) == ["a", "b"]
 
-        other = run.invoke(servers, ["up", "kafka", "--brokers", "3", *there])
-        assert isinstance(other.exception, UsageError)
-        assert "made for brokers=1" in str(other.exception)
+        other = run("servers", "up", "kafka", "--brokers", 3, expect=1)
+        assert "kafka is not started: the data" in other.stderr
+        assert "made for brokers=1" in other.stderr
     finally:
-        run.invoke(servers, ["down", "--wipe", *there])
+        run("servers", "down", "--wipe")
     assert [path.name for path in (tmp_path / "kafka").iterdir()] == ["lock"]
+
+
+def test_a_server_that_cannot_start_stops_no_other(tmp_path):
+    there = ("--dir", tmp_path)
+    missing = {"POUNDLOCK_VALKEY_BIN": str(tmp_path / "none")}
+    try:
+        up = call_program("servers", "up", "valkey", "postgres", *there, **missing)
+        url = base.status(base.home_of("postgres", tmp_path)).url
+        assert (up.returncode, up.stdout) == (1, f"postgres  {url}\n"), up
+        assert "valkey is not started: POUNDLOCK_VALKEY_BIN is" in up.stderr
+        assert up.stderr.endswith("not started: valkey. The reasons are above\n")
+        again = call_program("servers", "up", "valkey", "postgres", "--json", *there, **missing)
+        found = json.loads(again.stdout)
+        assert again.returncode == 1 and found["postgres"]["running"]
+        assert not found["valkey"]["running"] and "POUNDLOCK_VALKEY" in found["valkey"]["problem"]
+    finally:
+        call_program("servers", "down", "--wipe", *there)
 
 
 def test_a_killed_broker_restarts_with_its_data(tmp_path):

@@ -109,7 +109,9 @@ def test_decided_branches_are_shown_and_committed_by_hand(scene: Scene) -> None:
     by_hand = lines["append"]["id"]
     for _ in range(2):  # the second finds the witness in a schema that no option named
         assert scene.txn("commit", by_hand, "--yes") == {"id": by_hand, "outcome": "committed"}
-    assert scene.lines()["append"]["state"] == "not open"
+    line = scene.lines()["append"]
+    assert (line["state"], line["next"].split(";")[0]) == ("committed", "is committed")
+    assert scene.txn("show", by_hand)["branch"]["state"] == "committed"
     trial.finish(scene.pipeline())
     assert scene.rows() == [NUMBERS] * 3
     assert scene.txn("list") == []

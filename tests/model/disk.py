@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from poundlock.core.checkpoint import FileCheckpoint
-from poundlock.core.log import Disk, NumberTaken, TransactionLog
+from poundlock.core.log import Disk, NumberTaken, TransactionLog, record_numbers
 
 Effect = Callable[[str, Callable[[], object]], object]
 
@@ -149,8 +149,8 @@ class DriverDisk(Disk):
     def link(self, source: str, target: str) -> None:
         def effect() -> None:
             self._disk.link(source, target)
-            if target.endswith(".json"):
-                self._published(int(target[-25:-5]), self._disk.read(target))
+            for number in record_numbers([target.rpartition("/")[2]]):
+                self._published(number, self._disk.read(target))
 
         self._effect("link", effect)
 
@@ -195,6 +195,7 @@ class RemoteLog(TransactionLog):
         super().__init__(uri, clock=clock)
         self._records, self._effect, self._published = records, effect, published
         self._swallows = swallows  # as Spark's own checkpoint manager on S3A
+        self._notes = dict[str, bytes]()
 
     def _create(self, number: int, data: bytes) -> None:
         def effect() -> bool:
@@ -221,7 +222,7 @@ class RemoteLog(TransactionLog):
         self._effect("del", lambda: self._records.pop(number, None))
 
     def put_note(self, name: str, data: bytes) -> None:
-        raise NotImplementedError("no person works in the model's store")
+        self._notes[name] = data
 
     def notes(self) -> dict[str, bytes]:
-        return {}
+        return dict(self._notes)

@@ -11,19 +11,18 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from poundlock.core.checkpoint import FileCheckpoint
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.owner import LOOK_EVERY_S
-from poundlock.core.participant import Participant
+from poundlock.core.participant import Participant, Semantic
 from poundlock.core.protocol import Step
 from poundlock.core.surroundings import Settings
 from poundlock.errors import Fenced, Unavailable
 
 from .schedule import REQUEST, Fault
-from .spark import Range, Runs, SimJob, SparkConflict, range_of, text_of, whole
+from .spark import Range, Runs, SimJob, SparkConflict, text_of
 from .systems import OURS, Crash
 
 if TYPE_CHECKING:
@@ -139,14 +138,14 @@ class Driver:
         world, checkpoint = self.world, self.world.checkpoint
         # A decided batch is planned again with what cut its rows.
         cut = coordinator.cut_to_repeat() or world.cut(self)
-        job = SimJob(world.config, rows, sinks, self.runs, batch, cut)
+        exact = {n: it for n, it in sinks.items() if it.semantic is Semantic.EXACTLY_ONCE}
+        job = SimJob(world, rows, exact, self.runs, batch, cut)
 
         def call() -> None:
             plan = files.plan(batch)
             coordinator.bind(files.running_query())
-            stored = range_of(plan.text) if whole(plan.text) else None
-            known = plan if stored == rows else replace(plan, text=text_of(rows))
-            coordinator.run(batch, known, job)
+            plan.check_runs(batch, [text_of(rows).decode().split("\n")[2]])
+            coordinator.run(batch, plan, job)
 
         self._patiently(call)
         kept = (job.kept or {}) if world.config.stateful else None
@@ -314,17 +313,17 @@ class Driver:
                 if world.exchange(fault.arg):
                     self.dead = True
                     raise Crash
-            case "rename" | "remove":
+            case "rename" | "remove" | "downgrade":
                 world.change_sink(fault)
                 self.dead = True
                 raise Crash
             case "copy":
                 world.start_on_copy()
             case "rewind":
-                if world.rewind(fault.arg):
+                if world.backups.rewind(fault.arg):
                     raise Crash
             case "vanish":
-                if world.vanish():
+                if world.backups.vanish():
                     raise Crash
             case kind if kind in REQUEST or kind == "interrupt_after":
                 return kind

@@ -18,6 +18,7 @@ SHIFTING = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, shifting=T
 RESIZED = Config(sinks=("kafka", "database"), batches=(4,), tasks=3, resized=True)
 BLIND = Config(sinks=("kafka", "blind"), batches=(2, 1), stubborn=True)
 WITNESSED = Config(sinks=("database", "database"), batches=(2, 1, 1))
+EPOCHS = Config(sinks=("kafka",), batches=(2, 1, 1), keep=2)
 LONG = Config(sinks=("kafka",), batches=(1, 1, 1), keep=1, late=True)
 CRON = Config(sinks=("kafka",), batches=(2, 2, 2), cron=True)
 CROWDED = replace(LONG, keep=2, records=3, late=False)  # a compaction carries the batches
@@ -135,7 +136,7 @@ def late_opens() -> Iterator[Schedule]:
 def woken_writers() -> Iterator[Schedule]:
     """Two drivers sleep while a third writes and compacts. One of them creates its record again."""
     config = replace(REMOTE, batches=(2,), tasks=1, keep=1, records=4)
-    for first, second, third in itertools.product(range(6), range(4), range(4)):
+    for first, second, third in itertools.product(range(4, 9), range(9), range(4)):
         faults = [Fault("switch", first), Fault("switch", second), Fault("crash", 0, "commits")]
         for turns in itertools.product((0, 1), repeat=3):
             woken = [Fault("switch", third * (n == 1), arg=turn) for n, turn in enumerate(turns)]
@@ -204,7 +205,7 @@ def refused_deletes() -> Iterator[Schedule]:
 
 
 def clean_ends() -> Iterator[Schedule]:
-    """Each driver ends after a batch, unless something happens; the next may use its lane."""
+    """Each driver ends after a batch, unless something happens."""
     for config in (CRON, replace(CRON, log="remote", late=True)):
         yield from everywhere(config, "crash")
         yield from everywhere(config, "switch", step=2)
@@ -233,17 +234,24 @@ def tampered_checkpoints() -> Iterator[Schedule]:
 
 def restored_together() -> Iterator[Schedule]:
     """Log and checkpoint are restored to one older state, any number of records ago."""
-    for config in (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True)):
+    kinds = (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True))
+    for config in (*kinds, EPOCHS, replace(EPOCHS, log="remote", tasks=1)):
         for back in (0, 1, 2, 4, 7):
             yield from everywhere(config, "rewind", back, step=2)
     lost = Fault("expire", 0, "commit", 1)  # a repair, which the restored log does not know
     for after, back in itertools.product(range(0, 60, 2), range(1, 4)):
         yield Schedule(WITNESSED, (lost, Fault("rewind", after, arg=back)))
+    # All of a batch is lost, and its repair opens ids.
+    several = replace(EPOCHS, batches=(1, 1, 1, 1), tasks=1)
+    for nth, after, back in itertools.product((1, 2), range(40), range(2, 6)):
+        lost = Fault("expire", nth, "commit", 0)
+        yield Schedule(several, (lost, Fault("rewind", after, arg=back)))
 
 
 def deleted_together() -> Iterator[Schedule]:
     """Log and checkpoint are deleted together, at any time."""
-    for config in (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True)):
+    kinds = (WITNESSED, replace(WITNESSED, log="remote"), replace(WITNESSED, stateful=True))
+    for config in (*kinds, EPOCHS, replace(EPOCHS, log="remote", tasks=1)):
         yield from everywhere(config, "vanish", step=2)
 
 
@@ -297,9 +305,26 @@ def gone_for_good() -> Iterator[Schedule]:
         yield Schedule(replace(PLAIN, log="remote"), (gone, Fault("outage", 3, "commit", 4)))
 
 
+def cut_off_executors() -> Iterator[Schedule]:
+    """One of two executors cannot reach a system any more; then another fault happens."""
+    for config, arg in itertools.product((PLAIN, REMOTE, WITNESSED), (0, 2)):
+        yield from everywhere(config, "cut_off", arg, step=3)
+        for after in range(0, 60, 6):
+            yield Schedule(config, (Fault("cut_off", 0, arg=arg), Fault("crash", after)))
+
+
+def never_in_time() -> Iterator[Schedule]:
+    """Rows begin to take so long that a batch never fits into a transaction."""
+    crowded = Config(sinks=("kafka", "database"), batches=(4, 1), tasks=1)
+    for config in (crowded, replace(crowded, log="remote"), replace(crowded, stateful=True)):
+        yield from everywhere(config, "slow", step=2)
+        for after, other in itertools.product(range(0, 90, 6), ("crash", "switch", "lose_answer")):
+            yield Schedule(config, (Fault("slow"), Fault(other, after)))
+
+
 def changed_sinks() -> Iterator[Schedule]:
-    """A sink is renamed or removed while branches may be open; then another fault happens."""
-    for kind, arg in itertools.product(("rename", "remove"), (0, 1)):
+    """A sink is renamed, removed or downgraded while branches may be open; then another fault."""
+    for kind, arg in itertools.product(("rename", "remove", "downgrade"), (0, 1)):
         for config in (PLAIN, replace(PLAIN, log="remote"), WITNESSED):
             yield from everywhere(config, kind, arg, step=2 if config is PLAIN else 5)
         for nth, after in itertools.product(range(3), range(0, 24, 4)):
@@ -414,6 +439,8 @@ FAMILIES = (
     asked_late,
     tombstones,
     gone_for_good,
+    cut_off_executors,
+    never_in_time,
     changed_sinks,
     resized_clusters,
 )

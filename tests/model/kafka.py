@@ -13,7 +13,7 @@ from typing import Any
 
 from poundlock.core.model import Branch, Lane, Namespace, Receipt, Stray, Transaction
 from poundlock.core.participant import Commitment, Participant, PreparedBranch, Writer
-from poundlock.core.protocol import BranchState
+from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import ProducerFenced
 
 from .systems import ALIEN, ELSEWHERE, FOREIGN, PROTOCOL, Key, Row, Watcher, Wire
@@ -51,9 +51,9 @@ class KafkaServer:
     """Coordinator and partition of one topic."""
 
     witnesses = True
-    remembers = False
 
     def __init__(self, sink: str, watcher: Watcher):
+        self.remembers = True  # until ids expire
         self.sink, self.watcher = sink, watcher
         self.ids: dict[str, Meta] = {}
         self.txns: dict[Key, Txn] = {}
@@ -143,9 +143,10 @@ class KafkaServer:
         return meta and (meta.state, meta.pid, meta.epoch)
 
     def list_open(self) -> list[tuple[str, int, int]]:
-        return [
-            (id_, meta.pid, meta.epoch) for id_, meta in self.ids.items() if meta.state == "Ongoing"
-        ]
+        return [(id_, pid, epoch) for id_, state, pid, epoch in self.list() if state == "Ongoing"]
+
+    def list(self) -> list[tuple[str, str, int, int]]:
+        return [(id_, meta.state, meta.pid, meta.epoch) for id_, meta in self.ids.items()]
 
     @property
     def stable(self) -> int:
@@ -167,6 +168,7 @@ class KafkaServer:
         """Expire ids that are not in use, as Kafka does after seven days."""
         for id_ in [i for i, meta in self.ids.items() if meta.state.startswith("Complete")]:
             del self.ids[id_]
+            self.remembers = False
 
     # As the oracle sees it.
 
@@ -221,10 +223,17 @@ def transactional_id(namespace: Namespace, generation: int, sink: str, rest: str
     return f"{namespace.pipeline}.{namespace.identity}.{generation}.{sink}.{rest}"
 
 
+def _pair(id_: str) -> tuple[int, int]:
+    """Return the pair of lanes that an id belongs to."""
+    _, _, generation, _, number, *_ = id_.split(".")
+    return Lane(int(generation), int(number)).pair
+
+
 class KafkaSink(Participant):
     """Like the real sink: one producer and one transaction per task, ended by EndTxn 5."""
 
     commitment = Commitment.TRANSACTIONAL
+    reuses_ids = True
     time_out_s = 900.0
 
     def __init__(self, server: KafkaServer, wire: Wire, clock: Any):
@@ -324,6 +333,39 @@ class KafkaSink(Participant):
                 handle = {"pid": pid, "epoch": epoch}
                 strays.append(Stray(self.name, id_, int(generation), "Ongoing", handle))
         return strays
+
+    def committed_beyond(self, state: LogState) -> str | None:
+        assert state.generation is not None
+        namespace = state.generation.namespace
+        newest = max(map(_pair, state.ids_of(self.name)), default=None)
+        for id_, (how, pid, epoch) in self._list(namespace.pipeline).items():
+            if not how.endswith("Commit") or id_.split(".")[1] != namespace.identity:
+                continue
+            use = state.last_use(self.name, id_)
+            stray = Stray(self.name, id_, _pair(id_)[0], how)
+            if use is not None:
+                known = dict(use.identity)
+                later = pid == known["pid"] and epoch > int(str(known["epoch"])) + 1
+            else:
+                complete = state.batch_floor == 0 or (newest is not None and _pair(id_) > newest)
+                later = complete and not state.was_let_go(stray)
+            if later:
+                return id_
+        return None
+
+    def logs_of(self, pipeline: str) -> frozenset[str]:
+        found = self._list(pipeline)
+        # With a first epoch, nothing was committed before.
+        first = {id_ for id_, (how, _, epoch) in found.items() if epoch <= how.endswith("Abort")}
+        first = {id_ for id_ in first if not found[id_][0].endswith("Commit")}
+        return frozenset(id_.split(".")[1] for id_ in found.keys() - first)
+
+    def _list(self, pipeline: str) -> dict[str, tuple[str, int, int]]:
+        """Return state, producer id and epoch of this sink's ids, whatever the log."""
+        listed = self.wire("remembered", self.server.list)
+        mine = {id_: tuple(rest) for id_, *rest in listed}
+        whose = (pipeline, self.name)
+        return {id_: it for id_, it in mine.items() if tuple(id_.split(".")[0:4:3]) == whose}
 
     def abort(self, strays: Sequence[Stray]) -> list[BranchState]:
         return [self._abort_one(stray) for stray in strays]

@@ -6,7 +6,7 @@ It keeps its own account of the log, apart from the code under test.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -27,6 +27,8 @@ from poundlock.core.model import (
 
 from .spark import Range, fingerprint, range_of, routed
 from .systems import PROTOCOL, Crash, Key, Row, System, first_name, key_of
+
+LEAST_TIME_LEFT_S = 9.0  # a little less than the driver's setting: the record takes time too
 
 
 @dataclass
@@ -52,7 +54,8 @@ class Story:
 class Oracle:
     """Fails the run immediately when something happens that must not."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.systems: dict[str, System] = {}
         self.counts: Counter[str] = Counter()
         self.violation: str | None = None
@@ -124,6 +127,8 @@ class Oracle:
         for receipt in record.receipts:
             ours = self._is_aborted_by_us(key_of(receipt))
             self.require(not ours, f"{what} names {receipt.id}, which the protocol aborted")
+            left = (receipt.expires_at or float("inf")) - self._clock()
+            self.require(left > LEAST_TIME_LEFT_S, f"{what} has {left:.0f} s to be committed")
 
     def _check_repair(self, record: Repaired) -> None:
         history = self.stories[record.batch]

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 # What a fault can be.
 PROCESS = ("crash", "switch", "machine", "interrupt", "interrupt_after", "stop")
 REQUEST = ("lose_request", "lose_answer", "delay", "duplicate", "outage")
+SLOW = ("slow", "cut_off")  # rows take long; an executor does not reach a system
 SYSTEM = ("expire", "deliver", "repeat", "slow_markers", "forget_ids", "retention", "straggler")
 OPERATOR = ("withdraw",)  # an operator has Spark plan a batch anew
 TAMPER = ("restore", "delete", "copy", "rewind", "vanish")
 FORGETFUL = ("forget",)  # the newest files of Spark's checkpoint are lost though they were synced
 DEPLOYED = ("exchange",)  # the pipeline is started again with other sinks
-CHANGED = ("rename", "remove")  # a sink, with a new start
+CHANGED = ("rename", "remove", "downgrade")  # a sink, with a new start
 FOR_GOOD = ("gone", "stuck")  # a system that never answers again, or that never ends its branches
 
 # The effects a driver can have, each of them a place for a fault.
@@ -86,7 +87,7 @@ class Schedule:
 
 
 _OFTEN = ("crash", "switch", "switch", "machine", "expire")
-_KINDS = (*PROCESS, *REQUEST, *SYSTEM, *TAMPER, *OPERATOR, *FORGETFUL, *_OFTEN)
+_KINDS = (*PROCESS, *REQUEST, *SLOW, *SYSTEM, *TAMPER, *OPERATOR, *FORGETFUL, *_OFTEN)
 _PLACES = (
     *((None,) * 10),
     *("write", "sync", "sync", "link", "put", "put", "del", "unlink", "read"),

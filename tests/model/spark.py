@@ -6,15 +6,18 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from poundlock.core.job import Votes
+from poundlock.core.job import Votes, is_refusal
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import Unavailable
+from poundlock.errors import PoundlockError, Unavailable
 
 from .disk import SimDisk
-from .schedule import Config
-from .systems import Row
+from .systems import Row, first_name
+
+if TYPE_CHECKING:
+    from .world import World
 
 Range = tuple[int, int]
 
@@ -77,6 +80,8 @@ class Checkpoint:
             if numbers and not whole(self._text(f"{log}/{max(numbers)}") or b""):
                 raise TornFile(f"{log}/{max(numbers)}")
         last = max(self.offsets, default=-1)
+        if last > 0 and last - 1 not in self.offsets:
+            raise TornFile(f"offsets/{last - 1}")  # Spark reads where the last batch began
         return last if last >= 0 and last not in self.commits else last + 1
 
     def plan(self, batch: int, planned: Range) -> None:
@@ -179,14 +184,15 @@ class SimJob:
 
     def __init__(
         self,
-        config: Config,
+        world: World,
         rows: Range,
         sinks: Mapping[str, Participant],
         runs: Runs,
         batch: int,
         cut: Mapping[str, str],
     ):
-        self._config, self._rows, self._sinks = config, range(*rows), sinks
+        self._world, self._config = world, world.config
+        self._rows, self._sinks = range(*rows), sinks
         self._runs, self._batch, self._cut = runs, batch, cut
         self.kept: Mapping[str, Fingerprint] | None = None  # what Spark's state now belongs to
 
@@ -237,10 +243,15 @@ class SimJob:
             attempt = self._runs.next_task()
             branch = Branch(transaction, sink, task, attempt, retry, held_ids)
             try:
+                self._reach(sink, (task + retry) % EXECUTORS)
                 writer = self._sinks[sink].begin(branch)
                 writer.write(rows)
+                if self._world.slow:
+                    self._world.pass_time(len(rows) * SLOW_ROW_S)
                 prepared = writer.prepare()
-            except Unavailable:
+            except PoundlockError as error:
+                if is_refusal(error, at_most_once=False):
+                    raise
                 self._settled = False
                 continue
             assert prepared is not None
@@ -255,7 +266,13 @@ class SimJob:
             )
         raise Unavailable("a task failed too often", transaction=str(transaction), sink=sink)
 
+    def _reach(self, sink: str, executor: int) -> None:
+        if (executor, first_name(sink)) in self._world.cut_off:
+            raise Unavailable("the executor is cut off", sink=sink)
 
+
+EXECUTORS = 2
+SLOW_ROW_S = 400.0  # two rows fit into a transaction of Kafka's, and three do not
 OTHER_TASKS = 6  # of other jobs in the same Spark context, between any two tasks of ours
 
 

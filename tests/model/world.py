@@ -10,34 +10,35 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from poundlock.core.checkpoint import FileCheckpoint
 from poundlock.core.coordinator import Coordinator
-from poundlock.core.log import FileLog, TransactionLog
+from poundlock.core.log import FileLog, TransactionLog, record_numbers
 from poundlock.core.model import Opened, OperatorDecided, OperatorDecision
-from poundlock.core.participant import Participant
+from poundlock.core.participant import Participant, Semantic
 from poundlock.errors import (
     Fenced,
     GuaranteeBroken,
     InDoubt,
     LogCorrupt,
     LogMismatch,
+    OutOfTime,
     PoundlockError,
     Rejected,
     Unavailable,
 )
 
+from .backups import Backups
 from .database import Blind, BlindServer, Database, DatabaseServer
-from .disk import ROOT, DriverDisk, File, RemoteLog, SimDisk, checkpoint_on
+from .disk import ROOT, DriverDisk, RemoteLog, SimDisk, checkpoint_on
 from .driver import Driver, Interrupt
 from .kafka import KafkaServer, KafkaSink
 from .oracle import Oracle
 from .schedule import Fault, Schedule
-from .spark import Checkpoint, Range, SparkConflict
+from .spark import EXECUTORS, Checkpoint, Range, SparkConflict
 from .systems import NEW, OURS, Crash, Wire
-from .withdrawal import Withdrawal, withdrawn
+from .withdrawal import BOTH, Withdrawal, withdrawn
 
 T = TypeVar("T")
 
@@ -54,18 +55,6 @@ class Violation(AssertionError):
     """Something happened that must never happen."""
 
 
-@dataclass
-class Backup:
-    """A copy of log and checkpoint, and the oracle's account of that log."""
-
-    records: dict[int, bytes]
-    disk: dict[str, bytes]
-    query: str | None
-    plans: dict[int, bytes]
-    commits: set[int]
-    account: dict[str, Any]
-
-
 class World:
     """The simulated world of one schedule."""
 
@@ -73,13 +62,12 @@ class World:
         self.config = schedule.config
         self.faults = deque(schedule.faults)
         self.switches = any(fault.kind == "switch" for fault in schedule.faults)
-        self.rewinds = any(fault.kind == "rewind" for fault in schedule.faults)
         self.waited = 0  # effects since the last fault
         self.effects = 0
         self.trace: list[str] | None = [] if trace else None
         self.back = threading.Lock()
         self.back.acquire()
-        self.oracle = Oracle()
+        self.oracle = Oracle(lambda: self._now)
         self.disk = SimDisk()
         self.disk_failed = False
         self.records: dict[int, bytes] = {}  # of the remote log
@@ -102,16 +90,19 @@ class World:
         self.replans = 0
         self.withdrawal = Withdrawal()
         self.stopped = False
-        self.backups: list[Backup] = []  # one after each record and each plan
-        self._nothing = Backup({}, {}, None, {}, set(), self.oracle.account())
-        self.newest: Backup | None = None  # what was there before an older copy was restored
+        rewinds = any(fault.kind == "rewind" for fault in schedule.faults)
+        self.backups = Backups(self, LOG, wanted=rewinds)
         self._now = 1_000_000.0
         self._rulings = 0
         # Sinks that the pipeline does not have: not yet, or no more.
         self.absent = {sink for i, sink in enumerate(self.servers) if i in self.config.absent}
         self.gone: set[str] = set()  # sinks whose system never answers again
         self.removed: set[str] = set()  # of those, the ones that the pipeline no longer has
-        self.changed: dict[str, str] = {}  # how sinks were changed: "rename" or "remove"
+        self.changed: dict[str, str] = {}  # how sinks were changed: `schedule.CHANGED`
+        self.slow = False  # each row takes long, so few of them fit into a transaction
+        self.cut_off: set[tuple[int, str]] = (
+            set()
+        )  # executors and the systems that they cannot reach
         self.stuck: set[str] = set()  # sinks with branches whose commit is never proven
 
     def clock(self) -> float:
@@ -132,7 +123,7 @@ class World:
             if copy:
                 self.oracle.fail("a driver wrote to the copy of a log")
             self.oracle.published(number, data, writer)
-            self.keep_backup()
+            self.backups.keep()
 
         if self.config.log == "file":
             disk = DriverDisk(self.disk, effect, published)
@@ -164,11 +155,13 @@ class World:
             else:
                 sink = Blind(server, way, clock)
             sink.name = NEW + name if self.changed.get(name) == "rename" else name
+            if self.changed.get(name) == "downgrade":
+                sink.semantic = Semantic.AT_LEAST_ONCE
             made[sink.name] = sink
         return made
 
     def change_sink(self, fault: Fault) -> None:
-        """Rename or remove a sink. The next driver has the change."""
+        """Rename, remove or downgrade a sink. The next driver has the change."""
         name = list(self.servers)[fault.arg % len(self.servers)]
         self.changed[name] = fault.kind
         self.oracle.count(f"sink changed: {fault.kind}")
@@ -276,6 +269,7 @@ class World:
         self.oracle.require(set(seen) == set(state.batches), "log and oracle know other batches")
 
     def _bury(self) -> None:
+        self.withdrawal.die()
         for driver in self._paused():
             driver.dead = True
             driver.resume()
@@ -289,12 +283,17 @@ class World:
             return
         for driver in self.drivers:
             driver.dead = True
+        self.withdrawal.die()
         before = len(self.disk.live)
         self.disk.crash(arg)
         if len(self.disk.live) != before:
             self.oracle.count("disk forgot something")
         files = {path: file for path, file in self.disk.live.items() if file is not None}
-        records = {int(path[-25:-5]): f.data for path, f in files.items() if path.endswith(".json")}
+        records = {
+            number: file.data
+            for path, file in files.items()
+            for number in record_numbers([path.rpartition("/")[2]])
+        }
         try:
             self.oracle.remembered(records)
         except LogCorrupt as torn:
@@ -320,6 +319,11 @@ class World:
                 self._deliver(len(self.limbo) - 1)
             case "straggler":
                 server.straggle()
+            case "slow":
+                self.slow = True
+            case "cut_off":
+                self.cut_off.add((fault.arg // 2 % EXECUTORS, server.sink))
+                self.oracle.count("executor cut off")
             case "gone":
                 self.gone.add(server.sink)
                 self.oracle.gone.add(server.sink)
@@ -386,60 +390,6 @@ class World:
         else:
             self.checkpoint.put(None, {}, ())
 
-    def keep_backup(self) -> None:
-        if self.rewinds:
-            self.backups.append(self._backup())
-
-    def _backup(self) -> Backup:
-        disk = {p: f.data for p, f in self.disk.live.items() if f and p.startswith(f"{LOG}/")}
-        saved = self.checkpoint
-        return Backup(
-            *(dict(self.records), disk, saved.query, saved.plans, saved.commits),
-            self.oracle.account(),
-        )
-
-    def rewind(self, arg: int) -> bool:
-        """Restore an older copy of log and checkpoint, with no driver running."""
-        if not self.backups:
-            return False
-        if not self._go_back(self.backups[-1 - min(arg, len(self.backups) - 1)]):
-            return False
-        self.oracle.count("log and checkpoint restored together")
-        return True
-
-    def vanish(self) -> bool:
-        """Delete log and checkpoint, with no driver running, after a commit."""
-        if not self.oracle.has_committed() or not self._go_back(self._nothing):
-            return False
-        self.oracle.count("log and checkpoint deleted together")
-        return True
-
-    def _go_back(self, backup: Backup) -> bool:
-        if not all(server.remembers for server in self.servers.values()):
-            return False
-        for driver in self.drivers:
-            driver.dead = True
-        self.limbo.clear()
-        self.requests.clear()
-        now = self._backup()
-        if self.newest is None or now.account["owner"] > self.newest.account["owner"]:
-            self.newest = now
-        self._restore(backup)
-        return True
-
-    def _restore(self, backup: Backup) -> None:
-        self.records.clear()
-        self.records.update(backup.records)
-        for files in (self.disk.live, self.disk.kept):
-            for path in [path for path in files if path.startswith(f"{LOG}/")]:
-                del files[path]
-        for path, data in backup.disk.items():
-            self.disk.live[path] = file = File(data)
-            self.disk.kept[path] = file
-            file.synced = data
-        self.checkpoint.put(backup.query, backup.plans, backup.commits)
-        self.oracle.go_back(backup.account)
-
     def start_on_copy(self) -> None:
         """Copy the whole checkpoint and start a second pipeline on it."""
         if not self.oracle.owner:
@@ -478,13 +428,14 @@ class World:
         match error:
             case LogMismatch() if _FORMER.search(str(error)):
                 self._settle_former_sinks(decided="no such sink" in str(error))
-            case LogMismatch() if self.withdrawal.used and withdrawn(error):
+            case LogMismatch() if self.oracle.counts["Withdrawn"] and withdrawn(error):
                 self.withdrawal.repeat(self, error)
-            case LogMismatch() if self.newest is not None:
+            case OutOfTime():
+                self._replan(driver.batch)
+            case LogMismatch() if self.backups.newest is not None:
                 for other in self.drivers:  # one that was reading has seen a part of each log
                     other.dead = True
-                self._restore(self.newest)
-                self.newest = None
+                self.backups.restore_newest()
             case LogMismatch():
                 self._restore_checkpoint()
             case GuaranteeBroken():
@@ -504,11 +455,13 @@ class World:
             case LogMismatch() if _FORMER.search(str(error)):
                 self.oracle.count("former sink refused")
                 return bool(self.changed or self.removed or self.absent)
-            case LogMismatch() if self.newest and (opened := _OPENED.search(str(error))):
-                return int(opened[2]) < int(opened[1]) <= self.newest.account["owner"]
-            case LogMismatch() if self.withdrawal.used and withdrawn(error):
+            case LogMismatch() if self.backups.newest and (opened := _OPENED.search(str(error))):
+                return int(opened[2]) < int(opened[1]) <= self.backups.newest.account["owner"]
+            case LogMismatch() if self.oracle.counts["Withdrawn"] and withdrawn(error):
                 return True
-            case LogMismatch() if self.newest is not None and _accuses(error):
+            case OutOfTime():
+                return self.slow
+            case LogMismatch() if self.backups.newest is not None and _accuses(error):
                 later = "was opened by generation" in str(error)  # an open branch accuses too
                 return later or bool(self.oracle.unknown_commits())
             case LogMismatch():
@@ -536,6 +489,12 @@ class World:
             if not history.finished
             for key, receipt in history.receipts.items()
         )
+
+    def _replan(self, batch: int) -> None:
+        """Lower the limit of the source, and have Spark plan the batch anew."""
+        self.oracle.count("batch out of time")
+        self.sizes[batch : batch + 1] = [1] * max(1, self.sizes[batch])
+        self.withdrawal.perform(self, BOTH)
 
     def _restore_checkpoint(self) -> None:
         """Put the checkpoint back that belongs to the log."""

@@ -17,6 +17,12 @@ from poundlock.sinks.mysql.move import DELETE, ORDER
 
 
 class TestTargetTable:
+    def test_names_that_differ_only_in_case_are_refused(self, place: Place) -> None:
+        place.ask("CREATE TABLE t (id INT)")
+        sink = place.sink(look=False)
+        with pytest.raises(UsageError, match=r"columns 'ID' and 'Id' have the same name in MySQL"):
+            sink.project({"Id": Column("a", "int"), "ID": Column("b", "int")})
+
     def test_each_difference_is_named(self, place: Place) -> None:
         place.ask(
             "CREATE TABLE t (id INT NOT NULL, price DECIMAL(10,2), at DATETIME, note VARCHAR(9), "

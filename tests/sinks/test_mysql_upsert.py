@@ -179,6 +179,29 @@ class TestUpsert:
         receipts = [prepare(sink, same, task=task, batch=9) for task in range(2)]
         assert sink.check(receipts) == [None, None] and sink.commit(receipts) == [DONE, DONE]
 
+    @pytest.mark.parametrize("partitioned", [False, True])
+    def test_keys_that_only_the_collation_equates_are_refused(
+        self, place: Place, partitioned: bool
+    ) -> None:
+        """The table has room for one of them."""
+        place.ask(
+            "CREATE TABLE t (id VARCHAR(9) PRIMARY KEY, ts INT) "
+            "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+        )
+        sink = place.sink(key="id", order_by="ts", **PARTITIONED[partitioned and IS_MARIADB])
+        for batch, keys in enumerate((["a", "A"], ["a", "a "], ["a", "ä"])):
+            rows = {"id": keys, "ts": [1, 2], ORDER: [1, 2]}
+            if partitioned and IS_MARIADB:
+                assert "calls equal" in str(get_refusal(sink, rows))
+                continue
+            receipt = prepare(sink, rows, batch=batch)
+            assert "calls equal, so only one of the rows" in str(sink.check([receipt])[0])
+            assert sink.abort(sink.find(OURS)) == [LOST]
+        rows = {"id": ["a", "b", "a"], "ts": [1, 2, 3], ORDER: [1, 2, 3]}
+        receipt = prepare(sink, rows, batch=9)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert place.rows() == [("a", 3), ("b", 2)]
+
     @pytest.mark.parametrize("own", [True, False])
     def test_long_strings_are_ordered_by_their_full_length(self, place: Place, own: bool) -> None:
         place.ask(f"CREATE TABLE t (id INT PRIMARY KEY, v INT{', o TEXT' if own else ''})")

@@ -39,6 +39,21 @@ class TestKeys:
         assert len(db("SELECT DISTINCT xmin FROM t WHERE k < 9")) == 1
         assert db.open() == []
 
+    @pytest.mark.parametrize("mode", ["prepared", "staged"])
+    def test_keys_that_only_the_table_equates_are_refused(self, db: Database, mode: str) -> None:
+        db(
+            "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+        db("CREATE TABLE t (k text COLLATE loose PRIMARY KEY, at int)")
+        sink = db.sink(key="k", order_by="at", mode=mode, key_partitioned=mode == "prepared")
+        rows = keyed(("a", 1), ("A", 2), names="k at")
+        with pytest.raises(BadRow, match="calls equal, so only one of the rows could stay"):
+            sink.check([db.prepare(sink, rows)])
+        sink.abort(sink.find(db.namespace))
+        receipt = db.prepare(sink, keyed(("a", 1), ("a", 2), ("b", 0), names="k at"), batch=1)
+        assert sink.check([receipt]) == [None] and sink.commit([receipt]) == [DONE]
+        assert db("SELECT k, at FROM t ORDER BY k") == [("a", 2), ("b", 0)]
+
     @pytest.mark.parametrize("tasks", [1, 2])
     def test_duplicates_are_refused_or_ordered(self, db: Database, tasks: int) -> None:
         db(self.TABLE)

@@ -11,7 +11,7 @@ from fix_redis import DONE, SPACE, branch, list_leftovers, stage_rows
 
 from poundlock.core.model import Fingerprint, Receipt
 from poundlock.core.participant import Column
-from poundlock.core.sparksql import to_json
+from poundlock.core.sparksql import row_json, to_json
 from poundlock.errors import BadRow, NotAuthorised, UsageError
 from poundlock.servers import valkey
 from poundlock.sinks import Redis
@@ -139,12 +139,20 @@ class TestProject:
     def test_each_shape_needs_its_columns(self, options: Any, wanted: list[str]) -> None:
         assert list(Redis(url="redis://nowhere", **options).project(self.COLUMNS)) == wanted
 
+    @pytest.mark.parametrize("option", ["field", "key"])
+    def test_a_missing_column_is_called_by_its_option(self, option: str) -> None:
+        options: Any = {"hash": "h", "field": "gone"} if option == "field" else {"key": "gone"}
+        sink = Redis(url="redis://nowhere", value="n", **options)
+        with pytest.raises(UsageError, match=f"no column 'gone' for the {option}"):
+            sink.project(self.COLUMNS)
+
     def test_times_inside_json_keep_their_microseconds(self) -> None:
         columns = {"id": Column("id", "string"), "at": Column("at", "array<timestamp_ntz>")}
-        for value, inside in (("at", "at"), ("json", "named_struct('id', id, 'at', at)")):
+        at = to_json("at", columns["at"], nulls=False)
+        for value, inside in (("at", at), ("json", row_json(columns))):
             sink = Redis(url="redis://nowhere", hash="h", field="id", value=value)
-            expression = sink.project(columns)["value"]
-            assert expression == f"CAST({to_json(inside, nulls=False)} AS BINARY)"
+            assert sink.project(columns)["value"] == f"CAST({inside} AS BINARY)"
+            assert "SSSSSS" in inside
 
     @pytest.mark.parametrize("digits", [15, 16])
     def test_decimals_that_the_server_would_round_are_not_added(self, digits: int) -> None:

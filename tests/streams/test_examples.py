@@ -109,6 +109,12 @@ def _serve(server: socket.socket, lines: bytes) -> None:
     threading.Event().wait()
 
 
+@pytest.mark.parametrize("name", [*sorted({it[0] for it in EXPECTED}), "word_count"])
+def test_an_example_without_arguments_says_which_it_takes(name: str) -> None:
+    with pytest.raises(SystemExit, match=rf"^usage: {name}\.py [A-Z]"):
+        jobfile.load(EXAMPLES / f"{name}.py")(None, [])
+
+
 def test_each_example_fits_on_a_page() -> None:
     for path in EXAMPLES.glob("*.py"):
         if not path.stem.endswith("sqlite_sink"):  # a whole participant, and its tests

@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from playing import source
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import poundlock as lock
-from poundlock.cli.state import state
 from poundlock.errors import UsageError
 from poundlock.sinks import Files
+from program import call_program
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
@@ -31,9 +30,17 @@ def run(flow: lock.Flow, directory: Path, **trigger):
 
 
 def show(*arguments: object) -> str:
-    done = CliRunner().invoke(state, ["show", *map(str, arguments)], catch_exceptions=False)
-    assert done.exit_code == 0
-    return done.output
+    """Show the state in a process whose session has never had a query."""
+    done = call_program("state", "show", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refusal(*arguments: object) -> str:
+    """Return the one line that a refused call ends with."""
+    done = call_program("state", "show", *arguments)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False), done.stderr
+    return done.stderr.splitlines()[-1]
 
 
 def test_state_show_prints_the_state_of_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
@@ -48,11 +55,27 @@ def test_state_show_prints_the_state_of_a_checkpoint(spark: SparkSession, tmp_pa
     assert kept["key"] == ["a"] and list(kept["timers"]) == ["event"]
     before = json.loads(show(tmp_path / "c", "--json", "--batch", 0))
     assert sorted(each["key"][0] for each in before["keys"]) == ["a", "b"]
-    assert "operator 0" in show(tmp_path / "c")
-    with pytest.raises(UsageError, match="has no operator 7: it has 0"):
-        show(tmp_path / "c", "--operator", 7)
-    with pytest.raises(UsageError, match="there is no state in"):
-        show(tmp_path / "nothing")
+    assert "has no operator 7: it has 0" in refusal(tmp_path / "c", "--operator", 7)
+    assert "there is no state in" in refusal(tmp_path / "nothing")
+
+
+def test_state_show_says_in_one_line_why_a_task_cannot_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    frame = source(spark, tmp_path / "in", [[("a", 1, 1)]])
+    run(lock.flow(frame).key_by("id").sum("v"), tmp_path).awaitTermination()
+    for part in (tmp_path / "c" / "state" / "0").glob("[0-9]*/*1.*"):
+        part.unlink()
+    assert f"the state in {tmp_path}/c cannot be read: " in refusal(tmp_path / "c")
+
+
+def test_state_show_reads_sparks_own_operators(spark: SparkSession, tmp_path: Path) -> None:
+    frame = source(spark, tmp_path / "in", [[("a", 1, 1), ("a", 2, 2)]]).groupBy("id").count()
+    places = {"checkpointLocation": str(tmp_path / "c")}
+    written = frame.writeStream.format("noop").outputMode("update").options(**places)
+    written.trigger(availableNow=True).start().awaitTermination()
+    told = json.loads(show(tmp_path / "c", "--json"))
+    assert told["keys"] == [{"key": ["a"], "state": {"count": 2}, "timers": {}}]
 
 
 def test_state_show_obeys_no_key(spark: SparkSession, tmp_path: Path) -> None:
@@ -62,6 +85,7 @@ def test_state_show_obeys_no_key(spark: SparkSession, tmp_path: Path) -> None:
     told = json.loads(show(tmp_path / "c", "--json"))
     assert [kept["key"] for kept in told["keys"]] == [[hostile]]
     shown = show(tmp_path / "c")
+    assert "operator 0" in shown
     assert not [c for c in shown if c != "\n" and not c.isprintable()], shown
     together = "".join(re.findall(r"[^\s│]+", shown))
     assert "[2J" in together and "[red]" in together

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fix_log import SpoiledDisk, decided, generation, written
 
-from poundlock.core.checkpoint import FileCheckpoint
+from poundlock.core.checkpoint import FileCheckpoint, Plan
 from poundlock.core.log import FileLog
 from poundlock.core.model import Bound, Finished, Record
 from poundlock.errors import LogCorrupt, LogMismatch, Unavailable
@@ -160,6 +160,16 @@ def test_a_checkpoint_that_cannot_be_read_is_unavailable(tmp_path: Path) -> None
     checkpoint_in(tmp_path, WHOLE)
     with pytest.raises(Unavailable, match="cannot be read or written"):
         FileCheckpoint(str(tmp_path), disk=disk).query()
+
+
+def test_a_batch_that_spark_runs_by_another_plan_is_refused() -> None:
+    """Some file systems keep one of two plans, and do not tell the driver of the other."""
+    stored = Plan(plan(4))
+    stored.check_runs(4, ['{"topic": {"0": 4}}'])
+    Plan(b'v2\n{}\n1:{"logOffset":7}\n0:"5"').check_runs(4, ['"5"', '{"logOffset": 7}'])
+    for running in (['{"topic":{"0":5}}'], [], ['{"topic":{"0":4}}', '{"logOffset":0}']):
+        with pytest.raises(LogMismatch, match="runs batch 4 with other source offsets"):
+            stored.check_runs(4, running)
 
 
 def test_a_plan_that_spark_has_not_written_is_a_mismatch(tmp_path: Path) -> None:

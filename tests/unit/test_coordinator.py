@@ -84,6 +84,7 @@ def test_a_batch_is_retried_after_a_no_vote_and_its_branches_are_aborted() -> No
 
 def test_a_run_that_may_have_left_a_task_behind_is_the_last_of_its_lane() -> None:
     bench = Bench()
+    bench.sinks["a"].reuses_ids = True
     failing, repeated = Job(bench.sinks, (1, 2)), Job(bench.sinks, (3,))
     failing.fail = lambda attempt: Rejected("no") if attempt == 1 else None
     repeated.settled = False
@@ -92,7 +93,17 @@ def test_a_run_that_may_have_left_a_task_behind_is_the_last_of_its_lane() -> Non
         bench.coordinator.run(batch, plan(batch), job)
     jobs.append(bench.run(4))
     numbers = [[it.lane.number for it in job.written if it.lane] for job in jobs]
-    assert numbers == [[0], [0], [0, 1], [1], [2]]
+    assert numbers == [[0], [1], [0, 2], [3], [4]]
+
+
+def test_a_batch_never_uses_the_ids_that_show_the_batch_before() -> None:
+    bench = Bench()
+    bench.sinks["a"].reuses_ids = True
+    lanes = [bench.run(batch).written[0].lane for batch in range(3)]
+    empty = Job(bench.sinks, ())
+    bench.coordinator.run(3, plan(3), empty)  # the ids of batch 2 still show it
+    lanes.append(bench.run(4).written[0].lane)
+    assert [it.number for it in lanes if it] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("error", [Rejected("no"), Unavailable("silent")])

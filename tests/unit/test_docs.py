@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from poundlock.core.protocol import Step
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "poundlock"
 
@@ -158,6 +160,11 @@ def package_on_disk() -> set[str]:
     paths = [path for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts]
     full = [path for path in paths if not path.is_dir() or any(path.rglob("*.py"))]
     return {str(path.relative_to(PACKAGE)) + "/" * path.is_dir() for path in full}
+
+
+def test_the_page_of_observers_names_every_step_once() -> None:
+    table = (ROOT / "docs" / "observe.md").read_text()
+    assert re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE) == [step.name for step in Step]
 
 
 def test_the_tree_in_architecture_equals_the_disk() -> None:

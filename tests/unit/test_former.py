@@ -212,6 +212,20 @@ def test_after_a_failed_job_the_end_is_not_clean() -> None:
     assert {place.sink for place in town.coordinator.state.places} == {"a", "b", "c"}
 
 
+def test_after_a_driver_that_may_still_run_the_end_is_not_clean() -> None:
+    """Its tasks may open branches after the last sweep. The driver after that one ends cleanly."""
+    town = Town()
+    town.crash()
+    alive = {"has_ended": lambda owner: False}
+    town.coordinator = town.driver()
+    town.coordinator.take_over("lock", query=lambda: "query-1", owner="there:2", **alive)
+    town.coordinator.end()
+    assert {place.sink for place in town.coordinator.state.places} == {"a", "b", "c"}
+    town.restart()
+    town.coordinator.end()
+    assert town.coordinator.state.places == ()
+
+
 def test_a_compaction_keeps_the_places() -> None:
     town = Town()
     town.settings = type(town.settings)(keep_batches=1)

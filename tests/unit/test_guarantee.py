@@ -132,7 +132,20 @@ def test_what_a_deletion_of_the_log_does_is_said_where_a_system_may_not_notice()
             ("weak", Semantic.AT_LEAST_ONCE),
         )
     )
-    forgets.after_deletion = weak.after_deletion = "noticed for a week"
+    forgets.after_restore = weak.after_restore = "noticed for a week"
     said = str(guarantee.state("s", replayable=True, sinks=[knows, forgets, weak])).splitlines()
     assert [line.split()[1] for line in said if "deleted" in line] == ["forgets"]
-    assert said[2].endswith("If log and checkpoint are deleted, that is noticed for a week")
+    assert said[2].endswith(
+        "deleted, or restored together to an older state, that is noticed for a week"
+    )
+
+
+def test_the_advice_for_a_source_without_replay_says_what_it_gives() -> None:
+    statement = guarantee.state("socket", replayable=False, sinks=[sink("out", Commitment.STAGED)])
+    with pytest.raises(UsageError) as caught:
+        guarantee.require(statement)
+    assert "at most once, whatever semantic= says" in str(caught.value)
+    lower = sink("out", Commitment.STAGED, Semantic.AT_LEAST_ONCE)
+    advised = guarantee.state("socket", replayable=False, sinks=[lower])
+    guarantee.require(advised)
+    assert advised.guarantee is Guarantee.AT_MOST_ONCE

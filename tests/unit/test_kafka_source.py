@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import poundlock as lock
 from poundlock import sinks
 from poundlock.errors import UsageError
 from poundlock.sinks.kafka.settings import SECURITY_PREFIXES, to_kafka_python
@@ -144,3 +147,24 @@ def test_a_missing_variable_is_told_before_the_start(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
     with pytest.raises(UsageError, match="KAFKA_PASSWORD is not set"):
         _participants()
+
+
+@pytest.mark.parametrize("servers", ["hidden:port", "one:1,hidden:99999", ":1", "env:BROKERS"])
+def test_servers_that_are_no_addresses_are_refused(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKERS", "hidden:secret")
+    spark: Any = None  # refused before it is used
+    with pytest.raises(UsageError, match="host:port") as read:
+        lock.read_kafka(spark, "t", bootstrap_servers=servers)
+    with pytest.raises(UsageError, match="host:port") as written:
+        sinks.Kafka("t", bootstrap_servers=servers).preflight()
+    assert "hidden" not in f"{read.value} {written.value}"  # it may be another variable's value
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [lock.read_kafka, lock.read_files, lock.read_socket, lock.from_collection, lock.custom],
+)
+def test_a_reader_says_that_it_returns_a_frame(reader: Callable[..., Any]) -> None:
+    assert inspect.signature(reader).return_annotation == "DataFrame"

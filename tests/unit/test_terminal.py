@@ -24,6 +24,7 @@ from poundlock.demo.screen import Screen
 from poundlock.servers import base
 from poundlock.sinks.console import _grid
 from poundlock.terminal import visible
+from program import call_program
 
 # Escape sequences of both kinds, a new title, a clipboard, a carriage return, a reversal of text, an
 # invisible character, another line, and markup that rich cannot parse.
@@ -77,10 +78,9 @@ def test_a_json_document_stays_one(capsys: pytest.CaptureFixture[str]) -> None:
 
 def call(*arguments: str) -> str:
     """Call a command, and return what the program prints of it and of its error."""
-    command = [sys.executable, "-c", "from poundlock.cli import main; main()", *arguments]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert b"Traceback" not in done.stderr, done.stderr.decode()
-    return (done.stdout + done.stderr).decode()
+    done = call_program(*arguments)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import traceback
 from importlib import import_module
 
 import click
@@ -10,6 +12,8 @@ import click
 from poundlock import __version__
 from poundlock.errors import PoundlockError, UsageError
 from poundlock.terminal import guard, say
+
+_logger = logging.getLogger("poundlock")
 
 _COMMANDS = {
     "demo": ("poundlock.cli.demo", "demo", "Kill a pipeline again and again, and count the rows."),
@@ -47,11 +51,14 @@ class _Commands(click.Group):
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="poundlock")
-def poundlock() -> None:
+@click.option("--debug", is_flag=True, help="Show all that led to a failure.")
+def poundlock(debug: bool) -> None:
     """Exactly-once output for Apache Spark Structured Streaming.
 
     Exit status: 0 for success, 1 if a check failed or a system refused, 2 if the call was wrong.
     """
+    if debug:
+        _logger.setLevel(logging.DEBUG)
 
 
 def main() -> None:
@@ -70,6 +77,8 @@ def main() -> None:
         say(f"Error: {error.format_message()}", lines=True, err=True)
         sys.exit(error.exit_code)
     except PoundlockError as error:
+        if _logger.isEnabledFor(logging.DEBUG):
+            say(traceback.format_exc(), lines=True, err=True)
         say(f"poundlock: {type(error).__name__}: {error}", lines=True, err=True)
         sys.exit(2 if type(error) is UsageError else 1)  # a subclass means that a system refused
     sys.exit(status)  # without standalone mode, click returns the status of an Exit

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import click
 
+from poundlock.cli import environment
+from poundlock.cli.environment import Finding
 from poundlock.terminal import say, say_json
 
 _ENCRYPTED = {True: "encrypted", False: "not encrypted"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check, and what to do if it is bad."""
-
-    what: str
-    good: bool
-    found: str
-    cure: str = ""
 
 
 @click.command()
@@ -58,11 +48,25 @@ def doctor(
 ) -> None:
     """Check this machine, the brokers and the databases, and say how to solve each problem.
 
+    A driver that is missing is needed only for its own sink. What Spark's workers run is asked too:
+    PYSPARK_PYTHON, if it is set.
+
+    Exit status: 1 if something that every pipeline needs is bad, or an address that was given.
+
     Give a DSN or URL as env:NAME or file:PATH, because every user can read a command line.
     """
-    checks: list[Callable[[], Iterator[Finding]]] = [_python, _packages, _java, _jars, _workers]
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        environment.python,
+        environment.packages,
+        environment.drivers,
+        _java,
+        _jars,
+        environment.workers,
+    ]
     findings = [finding for check in checks for finding in check()]
     if bootstrap_servers:
+        if any("=" not in setting for setting in settings):
+            raise click.UsageError("--setting must have the form NAME=VALUE")
         pairs = dict(setting.split("=", 1) for setting in settings)
         findings += list(_kafka(bootstrap_servers, pairs, topics))
     for dsn in postgres:
@@ -73,38 +77,19 @@ def doctor(
         say_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
-            mark, colour = ("good", "green") if finding.good else ("BAD ", "red")
-            say(mark, fg=colour, nl=False)
-            say(f"  {finding.what}: {finding.found}")
-            if not finding.good:
-                say(f"      {finding.cure}", lines=True)
-    if not all(finding.good for finding in findings):
+            _print(finding)
+    if any(finding.needed and not finding.good for finding in findings):
         raise click.exceptions.Exit(1)
 
 
-def _python() -> Iterator[Finding]:
-    version = sys.version.split()[0]
-    good = sys.version_info >= (3, 10)
-    yield Finding("Python", good, version, "use Python 3.10 or later")
-
-
-def _packages() -> Iterator[Finding]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    wanted: dict[str, tuple[Callable[[str], bool], str]] = {
-        "pyspark": (lambda v: v == "4.2.0", "pip install pyspark==4.2.0"),
-        "pandas": (lambda v: int(v.split(".")[0]) < 3, "pip install 'pandas<3'"),
-        "pyarrow": (lambda v: int(v.split(".")[0]) >= 18, "pip install 'pyarrow>=18'"),
-        "confluent-kafka": (lambda v: v.startswith("2."), "pip install 'poundlock[kafka]'"),
-        "kafka-python": (lambda v: v.startswith("3."), "pip install 'poundlock[kafka]'"),
-    }
-    for name, (fits, cure) in wanted.items():
-        try:
-            found = version(name)
-        except PackageNotFoundError:
-            yield Finding(name, False, "not installed", cure)
-        else:
-            yield Finding(name, fits(found), found, cure)
+def _print(finding: Finding) -> None:
+    mark, colour = ("good", "green") if finding.good else ("BAD ", "red")
+    if not finding.good and not finding.needed:
+        mark, colour = "note", "yellow"
+    say(mark, fg=colour, nl=False)
+    say(f"  {finding.what}: {finding.found}")
+    if not finding.good:
+        say(f"      {finding.cure}", lines=True)
 
 
 def _java() -> Iterator[Finding]:
@@ -126,20 +111,14 @@ def _jars() -> Iterator[Finding]:
         yield Finding(f"jars {name}", True, found)
 
 
-def _workers() -> Iterator[Finding]:
-    chosen = os.environ.get("PYSPARK_PYTHON")
-    good = chosen is None or os.path.realpath(chosen) == os.path.realpath(sys.executable)
-    cure = f"unset PYSPARK_PYTHON, or set it to {sys.executable}: workers must run the same Python"
-    yield Finding("PYSPARK_PYTHON", good, chosen or "not set, as it should be", cure)
-
-
 def _kafka(servers: str, settings: dict[str, str], topics: tuple[str, ...]) -> Iterator[Finding]:
     from poundlock.errors import PoundlockError
-    from poundlock.sinks.kafka.sink import Kafka
 
     for topic in topics or (None,):
         what = f"Kafka at {servers}" + (f", topic {topic}" if topic else "")
         try:
+            from poundlock.sinks import Kafka  # which may lack its driver
+
             sink = Kafka(topic, bootstrap_servers=servers, name="doctor", settings=settings)
             warnings = sink.preflight()
         except PoundlockError as error:
@@ -165,8 +144,11 @@ def _database(system: str, address: str, connect: Callable[[str], str]) -> Itera
 
 
 def _postgres(dsn: str) -> str:
-    from poundlock.sinks.postgres.link import connect
-    from poundlock.sinks.postgres.tls import protection
+    from poundlock.sinks import driver_needed
+
+    with driver_needed("Postgres"):
+        from poundlock.sinks.postgres.link import connect
+        from poundlock.sinks.postgres.tls import protection
 
     with closing(connect(dsn)) as link:
         found = protection(link)
@@ -174,8 +156,11 @@ def _postgres(dsn: str) -> str:
 
 
 def _mysql(url: str) -> str:
-    from poundlock.sinks.mysql.link import connect
-    from poundlock.sinks.mysql.tls import MODES
+    from poundlock.sinks import driver_needed
+
+    with driver_needed("MySQL"):
+        from poundlock.sinks.mysql.link import connect
+        from poundlock.sinks.mysql.tls import MODES
 
     with closing(connect(url, sink="doctor", lock_timeout=10)) as link:
         mode = link.tls.mode

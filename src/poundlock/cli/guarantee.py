@@ -59,6 +59,7 @@ def _to_json(statement: Statement) -> dict[str, object]:
                 "guarantee": route.cell.guarantee.value,
                 "reason": route.cell.reason,
                 "reader": route.reader,
+                "after_restore": route.after_restore,
             }
             for route in statement.routes
         ],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from poundlock.errors import PoundlockError
 from poundlock.servers import NAMES, base, module
 from poundlock.terminal import console, say, say_json
 
@@ -57,16 +58,28 @@ def up(names: tuple[str, ...], directory: Path | None, as_json: bool, brokers: i
     The servers continue to run after the command. `down` and `up` keep their addresses and data.
     Without NAMES, start all. They listen on 127.0.0.1 only. Kafka and OpenSearch have no password
     there, so every user of this machine can use them. Started by root, all run as nobody.
+
+    Exit status: 1 if a server could not be started. The others run all the same.
     """
     options = {"kafka": {"brokers": brokers}}
+    problems: dict[str, str] = {}
     for name in names or NAMES:
-        say(f"Starting {name} ...", err=True)
-        module(name).up(directory, **options.get(name, {}))
+        runs = base.status(base.home_of(name, directory)).running
+        say(f"{name} runs already" if runs else f"Starting {name} ...", err=True)
+        try:
+            module(name).up(directory, **options.get(name, {}))
+        except PoundlockError as error:  # the others do not need it
+            problems[name] = str(error)
+            say(f"{name} is not started: {error}", lines=True, err=True)
     if as_json:
-        _print_json(names, directory)
+        _print_json(names, directory, problems)
     else:
         for name in names or NAMES:
-            say(f"{name}  {base.status(base.home_of(name, directory)).url}")
+            if name not in problems:
+                say(f"{name}  {base.status(base.home_of(name, directory)).url}")
+    if problems:
+        say(f"not started: {', '.join(problems)}. The reasons are above", err=True)
+        raise click.exceptions.Exit(1)
 
 
 @servers.command()
@@ -141,6 +154,11 @@ def _print_status(name: str, it: base.Status) -> None:
         shown.print(f"  data  {it.directory}")
 
 
-def _print_json(names: tuple[str, ...], directory: Path | None) -> None:
+def _print_json(
+    names: tuple[str, ...], directory: Path | None, problems: Mapping[str, str] | None = None
+) -> None:
+    """Print the status of each server, with the reason for each that could not be started."""
     found = {name: asdict(base.status(base.home_of(name, directory))) for name in names or NAMES}
+    for name, problem in (problems or {}).items():
+        found[name]["problem"] = problem
     say_json(found)

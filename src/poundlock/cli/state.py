@@ -37,7 +37,7 @@ def show(
     from poundlock.spark.stream import state as reader
 
     spark = session("local[1]", kafka=False, conf={"spark.ui.enabled": "false"})
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel("OFF")  # what a task fails with is told by the error
     operators = reader.operators(spark, checkpoint)
     chosen = _choose(operators, operator)
     keys: list[dict[str, Any]] = []
@@ -45,7 +45,7 @@ def show(
         some = islice(reader.entries(spark, checkpoint, chosen.number, batch), limit)
         keys = [{"key": list(e.key), "state": e.state, "timers": e.timers} for e in some]
     elif chosen is not None:
-        rows = reader.rows(spark, checkpoint, chosen.number, batch).limit(limit).collect()
+        rows = reader.rows(spark, checkpoint, chosen.number, batch, limit)
         keys = [{"key": list(r.key), "state": r.value.asDict(), "timers": {}} for r in rows]
     if not as_json:
         _print(operators, chosen, keys)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from poundlock.terminal import confirm, console, say, say_json
+from poundlock.terminal import confirm, say, say_json
 
 if TYPE_CHECKING:
     from poundlock.core.inspector import Inspector
@@ -74,19 +74,24 @@ class Where:
         return Resolver(open_log(self.log) if self.log else None, self._systems())
 
     def _systems(self) -> list[Inspector]:
+        from poundlock.sinks import driver_needed
+
         found: list[Inspector] = []
         if self.bootstrap_servers is not None:
-            from poundlock.sinks.kafka.inspector import KafkaInspector
+            with driver_needed("Kafka"):
+                from poundlock.sinks.kafka.inspector import KafkaInspector
 
             found.append(KafkaInspector(self._kafka_settings(self.bootstrap_servers)))
         elif self.settings:
             raise click.UsageError("--setting requires --bootstrap-servers")
         if self.postgres:
-            from poundlock.sinks.postgres.inspector import PostgresInspector
+            with driver_needed("Postgres"):
+                from poundlock.sinks.postgres.inspector import PostgresInspector
 
             found += [PostgresInspector(dsn) for dsn in self.postgres]
         if self.mysql:
-            from poundlock.sinks.mysql.inspector import MySQLInspector
+            with driver_needed("MySQL"):
+                from poundlock.sinks.mysql.inspector import MySQLInspector
 
             found += [MySQLInspector(url) for url in self.mysql]
         return found
@@ -134,6 +139,7 @@ def _print(lines: list[Line]) -> None:
 
 def _facts(line: Line) -> Iterator[str]:
     """Yield a line with the place and state of a branch, and one with its size, age and owner."""
+    over = "none" if line.decision == "finished" else ""
     known = [
         [
             ("sink", line.sink),
@@ -145,7 +151,7 @@ def _facts(line: Line) -> Iterator[str]:
         [
             ("rows", line.rows),
             ("age", _seconds(line.age_s, "")),
-            ("time left", _seconds(line.time_left_s, "no limit")),
+            ("time left", over or _seconds(line.time_left_s, "no limit")),
             ("generation", line.generation),
             ("owner", line.owner),
         ],
@@ -176,10 +182,57 @@ def show(id: str, where: Where, as_json: bool) -> None:
     if as_json:
         say_json(known)
     else:
-        from rich.json import JSON
-
-        console(soft_wrap=True).print(JSON.from_data(known))
+        _print_branch(known)
     _report_unreachable(resolver)
+
+
+def _print_branch(known: dict[str, Any]) -> None:
+    from poundlock.txn.resolver import Line
+
+    say(known["id"])
+    line = Line(**known["branch"]) if known["branch"] else None
+    for facts in _facts(line) if line else ():
+        say(f"  {facts}")
+    if known["system"]:
+        facts = dict(known["system"])
+        say(f"{facts.pop('system')} says: {_pairs(facts)}")
+    for record in known["log"]:
+        receipt = record["receipt"]
+        say(f"record {record['record']} of the log: {record['kind']}, at {_time(record['at'])}")
+        say(f"  batch {record['batch']}, {record['stage']}; sink {receipt['sink']}")
+    for act in known["audit"]:
+        say(f"entry {act['number']} of the audit: {act['action']}, at {_time(act['at'])}")
+        _print_outcome(act)
+    if line:
+        say(f"next: {line.next}")
+
+
+def _pairs(facts: dict[str, Any]) -> str:
+    """Return facts as text, without those that are empty or not known."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_time(fact) if name.endswith('_at') else _fact(fact)}"
+        for name, fact in facts.items()
+        if fact not in (None, [], "")
+    )
+
+
+def _fact(fact: Any) -> str:
+    if not isinstance(fact, list):
+        return str(fact)
+    return " ".join(
+        "-".join(map(str, each)) if isinstance(each, list) else str(each) for each in fact
+    )
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
+
+
+def _print_outcome(act: dict[str, Any]) -> None:
+    from poundlock.txn.audit import description
+
+    say(f"  by {description(act['by'])}")
+    say(f"  outcome: {act['outcome'] or _NO_OUTCOME}")
 
 
 @txn.command()
@@ -320,18 +373,14 @@ def audit(log: str, as_json: bool) -> None:
 
     Exit status: 1 if an entry was changed, removed or inserted.
     """
-    from poundlock.txn.audit import description
-
     chain = Where(log).resolver().audit()
     acts = chain.acts()
     if as_json:
         say_json({"acts": acts, "problems": chain.problems, "head": chain.head})
     else:
         for act in acts:
-            at = datetime.fromtimestamp(act["at"], timezone.utc).isoformat(timespec="seconds")
-            say(f"{act['number']}  {at}  {act['action']} {act['id']}")
-            say(f"  by {description(act['by'])}")
-            say(f"  outcome: {act['outcome'] or _NO_OUTCOME}")
+            say(f"{act['number']}  {_time(act['at'])}  {act['action']} {act['id']}")
+            _print_outcome(act)
         say(f"{len(chain.entries)} entries; the hash of the last is {chain.head}")
     for problem in chain.problems:
         say(f"the chain is broken: {problem}", err=True)

@@ -32,6 +32,8 @@ METADATA, PLANS, COMMITS, SOURCES = "metadata", "offsets", "commits", "sources"
 STATE = "state"
 WITHDRAWN = "poundlock-withdrawn"  # a directory that Spark does not know
 
+_NO_OFFSET = "-"  # of a source that has given none yet
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -47,6 +49,32 @@ class Plan:
     @property
     def hash_before(self) -> str | None:
         return None if self.before is None else hashlib.sha256(self.before).hexdigest()
+
+    def check_runs(self, batch: int, offsets: Iterable[str]) -> None:
+        """Check that Spark runs the batch with the end offsets of this plan.
+
+        Spark runs a plan that it has in memory. If two drivers plan a batch at once, some file systems
+        keep the plan of one, and do not tell the other. Raises `LogMismatch`.
+        """
+        head, *rest = self.text.decode(errors="replace").split("\n")
+        stored = rest[1:] if head == "v1" else [line.partition(":")[2] for line in rest[1:]]
+        if _alike(offsets) != _alike(text for text in stored if text not in ("", _NO_OFFSET)):
+            raise LogMismatch(
+                f"Spark runs batch {batch} with other source offsets than the checkpoint has for it: "
+                "another driver has planned the same batch. This driver has written nothing of it. Run "
+                "only one driver of the pipeline, and start it again"
+            )
+
+
+def _alike(offsets: Iterable[str]) -> set[str]:
+    """Return offsets in one form, whoever wrote them. A source that is read twice has one."""
+    found = set[str]()
+    for text in offsets:
+        try:
+            found.add(json.dumps(json.loads(text), sort_keys=True))
+        except ValueError:  # the offset of a source of one's own
+            found.add(text)
+    return found
 
 
 class Checkpoint(ABC):
@@ -96,6 +124,11 @@ class Checkpoint(ABC):
         """Return Spark's plan for a batch, None if it has none."""
         with self._reachable():
             return self._read(f"{PLANS}/{batch}")
+
+    def first_offsets(self, source: int) -> bytes | None:
+        """Return what Spark has noted of where a source began, None if nothing."""
+        with self._reachable():
+            return self._read(f"{SOURCES}/{source}/0")
 
     def is_committed(self, batch: int) -> bool:
         """Return whether Spark has the batch in its commit log."""

@@ -28,6 +28,7 @@ from poundlock.core.commit import BranchKey, CommitProgress, Committer, by_sink
 from poundlock.core.expiry import check_time_left
 from poundlock.core.former import opening, stand_ins
 from poundlock.core.job import Job, Votes
+from poundlock.core.lanes import Lanes
 from poundlock.core.log import TransactionLog
 from poundlock.core.mismatch import check_log_matches, is_first, is_newest, query_mismatch
 from poundlock.core.model import (
@@ -35,7 +36,6 @@ from poundlock.core.model import (
     Decided,
     Finished,
     Generation,
-    Lane,
     Namespace,
     Opened,
     Receipt,
@@ -92,10 +92,11 @@ class Coordinator:
         self._around = Surroundings(settings or Settings(), observe, stopping, clock, sleep)
         self._committer = Committer(log, self.sinks, self._around)
         self._swept_at = float("-inf")
-        self._lane = 0  # how often this driver has changed lanes
+        self._lanes = Lanes()
         self._in_hand = False  # a batch has begun, and its run has not ended well
         self._former: list[Participant] = []  # they sweep for sinks that the pipeline no longer has
         self._opened = False  # the log says where this driver's branches may be open
+        self._orphans = False  # tasks of the driver before may still run
 
     @property
     def state(self) -> LogState:
@@ -126,6 +127,8 @@ class Coordinator:
         """
         before = self._append_generation(pipeline, query, owner, abandoned)
         if before is not None:
+            # With the process of a driver its tasks end. After a clean end, none was left.
+            self._orphans = bool(self.state.places) and not has_ended(before.owner)
             self._await_end_of(before, has_ended)
         self.log.drop_unpublished()
         self._around.report(Step.TOOK_OVER, generation=self.generation.number)
@@ -155,9 +158,11 @@ class Coordinator:
                     raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue
             self._former = stand_ins(self.log, self._all)
+            if not self._read_on(state):
+                continue
             namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
-            bound = found or state.query
+            bound = found or self.state.query
             self._around.report(Step.TAKING_OVER, generation=number)
             try:
                 self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
@@ -169,6 +174,19 @@ class Coordinator:
                 if last_try:
                     raise
         raise AssertionError("the last try returns or raises")
+
+    def _read_on(self, state: LogState) -> bool:
+        """Read what the driver before has written while the systems were asked.
+
+        A driver with fast batches writes all the time, and no answer of a system would come in time.
+        Return whether what was found out for `state` still holds.
+        """
+        try:
+            self.log.ensure_owned()
+        except Fenced:
+            now = self.log.load()
+            return (now.generation, now.places) == (state.generation, state.places)
+        return True
 
     def _await_end_of(self, before: Generation, has_ended: Callable[[str], bool]) -> None:
         """Wait until the driver before has noticed that it was replaced, if it may still run.
@@ -274,6 +292,7 @@ class Coordinator:
             plan=plan.text.decode(),
         )
         self._around.report(Step.DECIDING, batch=batch)
+        self._take_turns(record.receipts)
         self.log.append(record)  # The line that decides. From here the batch is a fact.
         self._around.report(
             Step.DECIDED, batch=batch, branches=len(record.receipts), totals=record.totals
@@ -297,8 +316,10 @@ class Coordinator:
                     permanent or self._around.stopping() or attempt >= self._around.settings.tries
                 )
                 # Logged before the sweep, which may wait for the system that caused the error.
-                then = "it stops" if last else "it is run again"
-                logger.warning("%s: aborted, and %s: %s", transaction, then, error)
+                if last:  # the reason is in the error, which is raised
+                    logger.warning("%s: aborted, and the pipeline stops", transaction)
+                else:
+                    logger.warning("%s: aborted, and it is run again: %s", transaction, error)
                 self._abort_attempt(transaction)
                 if last and isinstance(error, OutOfTime):
                     raise with_way_out(error, self.log.uri, batch) from error.__cause__
@@ -316,14 +337,24 @@ class Coordinator:
         return votes
 
     def _write(self, transaction: Transaction, sinks: frozenset[str], job: Job) -> Votes:
-        """Run the job. Change lanes afterwards, unless each of its tasks ran once and has ended."""
+        """Run the job. Leave its lanes afterwards, unless each of its tasks ran once and has ended."""
         settled = False
         try:
             votes = job.write(transaction, sinks, self._held_ids())
             settled = votes.settled
         finally:
-            self._lane += not settled
+            if not settled:
+                self._lanes.left_task = True
+                self._lanes.leave_pair()
         return votes
+
+    def _take_turns(self, receipts: Sequence[Receipt]) -> None:
+        """Keep the lane of these branches as evidence until other branches have been decided.
+
+        Called before the record: its outcome may stay unknown for a while.
+        """
+        if any(self.sinks[receipt.sink].reuses_ids for receipt in receipts):
+            self._lanes.take_turns()
 
     def _log_opening(self) -> None:
         """Log where branches may be open, before the first is. The next drivers sweep there."""
@@ -400,7 +431,9 @@ class Coordinator:
                 "batch %d: %d branches were lost after the decision (%s); the batch is run again",
                 *(batch, len(lost), names),
             )
+            self._lanes.leave_pair()  # its ids show what the batches before have committed
             chosen = self._replay(batch, lost, self._transaction(batch, attempt), job)
+            self._take_turns(chosen)
             self.log.append(
                 Repaired(batch, self.generation.number, tuple(sorted(lost)), tuple(chosen))
             )
@@ -470,6 +503,16 @@ class Coordinator:
         self._around.report(Step.SWEPT, count=count)
         return count
 
+    def idle(self) -> None:
+        """Raise `Fenced` if another driver has taken over. Sweep now and then. No batch may be running.
+
+        A task of the driver before may outlive its driver, and prepare a branch after the last sweep.
+        """
+        self.log.ensure_owned()
+        if self._around.clock() - self._swept_at > self._around.settings.sweep_every_s:
+            self._swept_at = self._around.clock()
+            self._sweep_reachable()
+
     def end(self, *, copies: bool = False) -> None:
         """Sweep for the last time. If nothing can be open any more, log that.
 
@@ -478,7 +521,7 @@ class Coordinator:
         """
         self.sweep()
         # Tasks that may still run, and open branches after this sweep.
-        stragglers = self._lane > 0 or self._in_hand or copies
+        stragglers = self._lanes.left_task or self._in_hand or self._orphans or copies
         if self.state.places and not stragglers and not self.state.unfinished:
             self.log.append(Opened(()))
             self._opened = False
@@ -530,5 +573,5 @@ class Coordinator:
 
     def _transaction(self, batch: int, attempt: int) -> Transaction:
         generation = self.generation
-        lane = Lane(generation.number, self._lane)
+        lane = self._lanes.current(generation.number)
         return Transaction(generation.namespace, generation.number, batch, attempt, lane)

@@ -103,7 +103,7 @@ class Route:
     kind: str
     cell: Cell
     reader: str
-    after_deletion: str = ""  # `Participant.after_deletion` of a sink that commits by decisions
+    after_restore: str = ""  # `Participant.after_restore` of a sink that commits by decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,18 @@ class Statement:
             words = route.cell.guarantee.value.replace("_", " ")
             lines.append(
                 f"sink {route.sink} ({kind_name(route.kind)}): {words}: {route.cell.reason}. "
-                f"A reader must set: {route.reader}{_after_deletion(route)}"
+                f"A reader must set: {route.reader}{_after_restore(route)}"
             )
         return "\n".join(lines)
 
 
-def _after_deletion(route: Route) -> str:
-    if not route.after_deletion:
+def _after_restore(route: Route) -> str:
+    if not route.after_restore:
         return ""
-    return f". If log and checkpoint are deleted, that is {route.after_deletion}"
+    return (
+        ". If log and checkpoint are deleted, or restored together to an older state, that is "
+        f"{route.after_restore}"
+    )
 
 
 def state(source: str, *, replayable: bool, sinks: Sequence[Participant]) -> Statement:
@@ -149,7 +152,7 @@ def state(source: str, *, replayable: bool, sinks: Sequence[Participant]) -> Sta
         # Unless the user named a semantic, a sink is asked for no more than its kind can give.
         logged = exact and sink.commitment is Commitment.LOGGED
         asked = sink.asked or (Semantic.AT_LEAST_ONCE if logged else sink.semantic)
-        deletion = sink.after_deletion if exact else ""
+        deletion = sink.after_restore if exact else ""
         routes.append(Route(sink.name, asked, kind, answer, sink.reader_settings(), deletion))
     return Statement(source, replayable, tuple(routes))
 
@@ -162,8 +165,9 @@ def require(statement: Statement) -> None:
         if not statement.replayable:
             raise UsageError(
                 f"EXACTLY_ONCE is impossible with source {statement.source}, which cannot be replayed: "
-                f"{route.cell.reason}. Use a replayable source, or set semantic='at_least_once' on the "
-                "sink",
+                f"{route.cell.reason}. Use a replayable source. To start with this one, set "
+                "semantic='at_least_once' on the sink: rows are then written at most once, whatever "
+                "semantic= says",
                 sink=route.sink,
             )
         if route.cell.guarantee is not Guarantee.EXACTLY_ONCE:

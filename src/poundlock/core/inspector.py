@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poundlock.core.model import Json, Namespace, Receipt, Stray
@@ -16,6 +17,14 @@ class OpenBranch:
 
     namespace: Namespace
     stray: Stray
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a branch ended, in its system's own word."""
+
+    state: str
+    committed: bool | None  # None if the system does not tell
 
 
 class Inspector(ABC):
@@ -36,6 +45,13 @@ class Inspector(ABC):
         The receipt names this kind of system. True if it does not tell more.
         """
         return True
+
+    def ended(self, receipts: Sequence[Receipt]) -> dict[str, Ended]:
+        """Return by id how branches ended that were written to this system and are not open.
+
+        Without those of which the system knows nothing. Changes nothing. Raises `Unavailable`.
+        """
+        return {}
 
     @abstractmethod
     def participant(self, branch: Receipt | Stray) -> Participant:

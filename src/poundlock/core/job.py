@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from poundlock.core.model import Fingerprint, Receipt, Transaction
+from poundlock.errors import PoundlockError, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,17 @@ class Votes:
     settled: bool = True  # each task ran once; otherwise another attempt of one may still run
     # The settings that cut the rows into tasks. With the same ones, a replay has the same tasks.
     cut: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def is_refusal(error: BaseException, *, at_most_once: bool) -> bool:
+    """Return whether an error in a task is a no vote, which another attempt would only repeat.
+
+    A system that does not answer has refused nothing: another executor may reach it, so the task fails
+    and is run again. But not if it may have written rows that may be written at most once.
+    """
+    if isinstance(error, Unavailable):
+        return at_most_once
+    return isinstance(error, PoundlockError)
 
 
 class Job(Protocol):

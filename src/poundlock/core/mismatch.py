@@ -44,10 +44,11 @@ def check_log_matches(log: TransactionLog, pipeline: str, query: str | None) -> 
 
 
 def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
-    """Return whether the log as it was read is still the newest. Raises `LogMismatch`.
+    """Return whether no other driver has taken over since the log was read. Raises `LogMismatch`.
 
-    False means that another driver has written to the log since. If a system knows more than the log
-    even then, the log was restored to an older state.
+    If a system knows more than the log, the log is read again. If its owner has written meanwhile, that
+    explains it: the owner's log was found to be the newest when it took over. Otherwise the log was
+    restored to an older state.
     """
     for name, sink in sinks.items():
         evidence = _older_than(sink, log.state)
@@ -56,7 +57,9 @@ def is_newest(log: TransactionLog, sinks: Mapping[str, Participant]) -> bool:
             continue
         before = log.state
         if log.load() != before:
-            return False
+            if log.state.generation != before.generation:
+                return False
+            continue
         seen, known = evidence
         raise LogMismatch(
             f"the system has {seen}, but the log at {log.uri} {known}: it was restored to an older "

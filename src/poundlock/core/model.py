@@ -91,10 +91,15 @@ def total(fingerprints: Iterable[Fingerprint]) -> Fingerprint:
 
 
 class Lane(NamedTuple):
-    """Names the transactional ids that batch after batch uses. Later lanes are greater."""
+    """Names transactional ids that batch after batch uses. A driver uses the two of a pair in turn."""
 
     generation: int  # whose driver opened it
-    number: int = 0  # how often that driver had changed lanes
+    number: int = 0  # 0 and 1 are that driver's first pair, 2 and 3 its second
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """Name the pair. Later pairs are greater."""
+        return self.generation, self.number // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from typing import Any
 
 from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
 from poundlock.core.protocol import BranchState, LogState
+from poundlock.core.reach import Address
 from poundlock.core.site import Site
 from poundlock.errors import PoundlockError, UsageError
 
@@ -112,6 +113,23 @@ class Column:
     type: str
 
 
+@dataclass(frozen=True, slots=True)
+class MissingOrder:
+    """A sink that keeps one row for each key lacks the option that says which one."""
+
+    key: Sequence[str]  # the columns of the key
+    option: str  # that names the order
+    refuses: bool  # a batch with two rows of one key; otherwise chance decides
+
+    def __str__(self) -> str:
+        key = ", ".join(self.key)
+        fate = "the batch is refused" if self.refuses else "chance decides which of them stays"
+        return (
+            f"it keeps one row for each {key}, but has no order. If two rows of a batch have the same "
+            f"{key}, {fate}. Set {self.option}= to a column: the row with its greatest value stays"
+        )
+
+
 # The columns of a dead letter. `row` is JSON: `Participant.original_row` of the refused row.
 DEAD_LETTER: Mapping[str, Column] = {
     "pipeline": Column("pipeline", "string"),
@@ -155,9 +173,11 @@ class Participant(ABC):
     semantic: Semantic = Semantic.EXACTLY_ONCE
     asked: Semantic | None = None  # set if the user named it and the kind may guarantee less
     only_appends: bool = False  # cannot replace earlier results
+    reuses_ids: bool = False  # later batches open the ids of earlier branches again
     commits_at_once: int = 256  # how many branches one call of `commit` gets
-    # What `logs_of` may miss, for `guarantee()`; empty: nothing, as long as the system keeps its data.
-    after_deletion: str = "not noticed: all rows are written again"
+    # What `logs_of` and `committed_beyond` may miss, for `guarantee()`. Empty: nothing, as long as the
+    # system keeps its data.
+    after_restore: str = "not noticed: the rows since then are written again"
 
     # Before anything starts, on the driver.
 
@@ -172,9 +192,20 @@ class Participant(ABC):
         """Check that this sink can take dead letters. Raises `UsageError`."""
         self.project(DEAD_LETTER)
 
+    def missing_order(self) -> MissingOrder | None:
+        """Return what to set if the sink keeps one row for each key and has no order, else None."""
+        return None
+
     def preflight(self) -> list[str]:
         """Check the system without changing it. Return warnings. Raises `UsageError`."""
         return []
+
+    def addresses(self) -> Sequence[Address]:
+        """Return the hosts and ports of the system, if its client would wait for refused ones.
+
+        A start asks them first, and `preflight` only if one of them takes connections.
+        """
+        return ()
 
     def check_conflict(self, other: Participant) -> None:  # noqa: B027 (most sinks conflict with no other)
         """Check that another sink of the pipeline does not conflict with this. Raises `UsageError`."""

@@ -16,22 +16,30 @@ class Projection:
         self.problems: list[str] = []
 
     def add(
-        self, role: str, name: str | None, spell: Callable[[Column], str | None], needs: str = ""
+        self,
+        role: str,
+        name: str | None,
+        spell: Callable[[Column], str | None],
+        needs: str = "",
+        *,
+        option: str = "",
     ) -> None:
         """Take a column for a role, such as `key`, if one is named.
 
         `spell` returns the expression, or None for a type that does not fit. `needs` says which do.
+        Errors call the role by the `option` that names the column, if that is another word.
         """
+        called = option or role
         if name is None:
             return
         column = self.columns.get(name)
         if column is None:
-            self.problems.append(f"there is no column {name!r} for the {role}")
+            self.problems.append(f"there is no column {name!r} for the {called}")
             return
         expression = spell(column)
         if expression is None:
             self.problems.append(
-                f"column {name!r} has type {column.type}, but the {role} needs {needs}"
+                f"column {name!r} has type {column.type}, but the {called} needs {needs}"
             )
         else:
             self.expressions[role] = expression

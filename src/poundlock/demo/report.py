@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
 from string import Template
 
@@ -12,7 +13,7 @@ from poundlock.demo import plan, timeline
 from poundlock.demo.history import Death, place_of
 from poundlock.demo.result import Outcome, Result
 
-_TEMPLATE = Path(__file__).with_name("report.html")
+TEMPLATE = files("poundlock.demo") / "report.html"
 _COUNTED = ("rows_in", "rows_out", "lost", "repeated", "kills")
 _STRETCHES = (
     ("not decided", "a restart aborts open branches and writes the batch again", plan.UNDECIDED),
@@ -31,7 +32,7 @@ def write(result: Result, out: Path) -> None:
 def render(result: Result) -> str:
     """Return the page, a single file without external resources."""
     ours, theirs = result.sides
-    return Template(_TEMPLATE.read_text()).substitute(
+    return Template(TEMPLATE.read_text()).substitute(
         verdict=_paragraphs(result.failures or result.verdict),
         mood="bad" if result.failures else "good",
         rows=f"{result.order.rows:,}",

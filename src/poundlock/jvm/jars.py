@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,7 +33,7 @@ from poundlock.errors import Unavailable, UsageError
 from poundlock.jvm import java
 from poundlock.terminal import console, say
 
-LOCK = Path(__file__).with_name("jars.lock")
+LOCK = resources.files("poundlock.jvm") / "jars.lock"  # which may be inside a wheel
 
 
 @dataclass(frozen=True)
@@ -424,5 +425,6 @@ def _resolve(roots: Roots, directory: Path) -> dict[str, str]:
 if __name__ == "__main__":
     if sys.argv[1:] != ["lock"]:
         sys.exit("usage: python -m poundlock.jvm.jars lock")
-    LOCK.write_text(make_lock())
-    say(f"wrote {LOCK}")
+    target = Path(__file__).with_name(LOCK.name)
+    target.write_text(make_lock())
+    say(f"wrote {target}")

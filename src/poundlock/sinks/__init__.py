@@ -5,6 +5,8 @@ The driver of each system is an extra of its own.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -61,13 +63,19 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _SINKS:
         raise AttributeError(f"module 'poundlock.sinks' has no attribute {name!r}")
-    module, extra = _SINKS[name]
+    with driver_needed(name):
+        return getattr(import_module(f"poundlock.sinks.{_SINKS[name][0]}"), name)
+
+
+@contextmanager
+def driver_needed(name: str) -> Generator[None]:
+    """Raise `UsageError` with the cure if an import inside the block fails for want of a driver."""
     try:
-        return getattr(import_module(f"poundlock.sinks.{module}"), name)
+        yield
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.startswith("poundlock"):
             raise
         raise UsageError(
             f"the {name} sink needs a driver that is not installed ({missing.name}): "
-            f"pip install 'poundlock[{extra}]'"
+            f"pip install 'poundlock[{_SINKS[name][1]}]'"
         ) from missing

@@ -76,7 +76,7 @@ class Delta(StoredBranches):
 
     system = "Delta"
     commitment = Commitment.STAGED
-    after_deletion = ""
+    after_restore = ""
     only_appends = True
 
     def __init__(
@@ -124,11 +124,11 @@ class Delta(StoredBranches):
         ]
         if not columns.keys() - set(self.partition_by):
             problems.append("no column is left besides those to partition by")
-        if problems:
-            raise frame_mismatch(self.name, problems, columns)
         self._schema = ", ".join(
             f"{quoted(name)} {column.type}" for name, column in columns.items()
-        )
+        )  # a start also compares the table with a frame that has problems
+        if problems:
+            raise frame_mismatch(self.name, problems, columns)
         return super().project(columns)
 
     def preflight(self) -> list[str]:

@@ -56,7 +56,7 @@ class Memory(Participant):
 
     system = "Memory"
     commitment = Commitment.TRANSACTIONAL
-    after_deletion = ""
+    after_restore = ""
 
     def __init__(
         self,

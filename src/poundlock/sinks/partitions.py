@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from poundlock.sinks.text import not_utf8
+
+pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
@@ -25,11 +29,23 @@ def escaped(text: str) -> str:
 
 
 def directory_of(columns: Sequence[str], values: Sequence[str | None]) -> str:
-    """Return the directory of a partition, `a=1/b=2`. As in Spark, an empty text counts as null."""
+    """Return the directory of a partition, `a=1/b=2`. The values must have been checked."""
     return "/".join(
-        f"{escaped(column)}={escaped(value) if value else _NULL}"
+        f"{escaped(column)}={_NULL if value is None else escaped(value)}"
         for column, value in zip(columns, values, strict=True)
     )
+
+
+def read_as_null(column: str, values: pa.Array) -> dict[int, str]:
+    """Return the texts that readers would take for a null, and why: there is one spelling for all."""
+    found: dict[int, str] = {}
+    for text, name in (("", "an empty text"), (_NULL, _NULL)):
+        same = pc.equal(values.cast(pa.large_binary()), text.encode())
+        if pc.any(same).as_py():
+            reason = f"{column} is {name}, which is read as null in a directory's name"
+            places = np.flatnonzero(np.asarray(pc.fill_null(same, False)))
+            found |= dict.fromkeys(places.tolist(), reason)
+    return found
 
 
 def room_for_directories(file_system: str, around: str) -> int:
@@ -67,6 +83,7 @@ class SparkDirectories:
                 continue
             broken = not_utf8(column)
             bad |= dict.fromkeys(np.flatnonzero(broken).tolist(), f"{name} is not UTF-8")
+            bad |= read_as_null(name, column)
             texts = column.filter(pa.array(~broken)).dictionary_encode()
             places = np.flatnonzero(~broken)
             index = texts.indices.fill_null(len(texts.dictionary)).to_numpy(zero_copy_only=False)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -24,18 +24,21 @@ from poundlock.errors import UsageError
 from poundlock.filesystem import open_filesystem, sync
 from poundlock.ownership import own_directory
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 _FIRST = 946_684_800  # Spark reads files in the order of their times, so these never change
 
 
 def from_collection(
-    spark: Any,
+    spark: SparkSession,
     rows: Any,
     schema: Any = None,
     *,
     batch_rows: int | None = None,
     name: str | None = None,
     directory: str | os.PathLike[str] | None = None,
-) -> Any:
+) -> DataFrame:
     """Make a streaming DataFrame of existing rows.
 
     Args:

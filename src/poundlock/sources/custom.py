@@ -7,16 +7,19 @@ an unknown source as one that cannot be replayed, unless it is declared here.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poundlock.core.model import checked_name
 from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 DECLARED = "poundlock.declared"  # in the metadata of the frame's columns, which stays in the plan
 
 
-def custom(frame_or_reader: Any, *, replayable: bool, name: str) -> Any:
+def custom(frame_or_reader: Any, *, replayable: bool, name: str) -> DataFrame:
     """Declare a source of your own, and return it as a streaming frame.
 
     Args:

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poundlock.errors import UsageError
 from poundlock.sinks.files.manifest import METADATA
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _AGE = "maxFileAge"  # Spark's default silently skips files a week older than the newest
 _PATTERN = re.compile(r"[*?\[\]{}\\]")  # the characters of Hadoop's patterns
 
 
 def read_files(
-    spark: Any,
+    spark: SparkSession,
     path: str | os.PathLike[str],
     *,
     format: str = "parquet",
     schema: Any = None,
     **options: Any,
-) -> Any:
+) -> DataFrame:
     """Open a directory as a streaming DataFrame of its existing files and then of new ones.
 
     It can be replayed as long as no file is changed or deleted.

@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence, Set
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poundlock.core.model import checked_name
 from poundlock.errors import PoundlockError, UsageError
@@ -27,7 +27,10 @@ from poundlock.sinks.kafka.offsets import (
     Offsets,
     commit_offsets,
 )
-from poundlock.sinks.kafka.settings import MECHANISMS, SECURITY_PREFIXES, client_settings
+from poundlock.sinks.kafka.settings import MECHANISMS, SECURITY_PREFIXES, client_settings, servers
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger("poundlock")
 
@@ -153,7 +156,7 @@ def source_of(options: Mapping[str, str]) -> KafkaSource | None:
 
 
 def read_kafka(
-    spark: Any,
+    spark: SparkSession,
     topic: str | Sequence[str] | None = None,
     *,
     bootstrap_servers: str,
@@ -165,11 +168,12 @@ def read_kafka(
     read_uncommitted: bool = False,
     settings: Mapping[str, str] | None = None,
     **options: Any,
-) -> Any:
+) -> DataFrame:
     """Open Kafka topics as a streaming DataFrame, with Spark's own connector.
 
     Args:
         topic: One topic or several.
+        bootstrap_servers: `host:port`, several with commas; or `env:NAME` or `file:PATH` with them.
         pattern: A regular expression for topics, instead of `topic`.
         starting_offsets: "earliest", "latest" (Spark's default) or offsets by topic and partition.
         group: A consumer group that gets the pipeline's offsets, for lag tools.
@@ -182,7 +186,8 @@ def read_kafka(
     known = client_settings(bootstrap_servers, settings)
     if (topic is None) == (pattern is None):
         raise UsageError("read_kafka needs a topic (or several), or a pattern=")
-    chosen: dict[str, str] = {"kafka.bootstrap.servers": bootstrap_servers}
+    resolved = resolve_all(known)
+    chosen: dict[str, str] = {"kafka.bootstrap.servers": ",".join(servers(resolved))}
     topics: Sequence[str] = ()
     if pattern is not None:
         chosen["subscribePattern"] = pattern
@@ -198,7 +203,7 @@ def read_kafka(
         chosen["startingOffsets"] = starting_offsets if is_text else json.dumps(starting_offsets)  # pyright: ignore
     if include_headers:
         chosen["includeHeaders"] = "true"
-    chosen |= _java_security(resolve_all(known), options)
+    chosen |= _java_security(resolved, options)
     chosen |= {key: str(value) for key, value in options.items()}
     token = uuid.uuid4().hex
     _sources[token] = KafkaSource(group, mode, known, topics)

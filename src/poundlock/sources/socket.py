@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
-def read_socket(spark: Any, host: str, port: int, *, include_timestamp: bool = False) -> Any:
+def read_socket(
+    spark: SparkSession, host: str, port: int, *, include_timestamp: bool = False
+) -> DataFrame:
     """Open a socket that sends lines as a streaming DataFrame with one column, `value`.
 
     It cannot be replayed. Rows read before a crash are lost, so every sink gives at most once.

@@ -1,20 +1,38 @@
-"""Carries errors from tasks to the driver: as data in a vote, or in the text of Spark's own error."""
+"""Carries errors from tasks to the driver: as data in a vote, or in the text of Spark's own error.
+
+It also decides how much of an error is shown.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from poundlock import errors
 from poundlock.errors import OperatorFailed, PoundlockError, StateExpired, Unavailable, UsageError
+
+logger = logging.getLogger("poundlock")
+
+E = TypeVar("E", bound=BaseException)
 
 _KINDS = {kind.__name__: kind for kind in (OperatorFailed, StateExpired, UsageError)}
 _RAISED = re.compile(rf"(?:^|\] )poundlock\.errors\.({'|'.join(_KINDS)}): (.*)$", re.MULTILINE)
 _MARK = "poundlock-error: "  # before an error as JSON, on a line of its own
 _MARKED = re.compile(rf"^{_MARK}(\{{.*\}})$", re.MULTILINE)
+
+
+def debugging() -> bool:
+    """Return whether a failure is shown with all that led to it: Spark's plan, py4j's frames."""
+    return logger.isEnabledFor(logging.DEBUG)
+
+
+def bare(error: E) -> E:
+    """Return an error without its traceback. Raised `from None`, it shows its message alone."""
+    return error.with_traceback(None)
 
 
 class TaskFailed(Exception):

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 from py4j.java_gateway import get_field, is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext, cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.errors.exceptions import captured
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -150,6 +152,14 @@ class RunningQuery:
         except (Py4JError, OSError):
             return False  # the JVM has ended, and the query with it
 
+    def planned_offsets(self) -> list[str]:
+        """Return the end offsets of the batch that runs, as JSON: one for each source that has any."""
+        ends = self._java.getLatestExecutionContext().endOffsets().iterator()
+        found = list[str]()
+        while ends.hasNext():
+            found.append(ends.next()._2().json())
+        return found
+
     def stop(self) -> None:
         self._java.stop()
 
@@ -161,6 +171,24 @@ class RunningQuery:
             return True
 
 
+def start_state_coordinator(spark: SparkSession) -> None:
+    """Start the part of Spark's driver that tasks ask before they open a store of state.
+
+    Spark starts it with the session's manager of queries, and that one only when it is first asked
+    for. Without it, every task that reads state fails.
+    """
+    java: Any = spark._jsparkSession
+    java.streams()
+
+
+def root_cause(error: Py4JJavaError) -> str:
+    """Return the first line of the last error in a chain of Java's errors."""
+    found: Any = error.java_exception
+    while found.getCause() is not None:
+        found = found.getCause()
+    return str(found).strip().splitlines()[0]
+
+
 def running_query(spark: SparkSession, query_id: str) -> RunningQuery:
     """Return a running query.
 
@@ -169,6 +197,48 @@ def running_query(spark: SparkSession, query_id: str) -> RunningQuery:
     java: Any = spark._jsparkSession
     running: Any = java.sharedState().activeStreamingQueries()
     return RunningQuery(running.get(jvm(spark).java.util.UUID.fromString(query_id)))
+
+
+def without_plan(
+    error: StreamingQueryException, cause: Exception | None
+) -> StreamingQueryException:
+    """Return Spark's error without the query's plan and state; of a `cause` in Python, its text."""
+    if cause is None:
+        text = str(error).partition("=== Streaming Query ===")[0].strip()
+    else:
+        text = f"the query failed with {type(cause).__name__}: {cause}"
+    return captured.StreamingQueryException(desc=text, stackTrace="")
+
+
+_hidden: set[str] = set()
+
+
+def hide_failures(spark: SparkSession, query: str) -> None:
+    """Have Spark's JVM not log the failure of a query: the caller raises it.
+
+    The JVM would log it with both languages' frames, before the caller could raise it. Where the
+    JVM has another logging library than Spark's own, everything is logged.
+    """
+    if query in _hidden:
+        return
+    with contextlib.suppress(Py4JError, TypeError):
+        log4j = jvm(spark).org.apache.logging.log4j
+        context = log4j.LogManager.getContext(False)
+        configuration = context.getConfiguration()
+        name = "org.apache.spark.sql.execution.streaming"
+        config = configuration.getLoggerConfig(name)
+        if config.getName() != name:  # it is that of a logger above
+            config = log4j.core.config.LoggerConfig(name, None, True)
+            configuration.addLogger(name, config)
+        result = log4j.core.Filter.Result
+        pattern = rf"(?s)Query {re.escape(query)} \[id = .*terminated with error.*"
+        config.addFilter(
+            log4j.core.filter.RegexFilter.createFilter(
+                pattern, None, False, result.DENY, result.NEUTRAL
+            )
+        )
+        context.updateLoggers()
+        _hidden.add(query)
 
 
 class StoppedBySpark(Exception):

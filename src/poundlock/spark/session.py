@@ -111,6 +111,7 @@ def session(
         state_backend=state_backend,
     )
     submitted, given = _submitted(), dict(conf or {})
+    warn_of_wheels(submitted)
     chosen = given.get("spark.master") or master or submitted.get("spark.master") or "local[*]"
     builder = builder.master(chosen)
     local = chosen.startswith("local")
@@ -138,6 +139,17 @@ def session(
         builder = builder.config(key, value)
     with _ui_on_loopback(local):
         return builder.getOrCreate()
+
+
+def warn_of_wheels(submitted: Mapping[str, str]) -> None:
+    """Warn of wheels among `--py-files`. Spark puts them on the path of the driver alone."""
+    for file in submitted.get("spark.submit.pyFiles", "").split(","):
+        if file.endswith(".whl"):
+            name = file.rpartition("/")[2]
+            logger.warning(
+                f"Spark's workers do not import from {name}, because it is a wheel. Copy it to a name "
+                "that ends in .zip, and give that to --py-files; or install it for the workers' Python"
+            )
 
 
 def _submitted() -> dict[str, str]:

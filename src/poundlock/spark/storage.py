@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlparse
 
@@ -236,6 +237,18 @@ def open_log(spark: SparkSession, location: str) -> TransactionLog:
     if path is not None:
         return FileLog(path)
     return HadoopLog(HadoopFiles(spark, location))
+
+
+def has_decided(spark: SparkSession, location: str) -> bool:
+    """Return whether the log at a location has a decided batch that is not finished."""
+    path = local_path(location)
+    if path is None:
+        log: TransactionLog = HadoopLog(HadoopFiles(spark, location))
+    elif Path(path).is_dir():
+        log = FileLog(path, create=False)
+    else:
+        return False
+    return bool(log.load().unfinished)
 
 
 class HadoopCheckpoint(Checkpoint):

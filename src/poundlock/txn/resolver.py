@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from poundlock.core.inspector import Inspector, OpenBranch
+from poundlock.core.inspector import Ended, Inspector, OpenBranch
 from poundlock.core.log import FileLog, TransactionLog
 from poundlock.core.model import (
     Generation,
@@ -35,6 +35,10 @@ T = TypeVar("T")
 _PATIENCE_S = 30.0  # for a commit to reach every partition
 _ASKED = ("Kafka", "PostgreSQL", "MySQL")  # the systems that have an inspector
 _NOT_ASKED, _AWAY = "not asked", "cannot be asked"
+_NOT_OPEN = Ended("not open", None)
+
+# How the branches that are not open ended, by sink and id.
+Endings = dict[tuple[str, str], Ended]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Line:
     pipeline: str
     sink: str
     system: str  # Kafka, PostgreSQL, ...; empty if neither a system nor the receipt names it
-    generation: int
+    generation: int | None
     batch: int | None
     decision: str  # commit, finished, none (so it will be aborted), or unknown without a log
     state: str  # in the system's own words, or why it is not known
@@ -119,17 +123,25 @@ class Resolver:
     def lines(self) -> list[Line]:
         """List the branches in doubt: decided but not finished, or open in a system."""
         found = {(open_.found.stray.sink, open_.found.stray.id): open_ for open_ in self._open()}
-        lines: list[Line] = []
-        for history in self.state.unfinished:
-            for receipt in history.receipts:
-                open_ = found.pop((receipt.sink, receipt.id), None)
-                lines.append(self._decided_line(history, receipt, open_))
+        decided = [(it, receipt) for it in self.state.unfinished for receipt in it.receipts]
+        endings = self._endings([it for _, it in decided if (it.sink, it.id) not in found])
+        lines = [
+            self._decided_line(
+                history, receipt, found.pop((receipt.sink, receipt.id), None), endings
+            )
+            for history, receipt in decided
+        ]
         lines += [self._stray_line(open_) for open_ in found.values()]
         return sorted(lines, key=lambda line: (line.batch is None, line.batch or 0, line.id))
 
     def show(self, id: str) -> dict[str, Any]:
-        """Return everything that is known about one branch, finished or not."""
+        """Return everything that is known about one branch, finished or not.
+
+        `branch` is its line as in `lines`.
+        """
+        lines = [line for line in self.lines() if line.id == id]
         records: list[dict[str, Any]] = []
+        finished: Line | None = None
         for entry in self.log.naming(id) if self.log else []:
             for receipt in getattr(entry.record, "receipts", ()):
                 if receipt.id == id:
@@ -147,16 +159,20 @@ class Resolver:
                             "receipt": receipt.to_json(),
                         }
                     )
+                    if not lines:
+                        finished = self._finished_line(batch, history, receipt)
         answers = list(self._ask(lambda system: system.describe(id)))
         known = (
             {"system": system.system} | facts for system, facts in answers if facts is not None
         )
         now = next(known, None)
-        if not records and now is None:
+        line = lines[0] if lines else finished
+        if line is None and now is None:
             self._need_all(f"{id} is not known")
             raise UsageError(f"neither the log nor the systems know {id!r}: give the exact id")
         audits = [act for act in (self.audit().acts() if self.log else []) if act["id"] == id]
-        return {"id": id, "system": now, "log": records, "audit": audits}
+        branch = None if line is None else line.to_json()
+        return {"id": id, "branch": branch, "system": now, "log": records, "audit": audits}
 
     # Acting.
 
@@ -191,8 +207,7 @@ class Resolver:
         assert generation is not None
         if any(id == held for _, held in self.state.held()):
             raise UsageError(
-                f"the log has decided to commit {id}: it may not be aborted. To commit it now, run "
-                "'poundlock txn commit'"
+                f"the log has decided to commit {id}: it may not be aborted. {_SEE_LIST}"
             )
         for open_ in self._open():
             if open_.stray.id == id:
@@ -285,9 +300,15 @@ class Resolver:
                 )
         for open_ in self._open():
             if open_.stray.sink == sink:
+                held = (sink, open_.stray.id) in self.state.held()
+                cure = (
+                    "its batch is decided, so start the pipeline once with that sink, or run "
+                    "'poundlock txn commit' with that id"
+                    if held
+                    else "run 'poundlock txn abort' with that id"
+                )
                 raise UsageError(
-                    f"{open_.stray.id} is still open in {open_.system.system}: run 'poundlock txn "
-                    "abort' with that id first"
+                    f"{open_.stray.id} is still open in {open_.system.system}: {cure} first"
                 )
         return places
 
@@ -309,8 +330,7 @@ class Resolver:
         if batch is not None:
             raise UsageError(f"batch {batch}, which contains {id}, is already finished")
         raise UsageError(
-            f"the log has not decided to commit {id!r}: committing it could repeat rows. The pipeline "
-            "aborts branches that no decision names"
+            f"the log has not decided to commit {id!r}: committing it could repeat rows. {_SEE_LIST}"
         )
 
     def _trail(self) -> Trail:
@@ -348,6 +368,8 @@ class Resolver:
     ) -> Iterator[tuple[Inspector, T]]:
         """Ask every system, or some of them. If one cannot be reached, continue with the others."""
         for system in self.systems if systems is None else systems:
+            if system in self.away:
+                continue
             try:
                 answer = question(system)
             except PoundlockError as error:
@@ -368,17 +390,13 @@ class Resolver:
         answers = self._ask(lambda system: system.open(mine))
         return [Open(system, found) for system, all_found in answers for found in all_found]
 
-    def _decided_line(self, history: BatchHistory, receipt: Receipt, open_: Open | None) -> Line:
+    def _decided_line(
+        self, history: BatchHistory, receipt: Receipt, open_: Open | None, endings: Endings
+    ) -> Line:
         generation = self.state.generation
         assert generation is not None
-        state = open_.stray.state if open_ else self._not_open(receipt)
-        advice = "is committed when the pipeline starts"
-        if not _by_hand(receipt):
-            advice += ", and only then"
-        elif state == _NOT_ASKED:
-            advice += f"; to see it, or to do it now, give the address of its {receipt.system}"
-        elif state != _AWAY:
-            advice += "; 'poundlock txn commit' does it now"
+        ended = None if open_ else endings.get((receipt.sink, receipt.id))
+        state = open_.stray.state if open_ else self._state(receipt, ended)
         return Line(
             id=receipt.id,
             pipeline=generation.namespace.pipeline,
@@ -392,16 +410,50 @@ class Resolver:
             time_left_s=None if receipt.expires_at is None else receipt.expires_at - time.time(),
             owner=generation.owner,
             rows=receipt.fingerprint.rows,
-            next=advice,
+            next=_advice(receipt, state, ended),
         )
 
-    def _not_open(self, receipt: Receipt) -> str:
+    def _finished_line(
+        self, batch: int | None, history: BatchHistory | None, receipt: Receipt
+    ) -> Line:
+        """Return the line of a branch whose batch is over. Only `show` has it."""
+        generation = self.state.generation
+        assert generation is not None
+        ended = self._endings([receipt]).get((receipt.sink, receipt.id))
+        return Line(
+            id=receipt.id,
+            pipeline=generation.namespace.pipeline,
+            sink=receipt.sink,
+            system=receipt.system,
+            generation=history.decided.generation if history else None,
+            batch=batch,
+            decision="finished",
+            state=self._state(receipt, ended),
+            age_s=time.time() - receipt.began_at,
+            time_left_s=None,
+            owner=None,
+            rows=receipt.fingerprint.rows,
+            next="nothing, because its batch is finished",
+        )
+
+    def _endings(self, receipts: Sequence[Receipt]) -> Endings:
+        """Ask the systems of their kinds how branches ended that no system shows as open."""
+
+        def answer(system: Inspector) -> Endings:
+            mine = [it for it in receipts if it.system == system.system and system.holds(it)]
+            known = system.ended(mine) if mine else {}
+            return {(it.sink, it.id): known.get(it.id, _NOT_OPEN) for it in mine}
+
+        found: Endings = {}
+        for _, endings in self._ask(answer):
+            found |= endings
+        return found
+
+    def _state(self, receipt: Receipt, ended: Ended | None) -> str:
         """Return the state of a branch that no system shows as open."""
-        alike = self._alike(receipt)
-        there = [system for system in alike if system not in self.away]
-        if any(held for _, held in self._ask(lambda system: system.holds(receipt), there)):
-            return "not open"
-        if any(system in self.away for system in alike):
+        if ended is not None:
+            return ended.state
+        if any(system in self.away for system in self._alike(receipt)):
             return _AWAY
         return _NOT_ASKED if receipt.system in _ASKED else "waits for the pipeline"
 
@@ -429,6 +481,29 @@ class Resolver:
             rows=None,
             next=advice if known else "give --log to know what was decided",
         )
+
+
+# Where two commands refuse: neither may send the user to the other.
+_SEE_LIST = (
+    "The pipeline settles it when it starts; 'poundlock txn list' shows what can be done before"
+)
+
+
+def _advice(receipt: Receipt, state: str, ended: Ended | None) -> str:
+    """Return what happens to a branch that is decided, or what the operator can do."""
+    if ended is not None and ended.committed is not None:
+        return (
+            "is committed; its batch is finished when the pipeline starts"
+            if ended.committed
+            else "was aborted after the decision; the pipeline repairs it when it starts, or says why "
+            "it cannot"
+        )
+    advice = "is committed when the pipeline starts"
+    if not _by_hand(receipt):
+        return f"{advice}, and only then"
+    if state == _NOT_ASKED:
+        return f"{advice}; to see it, or to do it now, give the address of its {receipt.system}"
+    return advice if state == _AWAY else f"{advice}; 'poundlock txn commit' does it now"
 
 
 def _by_hand(receipt: Receipt) -> bool:

@@ -14,7 +14,11 @@ from .. import families
 from .planting import Patch, mutant
 
 
-@mutant(families.machine_crashes, "a record is published without being synced")
+@mutant(
+    families.machine_crashes,
+    "a record is published without being synced",
+    r"kept half of a published record",
+)
 def no_sync_of_the_record(patch: Patch) -> None:
     def sync(self: FileLog, path: str) -> None:
         if not path.endswith(".tmp"):
@@ -24,7 +28,11 @@ def no_sync_of_the_record(patch: Patch) -> None:
     patch.setattr(FileLog, "_sync", sync)
 
 
-@mutant(families.machine_crashes, "the directory is not synced after a record was linked into it")
+@mutant(
+    families.machine_crashes,
+    "the directory is not synced after a record was linked into it",
+    r"it goes on for ever",
+)
 def no_sync_of_the_directory(patch: Patch) -> None:
     def sync(self: FileLog, path: str) -> None:
         if path != self._directory:
@@ -35,7 +43,9 @@ def no_sync_of_the_directory(patch: Patch) -> None:
 
 
 @mutant(
-    families.machine_crashes, "the log's directory is created, but its name is not made durable"
+    families.machine_crashes,
+    "the log's directory is created, but its name is not made durable",
+    r"it goes on for ever",
 )
 def no_sync_above_the_directory(patch: Patch) -> None:
     patch.setattr(
@@ -46,6 +56,7 @@ def no_sync_above_the_directory(patch: Patch) -> None:
 @mutant(
     families.unsynced_links,
     "a driver relies on records that another driver linked and did not sync",
+    r"kept a record but not the one before",
 )
 def trusts_found_names(patch: Patch) -> None:
     def create(self: FileLog, number: int, data: bytes) -> None:
@@ -59,6 +70,7 @@ def trusts_found_names(patch: Patch) -> None:
 @mutant(
     families.interrupted_links,
     "after an interrupted link the record is found, and counts as durable",
+    r"the disk forgot the decision",
 )
 def interrupted_link(patch: Patch) -> None:
     def create(self: FileLog, number: int, data: bytes) -> None:
@@ -70,7 +82,11 @@ def interrupted_link(patch: Patch) -> None:
     patch.setattr(FileLog, "_create", create)
 
 
-@mutant(families.failed_syncs, "a failed fsync is repeated, and the second answer is trusted")
+@mutant(
+    families.failed_syncs,
+    "a failed fsync is repeated, and the second answer is trusted",
+    r"the disk forgot the decision",
+)
 def fsync_again(patch: Patch) -> None:
     def sync(self: FileLog, path: str) -> None:
         try:
@@ -81,7 +97,11 @@ def fsync_again(patch: Patch) -> None:
     patch.setattr(FileLog, "_sync", sync)
 
 
-@mutant(families.races, "a create that returns counts as success, and is not read back")
+@mutant(
+    families.races,
+    "a create that returns counts as success, and is not read back",
+    r"was committed, and no decision names it",
+)
 def no_read_back(patch: Patch) -> None:
     def publish(self: TransactionLog, entry: logging.Entry) -> str:
         try:
@@ -94,12 +114,20 @@ def no_read_back(patch: Patch) -> None:
     patch.setattr(TransactionLog, "_publish", publish)
 
 
-@mutant(families.replaced_drivers, "a driver does not check whether its record is the newest")
+@mutant(
+    families.replaced_drivers,
+    "a driver does not check whether its record is the newest",
+    r"was committed, and no decision names it",
+)
 def no_look_at_other_records(patch: Patch) -> None:
     patch.setattr(TransactionLog, "_is_newest", lambda self, number: True)
 
 
-@mutant(families.woken_writers, "a driver trusts its last record, which was deleted and came again")
+@mutant(
+    families.woken_writers,
+    "a driver trusts its last record, which was deleted and came again",
+    r"was committed, and no decision names it",
+)
 def only_a_look_at_the_predecessor(patch: Patch) -> None:
     def is_newest(self: TransactionLog, number: int) -> bool:
         last = self._last
@@ -112,7 +140,11 @@ def only_a_look_at_the_predecessor(patch: Patch) -> None:
     patch.setattr(TransactionLog, "_is_newest", is_newest)
 
 
-@mutant(families.races, "an append that finds its number used uses the next one")
+@mutant(
+    families.races,
+    "an append that finds its number used uses the next one",
+    r"a generation came twice",
+)
 def next_number(patch: Patch) -> None:
     def settle(self: TransactionLog) -> None:
         while self._pending is not None:
@@ -126,24 +158,11 @@ def next_number(patch: Patch) -> None:
     patch.setattr(TransactionLog, "settle", settle)
 
 
-@mutant(families.woken_in_compaction, "compaction deletes the newest records first")
-def compaction_from_the_top(patch: Patch) -> None:
-    def compact(self: TransactionLog, keep: int, most_records: int) -> bool:
-        if len(self.state.batches) < keep:
-            return False
-        batch_floor = sorted(self.state.batches)[-keep]
-        floor = self._decided_at[batch_floor]
-        assert self.state.generation is not None
-        self.append(Compacted(floor, batch_floor, self.state.generation))
-        for number in sorted(self._numbers(), reverse=True):
-            if number < floor:
-                self._delete(number)
-        return True
-
-    patch.setattr(TransactionLog, "compact", compact)
-
-
-@mutant(families.woken_in_compaction, "compaction deletes without a record that states its floor")
+@mutant(
+    families.woken_in_compaction,
+    "compaction deletes without a record that states its floor",
+    r"leaves a gap",
+)
 def compaction_without_record(patch: Patch) -> None:
     def compact(self: TransactionLog, keep: int, most_records: int) -> bool:
         if len(self.state.batches) < keep:
@@ -157,12 +176,20 @@ def compaction_without_record(patch: Patch) -> None:
     patch.setattr(TransactionLog, "compact", compact)
 
 
-@mutant(families.crowded_logs, "a compaction that drops all records does not carry what they say")
+@mutant(
+    families.crowded_logs,
+    "a compaction that drops all records does not carry what they say",
+    r"are carried of",
+)
 def nothing_carried(patch: Patch) -> None:
     patch.setattr(LogState, "carried", lambda self, batch_floor: ())
 
 
-@mutant(families.crowded_logs, "a compaction carries a batch before it is finished")
+@mutant(
+    families.crowded_logs,
+    "a compaction carries a batch before it is finished",
+    r"was carried unfinished",
+)
 def unfinished_carried(patch: Patch) -> None:
     def compact(self: TransactionLog, keep: int, most_records: int) -> bool:
         number, floor = self._next, min(self.state.batches, default=0)
@@ -176,7 +203,11 @@ def unfinished_carried(patch: Patch) -> None:
     patch.setattr(TransactionLog, "compact", compact)
 
 
-@mutant(families.refused_deletes, "a record that cannot be deleted stops the batch")
+@mutant(
+    families.refused_deletes,
+    "a record that cannot be deleted stops the batch",
+    r"an old record cannot be deleted",
+)
 def refused_delete_stops(patch: Patch) -> None:
     def delete_below(self: TransactionLog, floor: int) -> None:
         try:

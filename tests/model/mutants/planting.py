@@ -17,11 +17,12 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, and the family of schedules that is searched first."""
+    """A bug, the family of schedules that finds it, and what the model says then."""
 
     name: str
     bug: str
     family: Callable[[], Iterator[Schedule]]
+    says: str  # a regular expression
     plant: Callable[[Patch], None]
 
 
@@ -29,10 +30,10 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    family: Callable[[], Iterator[Schedule]], bug: str
+    family: Callable[[], Iterator[Schedule]], bug: str, says: str
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     def add(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        MUTANTS.append(Mutant(plant.__name__, bug, family, plant))
+        MUTANTS.append(Mutant(plant.__name__, bug, family, says, plant))
         return plant
 
     return add

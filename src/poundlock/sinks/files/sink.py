@@ -44,6 +44,7 @@ from poundlock.sinks.files.types import (
     csv_text,
     expressions,
     format_of,
+    partition_text,
     text_line,
 )
 from poundlock.sinks.files.writer import OURS, FilesWriter
@@ -69,7 +70,7 @@ class Files(Participant):
 
     system = "Files"
     commitment = Commitment.STAGED
-    after_deletion = ""
+    after_restore = ""
     only_appends = True
 
     def __init__(
@@ -160,7 +161,7 @@ class Files(Participant):
         if self._header:
             self._first_line = ",".join(csv_text(name) for name in data)
         partitions = {
-            PARTITION + name: f"CAST({columns[name].sql} AS STRING)" for name in self.partition_by
+            PARTITION + name: partition_text(name, columns[name]) for name in self.partition_by
         }
         return partitions | expressions(data, self.format)
 

@@ -16,7 +16,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from poundlock.core.participant import Column
-from poundlock.core.sparksql import TIMES, holds, row_json, row_struct
+from poundlock.core.sparksql import (
+    TIMES,
+    checked_text,
+    holds,
+    legible_struct,
+    literal,
+    marked,
+    moment_text,
+    row_json,
+    row_struct,
+)
 from poundlock.sinks.partitions import directory_of
 
 LINE = "__line"  # the column of a text format
@@ -65,11 +75,31 @@ def expressions(columns: Mapping[str, Column], format: str) -> dict[str, str]:
         return {name: column.sql for name, column in columns.items()}
     if format == "json":
         return {LINE: row_json(columns)}
-    line = f"to_csv({row_struct(columns)}, map({TIMES}, {_BLANKS}))"
+    line, legible = (
+        f"to_csv({struct}, map({TIMES}, {_BLANKS}))"
+        for struct in (row_struct(columns), legible_struct(columns))
+    )
     if len(columns) == 1:  # Spark fails on an empty line; its own files have this one
         (only,) = columns.values()
         line = f"CASE WHEN {only.sql} IS NULL THEN '\"\"' ELSE {line} END"
-    return {LINE: line}
+    return {LINE: checked_text(columns, line, legible, "CSV")}
+
+
+def partition_text(name: str, column: Column) -> str:
+    """Return the text of a value in a directory's name: what Spark's readers take for the value.
+
+    They read a timestamp in the session's zone, where an hour that is shown twice has one text.
+    """
+    text = f"CAST({column.sql} AS STRING)"
+    if column.type != "timestamp":
+        return text
+    shown = literal(
+        f" show its {name} for another instant too, and a directory's name has no zone: partition by a "
+        "date or a text, or set spark.sql.session.timeZone to UTC"
+    )
+    reason = f"concat('the clocks of ', current_timezone(), {shown})"
+    lost = f"CAST({text} AS TIMESTAMP) <> {column.sql}"
+    return marked(lost, reason, text, moment_text(column.sql, column.type))
 
 
 def split(
@@ -109,19 +139,36 @@ class ParquetFile:
 
     def __init__(self, stream: Any, compression: str, schema: pa.Schema):
         self._stream = stream
+        self._schema = schema = pa.schema([_nullable(field) for field in schema])
         # Timestamps in microseconds and names of list elements are as Spark has them.
         self._writer = pq.ParquetWriter(
             stream, schema, compression=compression, coerce_timestamps="us", store_schema=False
         )
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._writer.write_batch(rows)
+        self._writer.write_batch(rows if rows.schema == self._schema else rows.cast(self._schema))
 
     def close(self) -> None:
         try:
             self._writer.close()
         finally:  # the space of an open file is not freed, so a full disk would stay full
             self._stream.close()
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    """Return a field with all fields inside of it nullable: those of a null struct are null.
+
+    Arrow refuses such a struct otherwise. The keys of a map are never null.
+    """
+    kind = field.type
+    if isinstance(kind, pa.StructType):
+        kind = pa.struct([_nullable(it).with_nullable(True) for it in kind])
+    elif isinstance(kind, pa.MapType):
+        item = _nullable(kind.item_field).with_nullable(True)
+        kind = pa.map_(_nullable(kind.key_field), item)
+    elif isinstance(kind, pa.ListType):
+        kind = pa.list_(_nullable(kind.value_field).with_nullable(True))
+    return field.with_type(kind)
 
 
 class TextFile:

@@ -18,7 +18,7 @@ from poundlock.errors import BadRow, Rejected
 from poundlock.filesystem import open_filesystem, sync
 from poundlock.sinks.files.manifest import METADATA, DataFile, put
 from poundlock.sinks.files.types import PARTITION, split, suffix
-from poundlock.sinks.partitions import room_for_directories, too_long
+from poundlock.sinks.partitions import read_as_null, room_for_directories, too_long
 from poundlock.sinks.text import not_utf8
 
 if TYPE_CHECKING:
@@ -67,8 +67,10 @@ class FilesWriter(Writer):
     def write(self, rows: pa.RecordBatch) -> None:
         bad: dict[int, str] = {}
         for column in self._sink.partition_by:
-            broken = np.flatnonzero(not_utf8(rows.column(PARTITION + column)))
+            values = rows.column(PARTITION + column)
+            broken = np.flatnonzero(not_utf8(values))
             bad |= dict.fromkeys(broken.tolist(), f"its {column} is not UTF-8")
+            bad |= read_as_null(f"its {column}", values)
         self._raise_bad(bad)
         parts = list(split(rows, self._sink.partition_by))
         for directory, _, places in parts:

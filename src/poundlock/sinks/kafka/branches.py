@@ -87,8 +87,9 @@ class KafkaBranches(ClientOwner, Participant):
     """The driver's half of a participant whose branches are Kafka transactions."""
 
     system = "Kafka"
+    reuses_ids = True
     commits_at_once = 5000  # a driver that dies between two calls leaves a batch partly committed
-    after_deletion = (
+    after_restore = (
         "noticed as long as Kafka remembers a transactional id "
         "(transactional.id.expiration.ms: a week after its last use, by default)"
     )
@@ -213,7 +214,7 @@ class KafkaBranches(ClientOwner, Participant):
         those whose last transaction was committed.
         """
         assert state.generation is not None
-        ids = self._list_own(state.generation.namespace, states=("CompleteCommit",))
+        ids = self._list_own(state.generation.namespace, states=_COMMITS)
         unknown = self._first_unknown(ids, state)
         if unknown is not None:
             return f"a transaction of {unknown}"
@@ -224,7 +225,7 @@ class KafkaBranches(ClientOwner, Participant):
             # A commit raises the epoch by one. With a new producer id nothing can be compared.
             if (
                 now is not None
-                and now.state == "CompleteCommit"
+                and now.state in _COMMITS
                 and now.producer_id == use["producer_id"]
                 and now.epoch > int(use["epoch"] or 0) + 1
             ):
@@ -256,7 +257,7 @@ class KafkaBranches(ClientOwner, Participant):
         """Return the first committed id that the log must know, and does not.
 
         Compaction drops the last uses of ids, but those of older batches before those of newer ones,
-        and later batches never use an earlier lane.
+        and later batches never use an earlier pair of lanes.
         """
         named = map(parse_transactional_id, state.ids_of(self.name))
         newest = max((it.lane for it in named if it), default=None)
@@ -264,7 +265,7 @@ class KafkaBranches(ClientOwner, Participant):
             known = state.last_use(self.name, id_) is not None or state.was_let_go(
                 Stray(self.name, id_, lane.generation, "CompleteCommit")
             )
-            complete = state.batch_floor == 0 or (newest is not None and lane > newest)
+            complete = state.batch_floor == 0 or (newest is not None and lane.pair > newest.pair)
             if complete and not known:
                 return id_
         return None
@@ -324,6 +325,18 @@ def shows_abort(now: TxnDescription | None, identity: TransactionIdentity) -> bo
         # An abort by an older client keeps the epoch. Version 5 and a time-out raise it by one.
         and now.epoch in (identity.epoch, identity.epoch + 1)
     )
+
+
+def shows_commit(now: TxnDescription, receipt: Receipt) -> bool | None:
+    """Whether the coordinator remembers a branch as committed, None if it does not tell.
+
+    A commit raises the epoch by one.
+    """
+    identity = _identity(receipt)
+    if shows_abort(now, identity):
+        return False
+    mine = now.producer_id == identity.producer_id and now.epoch - identity.epoch in (0, 1)
+    return True if mine and now.state in _COMMITS else None
 
 
 def _is_unused(now: TxnDescription) -> bool:

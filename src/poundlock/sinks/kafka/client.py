@@ -24,6 +24,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from poundlock.core.reach import Address, parse_address
 from poundlock.errors import NotAuthorised, Unavailable, UsageError
 from poundlock.secret import resolve_all
 from poundlock.sinks.kafka.kafka_python import (
@@ -35,7 +36,7 @@ from poundlock.sinks.kafka.kafka_python import (
     errors,
     metadata,
 )
-from poundlock.sinks.kafka.settings import servers, to_kafka_python
+from poundlock.sinks.kafka.settings import PORT, servers, to_kafka_python
 
 Item = TypeVar("Item", bound=Hashable)
 T = TypeVar("T")
@@ -332,6 +333,11 @@ class ClientOwner:
         if self._client is None:
             self._client = KafkaClient(resolve_all(self.settings))
         return self._client
+
+    def addresses(self) -> Sequence[Address]:
+        """Return the bootstrap servers."""
+        given = [parse_address(text, PORT) for text in servers(resolve_all(self.settings))]
+        return [address for address in given if address is not None]
 
     def close(self) -> None:
         """Close the connections. They may be opened again."""

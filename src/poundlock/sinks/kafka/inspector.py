@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from poundlock.core.inspector import Inspector, OpenBranch
+from poundlock.core.inspector import Ended, Inspector, OpenBranch
 from poundlock.core.model import Json, Namespace, Receipt, Stray
 from poundlock.sinks.kafka import transactions
-from poundlock.sinks.kafka.branches import PREFIX, KafkaBranches, parse_transactional_id, stray_of
+from poundlock.sinks.kafka.branches import (
+    PREFIX,
+    KafkaBranches,
+    parse_transactional_id,
+    shows_commit,
+    stray_of,
+)
 from poundlock.sinks.kafka.offsets import GroupOffsetsParticipant
 from poundlock.sinks.kafka.sink import Kafka
 
@@ -36,6 +42,15 @@ class KafkaInspector(Inspector):
                 stray = stray_of(parsed.sink, id_, parsed.lane.generation, now)
                 found.append(OpenBranch(parsed.namespace, stray))
         return found
+
+    def ended(self, receipts: Sequence[Receipt]) -> dict[str, Ended]:
+        described = self._client.run(transactions.describe, [it.id for it in receipts])
+        return {
+            receipt.id: Ended(now.state, committed)
+            for receipt in receipts
+            if (now := described[receipt.id]) is not None
+            and (committed := shows_commit(now, receipt)) is not None
+        }
 
     def participant(self, branch: Receipt | Stray) -> KafkaBranches:
         if "offsets" in branch.handle:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from poundlock.core.reach import parse_address
 from poundlock.errors import UsageError
 from poundlock.secret import SECRET_NAME, resolve_all
 from poundlock.sinks.kafka import librdkafka
@@ -54,6 +55,8 @@ _TRANSACTIONAL_VALUES: Mapping[str, frozenset[str]] = {
     "acks": frozenset({"all", "-1"}),
     "request.required.acks": frozenset({"all", "-1"}),
 }
+
+PORT = 9092  # of an address without one
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -163,6 +166,12 @@ def servers(settings: Mapping[str, str]) -> list[str]:
     if any("://" in host for host in hosts):
         raise UsageError(
             "bootstrap.servers takes only host:port; set the protocol in security.protocol"
+        )
+    wrong = [number for number, host in enumerate(hosts, 1) if parse_address(host, PORT) is None]
+    if wrong:  # not quoted, because a variable may have been named that holds something else
+        raise UsageError(
+            f"address {wrong[0]} of {len(hosts)} in bootstrap.servers is not host:port: give "
+            "host:port[,...], or env:NAME or file:PATH that holds it"
         )
     return hosts
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from poundlock.core.model import Branch, Receipt, checked_name
 from poundlock.core.participant import Column, Commitment, Semantic, frame_mismatch
-from poundlock.core.sparksql import row_json
+from poundlock.core.sparksql import moment_text, row_json
 from poundlock.errors import UsageError
 from poundlock.sinks.kafka import cluster, witness
 from poundlock.sinks.kafka.branches import NEVER_MS, KafkaBranches
@@ -30,7 +30,7 @@ class Kafka(KafkaBranches):
 
     Args:
         topic: The topic. None: each row names its own in `topic_column`.
-        bootstrap_servers: `host:port`, several with commas.
+        bootstrap_servers: `host:port`, several with commas; or `env:NAME` or `file:PATH` with them.
         name: The sink's name in its pipeline; the topic's by default.
         key: Column for the key. Numbers and dates are written as text.
         value: Column for the value, or "json" for the whole row as JSON.
@@ -247,7 +247,9 @@ def _bytes(column: Column) -> str | None:
 
 
 def _text_bytes(column: Column) -> str | None:
-    if column.type in _AS_TEXT or column.type.startswith(("decimal", "timestamp")):
+    if column.type in ("timestamp", "timestamp_ntz"):
+        return f"CAST({moment_text(column.sql, column.type)} AS BINARY)"
+    if column.type in _AS_TEXT or column.type.startswith("decimal"):
         return f"CAST(CAST({column.sql} AS STRING) AS BINARY)"
     return _bytes(column)
 

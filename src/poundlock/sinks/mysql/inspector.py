@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
-from poundlock.core.inspector import Inspector, OpenBranch
+from poundlock.core.inspector import Ended, Inspector, OpenBranch
 from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.sinks.mysql.errors import MYSQL
 from poundlock.sinks.mysql.link import Link, connect, drop
 from poundlock.sinks.mysql.prepared import prepared_branches
 from poundlock.sinks.mysql.sink import MySQL
-from poundlock.sinks.mysql.witness import STAGE_PREFIX, witness_for, witness_in
+from poundlock.sinks.mysql.witness import STAGE_PREFIX, Witnesses, witness_for, witness_in
 from poundlock.sinks.sql.naming import parse_id, read_id
 from poundlock.sinks.sql.receipts import PREPARED, STAGED, witness_of
 from poundlock.sinks.sql.staging import staging_name
+from poundlock.sinks.sql.witness import ended_by
 
 
 class MySQLInspector(Inspector):
@@ -39,6 +40,13 @@ class MySQLInspector(Inspector):
     def holds(self, receipt: Receipt) -> bool:
         with self._link() as link:
             return witness_for(receipt).identity(link) == witness_of(receipt)[1]
+
+    def ended(self, receipts: Sequence[Receipt]) -> dict[str, Ended]:
+        found: dict[str, Ended] = {}
+        with self._link() as link:
+            for witness, mine in Witnesses(receipts).groups():
+                found |= ended_by(witness, link, mine)
+        return found
 
     def participant(self, branch: Receipt | Stray) -> MySQL:
         if isinstance(branch, Receipt):

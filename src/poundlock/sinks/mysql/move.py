@@ -98,6 +98,19 @@ class Move:
             rows = f"SELECT DISTINCT {seen} FROM {tables[0]}"
         return bool(link.run(f"SELECT 1 FROM ({rows}) r GROUP BY {by} HAVING COUNT(*) > 1 LIMIT 1"))
 
+    def alike(self, link: Link, tables: Sequence[str]) -> bool:
+        """Whether keys differ, but are equal in the collation of the table, blanks at the end included.
+
+        Without an order they are duplicates like any other.
+        """
+        texts = [name for name in self.key if self._exactly(name) != quoted(name)]
+        if not texts or self.order is None:
+            return False
+        seen = ", ".join([columns(self.key), *map(self._exactly, texts)])
+        rows = " UNION ".join(f"SELECT DISTINCT {seen} FROM {table}" for table in tables)
+        by = columns(self.key)
+        return bool(link.run(f"SELECT 1 FROM ({rows}) r GROUP BY {by} HAVING COUNT(*) > 1 LIMIT 1"))
+
     def _exactly(self, name: str) -> str:
         """Return an expression that compares a column exactly, whatever its collation."""
         column = self.target.column(name)

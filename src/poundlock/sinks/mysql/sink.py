@@ -13,7 +13,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
-from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    MissingOrder,
+    Semantic,
+    Writer,
+    frame_mismatch,
+)
 from poundlock.errors import LogMismatch, NotAuthorised, UsageError
 from poundlock.sinks.mysql import target as tables
 from poundlock.sinks.mysql.link import (
@@ -134,7 +141,12 @@ class MySQL(SqlSink):
 
     def project(self, columns: Mapping[str, Column]) -> dict[str, str]:
         by_name = {name.lower(): name for name in columns}
-        problems: list[str] = []
+        problems = [
+            f"columns {by_name[name.lower()]!r} and {name!r} have the same name in MySQL, which does "
+            "not tell upper from lower case: rename one"
+            for name in columns
+            if by_name[name.lower()] != name
+        ]
         roles = [("key", name) for name in self.key]
         roles += [("delete", self.delete), ("order_by", self.order_by)]
         for role, name in roles:
@@ -142,7 +154,7 @@ class MySQL(SqlSink):
                 problems.append(f"there is no column {name!r} for {role}=")
         wanted: dict[str, str] = {}
         for name, column in columns.items():
-            spelled = expression(column)
+            spelled = expression(name, column)
             if self.delete and name.lower() == self.delete.lower():
                 if column.type != "boolean":
                     problems.append(f"column {name!r} for delete= is {column.type}, not boolean")
@@ -164,7 +176,7 @@ class MySQL(SqlSink):
         self._frame = {
             name: column.type
             for name, column in columns.items()
-            if name in wanted or expression(column) is None
+            if name in wanted or expression(name, column) is None
         }
         if self.known is not None:
             problems += self._compared(self.known)[0]
@@ -182,6 +194,11 @@ class MySQL(SqlSink):
 
     def _orders(self, name: str) -> bool:
         return self.order_by is not None and name.lower() == self.order_by.lower()
+
+    def missing_order(self) -> MissingOrder | None:
+        if self.key and self.order_by is None:
+            return MissingOrder(self.key, "order_by", refuses=True)
+        return None
 
     # What the server and the table must offer.
 
@@ -368,9 +385,10 @@ class MySQL(SqlSink):
             with self.connections.lend() as link:
                 self.known = tables.read(link, self.database, self.table)
         if self.known is None:
+            key = f" with a unique key over {', '.join(self.key)}" if self.key else ""
             raise UsageError(
                 f"there is no table {self.database}.{self.table}, or the account may not see it. "
-                "Create it, or grant SELECT, INSERT, UPDATE and DELETE on it",
+                f"Create it{key}, or grant SELECT, INSERT, UPDATE and DELETE on it",
                 sink=self.name,
             )
         return self.known

@@ -19,7 +19,13 @@ from poundlock.sinks.mysql.witness import STAGE_PREFIX, Witnesses, stage_in, sta
 from poundlock.sinks.sql.dialect import Failure
 from poundlock.sinks.sql.naming import read_id
 from poundlock.sinks.sql.receipts import STAGED, witness_of
-from poundlock.sinks.sql.staging import StagedRows, duplicate_keys, split_batch, staging_name
+from poundlock.sinks.sql.staging import (
+    StagedRows,
+    alike_keys,
+    duplicate_keys,
+    split_batch,
+    staging_name,
+)
 from poundlock.sinks.sql.witness import AlreadyWitnessed, Witness, WitnessMismatch
 
 MOVE_S = 3600.0
@@ -72,6 +78,8 @@ class StagedBranches:
         move, rows = self._move_of(link, receipts)
         if move.duplicates(link, stages):
             return duplicate_keys(self._sink, rows.key, rows.order_by).args[0]
+        if move.alike(link, stages):
+            return alike_keys(self._sink, rows.key).args[0]
         if changed := self._changes(link, move, receipts):
             return f"the columns of table {move.target.table} were changed: {changed}"
         if not move.may_be_refused:

@@ -299,11 +299,11 @@ def spark_kind(type_name: str) -> str:
     return re.split(r"[(<\s]", type_name, maxsplit=1)[0]
 
 
-def expression(column: Column) -> str | None:
+def expression(name: str, column: Column) -> str | None:
     """Return the Spark expression for a column; None if no type of MySQL holds it."""
     kind = spark_kind(column.type)
     if kind in _MADE_JSON:
-        return to_json(column.sql)
+        return to_json(name, column)
     return column.sql if kind in _HOLDS else None
 
 

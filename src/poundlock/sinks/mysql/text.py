@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from poundlock.sinks.mysql.target import TargetColumn, quoted
+from poundlock.sinks.text import not_utf8
 
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 
@@ -101,9 +102,11 @@ def spell(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> Rows:
 
 
 def exact(rows: pa.RecordBatch, columns: Mapping[str, TargetColumn]) -> pa.RecordBatch:
-    """Widen the values of FLOAT columns: the short text of the largest float is out of range."""
+    """Widen floats: the short text of one is inexact in DOUBLE, and may be out of range in FLOAT."""
     for index, name in enumerate(rows.schema.names):
-        if columns[name].type == "float" and pa.types.is_float32(rows.schema.field(index).type):
+        if columns[name].type in ("float", "double") and pa.types.is_float32(
+            rows.schema.field(index).type
+        ):
             rows = rows.set_column(index, name, rows.column(index).cast(pa.float64()))
     return rows
 
@@ -141,6 +144,11 @@ def _suspicions(values: Any, column: TargetColumn) -> list[tuple[Any, str]]:
             reason = f"has a fraction of a second that the column would cut off: {column.full_type}"
             found.append((pc.not_equal(rest, 0), reason))
     elif is_text(kind):
+        broken = not_utf8(values)
+        if broken.any():
+            # The other checks would fail on them.
+            found.append((pa.array(broken), "is not UTF-8"))
+            values = pc.if_else(pa.array(broken), pa.scalar(None, kind), values)
         found += _text_suspicions(values, column)
     elif is_binary(kind) and column.type == "binary":
         other = pc.not_equal(pc.binary_length(values), column.length)

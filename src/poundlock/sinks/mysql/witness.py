@@ -54,38 +54,39 @@ class Witnesses:
 
     receipts: Sequence[Receipt]
 
-    def _groups(self) -> Iterator[tuple[Witness, list[Receipt]]]:
+    def groups(self) -> Iterator[tuple[Witness, list[Receipt]]]:
+        """Yield each table with the receipts that name it."""
         found: dict[Witness, list[Receipt]] = {}
         for receipt in self.receipts:
             found.setdefault(witness_for(receipt), []).append(receipt)
         yield from found.items()
 
     def recognises(self, link: Link) -> bool:
-        return all(it.recognises(link, identities_of(mine)) for it, mine in self._groups())
+        return all(it.recognises(link, identities_of(mine)) for it, mine in self.groups())
 
     def unproven(self, link: Link) -> dict[str, BranchState]:
         found: dict[str, BranchState] = {}
-        for witness, mine in self._groups():
+        for witness, mine in self.groups():
             ids = [receipt.id for receipt in mine]
             found |= zip(ids, witness.unproven(link, ids), strict=True)
         return found
 
     def states(self, link: Link) -> dict[str, BranchState]:
         found: dict[str, BranchState] = {}
-        for witness, mine in self._groups():
+        for witness, mine in self.groups():
             found |= witness.states(link, [receipt.id for receipt in mine])
         return found
 
     def insert(self, link: Link, state: BranchState = BranchState.COMMITTED) -> None:
         """Insert the rows, in the open transaction. Raises what `Witness` raises."""
-        for witness, mine in self._groups():
+        for witness, mine in self.groups():
             witness.insert(link, [receipt.id for receipt in mine], state)
         # After the inserts: from here on, a session that empties a table must wait.
-        for witness, mine in self._groups():
+        for witness, mine in self.groups():
             witness.require(link, identities_of(mine))
 
     def committed_others(self, link: Link) -> bool:
         return any(
             witness.committed_others(link, [receipt.id for receipt in mine])
-            for witness, mine in self._groups()
+            for witness, mine in self.groups()
         )

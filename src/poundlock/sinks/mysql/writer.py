@@ -31,7 +31,7 @@ from poundlock.sinks.mysql.target import Target, TargetColumn, changes, describe
 from poundlock.sinks.mysql.witness import stage_in
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.receipts import PREPARED, STAGED
-from poundlock.sinks.sql.staging import StagedRows, duplicate_keys
+from poundlock.sinks.sql.staging import StagedRows, alike_keys, duplicate_keys
 
 if TYPE_CHECKING:
     from poundlock.sinks.mysql.sink import MySQL
@@ -240,6 +240,8 @@ class RowWriter(Writer):
         if self._aside:
             if move.duplicates(link, [self._stage]):
                 raise duplicate_keys(self._sink.name, self._sink.key, self._sink.order_by)
+            if move.alike(link, [self._stage]):
+                raise alike_keys(self._sink.name, self._sink.key)
             link.run("COMMIT")  # only of the temporary table
             self._start()
             move.run(link, [self._stage])

@@ -21,7 +21,14 @@ from opensearchpy import exceptions
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
-from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    MissingOrder,
+    Semantic,
+    Writer,
+    frame_mismatch,
+)
 from poundlock.core.projection import Projection
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import Site
@@ -29,15 +36,24 @@ from poundlock.core.sparksql import row_json
 from poundlock.errors import InDoubt, UsageError
 from poundlock.sinks.opensearch.bulk import Refused, Sender, refusal, requests
 from poundlock.sinks.opensearch.client import connect, translate_error
+from poundlock.sinks.opensearch.fields import crossed, too_many
 from poundlock.sinks.opensearch.types import (
     ROLES,
     bad_key,
     bad_names,
     compare,
     not_finite,
+    refused_shape,
+    shape_of,
     takes_any_key,
 )
-from poundlock.sinks.opensearch.writer import BAD_KEY, NOT_FINITE, SendingWriter, StoringWriter
+from poundlock.sinks.opensearch.writer import (
+    BAD_KEY,
+    NOT_FINITE,
+    SHAPE,
+    SendingWriter,
+    StoringWriter,
+)
 from poundlock.sinks.rowstore import RowStore, StoredBranches
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
@@ -97,6 +113,8 @@ class OpenSearch(StoredBranches):
         self._id, self._version, self._delete = id, version, delete
         self._columns: dict[str, Column] = {}
         self._is_alias = False  # as preflight saw it
+        self._variants: dict[str, str] = {}  # the names of such columns, by that of their shape
+        self.refused_shapes: dict[str, tuple[str, str]] = {}  # and what their fields refuse
         self.takes_any_key = False  # of a map: whether the index makes no fields of them
         self._client: Driver | None = None
         self._ids: RowStore | None = None
@@ -139,8 +157,8 @@ class OpenSearch(StoredBranches):
             projection.add(role, name, *ROLES[role])
         fields = {name: column for name, column in columns.items() if name != self._delete}
         projection.problems += bad_names(fields)
+        self._columns = fields  # a start also compares the index with a frame that has problems
         projection.check(self.name)
-        self._columns = fields
         wanted = projection.expressions
         if self.unique_ids:
             wanted["hash"] = f"xxhash64({wanted['id']})"
@@ -150,12 +168,20 @@ class OpenSearch(StoredBranches):
         conditions = [bad_key(column.sql, column.type) for column in fields.values()]
         if any(conditions):
             wanted[BAD_KEY] = f"coalesce({' OR '.join(filter(None, conditions))}, false)"
+        variants = [name for name, column in fields.items() if column.type == "variant"]
+        self._variants = {f"{SHAPE}{place}": name for place, name in enumerate(variants)}
+        wanted |= {word: shape_of(fields[name].sql) for word, name in self._variants.items()}
         return wanted | {"document": row_json(fields)}
 
     @property
     def unique_ids(self) -> bool:
         """Whether a batch may have only one row of each id."""
         return self.semantic is Semantic.EXACTLY_ONCE and self._version is None
+
+    def missing_order(self) -> MissingOrder | None:
+        if self._id is None or self._version is not None:
+            return None
+        return MissingOrder([self._id], "version", refuses=self.unique_ids)
 
     def preflight(self) -> list[str]:
         may_change = self.semantic is not Semantic.EXACTLY_ONCE
@@ -164,7 +190,8 @@ class OpenSearch(StoredBranches):
         if indices is None:
             return [
                 f"index {self.index} does not exist: the first document creates it, with a mapping "
-                "guessed from that document. Create it with the mapping that you need"
+                "guessed from that document. Create it with the mapping that you need",
+                *self._check_fields(self.index, self._read_template()),
             ]
         aliases = [
             it["aliases"][self.index] for it in indices.values() if self.index in it["aliases"]
@@ -221,10 +248,36 @@ class OpenSearch(StoredBranches):
         if wrong:
             raise frame_mismatch(self.name, wrong, self._columns, target=f"index {index}")
         settings = found.get("settings", {}).get("index", {})
-        warnings = doubtful + _loss_warnings(index, settings)
+        warnings = doubtful + self._check_number(index, found) + _loss_warnings(index, settings)
+        for word, name in self._variants.items():
+            if refused := refused_shape(found.get("mappings", {}), name):
+                self.refused_shapes[word] = (name, refused)
         if self._delete and (warning := _deletion_warning(index, settings)):
             warnings.append(warning)
         return warnings
+
+    def _check_fields(self, index: str, found: Mapping[str, Any]) -> list[str]:
+        """Check that an index without more fields than these can have all of the DataFrame's."""
+        types = {name: column.type for name, column in self._columns.items()}
+        if wrong := crossed(found.get("mappings", {}), types):
+            raise frame_mismatch(self.name, wrong, self._columns, target=f"index {index}")
+        return self._check_number(index, found)
+
+    def _check_number(self, index: str, found: Mapping[str, Any]) -> list[str]:
+        types = {name: column.type for name, column in self._columns.items()}
+        settings = found.get("settings", {}).get("index", {})
+        surely, maybe = too_many(found.get("mappings", {}), types, settings)
+        if surely:
+            raise UsageError(f"index {index}: {surely}", sink=self.name)
+        return [f"index {index}: {maybe}"] if maybe else []
+
+    def _read_template(self) -> dict[str, Any]:
+        """Return what the server would make of an index that does not exist yet."""
+        try:
+            answer = self.client.indices.simulate_index_template(name=self.index)
+        except exceptions.OpenSearchException:  # the account may not ask, or the server is too old
+            return {}
+        return answer.get("template", {})
 
     def attach(self, site: Site) -> None:
         super().attach(site)

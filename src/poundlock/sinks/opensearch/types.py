@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from poundlock.core.participant import Column
+from poundlock.core.sparksql import anywhere
+from poundlock.sinks.opensearch.fields import crossed, find, paths_of, type_of
 
 Verdict = Literal["fits", "doubtful", "wrong"]
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _AS_ID = (*_INTEGERS, "boolean", "date", "string")
-_PLAIN_NAME = re.compile(r"[\w-]+")
 _BLANK = "[\x01- ]*"  # the characters that Java trims
 # A name is split at its dots, except those at its end, and no part may be blank.
 _NO_FIELD = f"^{_BLANK}[.]*$|(^|[.]){_BLANK}[.]+[^.]|[.]{_BLANK}[\x01- ]$"
@@ -74,7 +75,7 @@ def not_finite(sql: str, kind: str) -> str | None:
 
     None if its type has no floats. Spark writes such a float as text, which no number field accepts.
     """
-    return _anywhere(_is_not_finite, sql, kind)
+    return anywhere(_is_not_finite, sql, kind)
 
 
 def bad_key(sql: str, kind: str) -> str | None:
@@ -82,7 +83,7 @@ def bad_key(sql: str, kind: str) -> str | None:
 
     None if its type has no such maps.
     """
-    return _anywhere(_has_bad_key, sql, kind)
+    return anywhere(_has_bad_key, sql, kind)
 
 
 def _is_not_finite(sql: str, kind: str) -> str | None:
@@ -93,40 +94,7 @@ def _is_not_finite(sql: str, kind: str) -> str | None:
 def _has_bad_key(sql: str, kind: str) -> str | None:
     if not kind.startswith("map<string,"):
         return None
-    return f"exists(map_keys({sql}), key -> NOT is_valid_utf8(key) OR key RLIKE '{_NO_FIELD}')"
-
-
-def _anywhere(
-    test: Callable[[str, str], str | None], sql: str, kind: str, depth: int = 0
-) -> str | None:
-    """Return the condition that `test` holds for a value or for anything in it, to any depth."""
-    outer, _, inner = kind.partition("<")
-    inner, item = inner[:-1], f"item{depth}"
-    found = [test(sql, kind)]
-    if outer == "array":
-        within = _anywhere(test, item, inner, depth + 1)
-        found.append(within and f"exists({sql}, {item} -> {within})")
-    elif outer == "map":
-        within = _anywhere(test, item, list(_split(inner))[-1], depth + 1)
-        found.append(within and f"exists(map_values({sql}), {item} -> {within})")
-    elif outer == "struct":
-        fields = [part.partition(":") for part in _split(inner)]
-        if all(_PLAIN_NAME.fullmatch(name) for name, _, _ in fields):
-            # Other names cannot be distinguished from types.
-            found += [_anywhere(test, f"{sql}.`{name}`", it, depth) for name, _, it in fields]
-    conditions = list(filter(None, found))
-    return f"({' OR '.join(conditions)})" if conditions else None
-
-
-def _split(types: str) -> Iterator[str]:
-    """Split at the commas outside of brackets."""
-    depth = start = 0
-    for place, character in enumerate(types):
-        depth += (character in "<(") - (character in ">)")
-        if character == "," and depth == 0:
-            yield types[start:place]
-            start = place + 1
-    yield types[start:]
+    return f"exists(map_keys({sql}), key -> key RLIKE '{_NO_FIELD}')"
 
 
 def takes_any_key(mapping: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
@@ -154,9 +122,7 @@ def compare(
 
     `columns` are names and Spark's types. The length of the `id` is checked elsewhere.
     """
-    fields: Mapping[str, Any] = mapping.get("properties", {})
-    strict = str(mapping.get("dynamic", "true")).startswith("strict")
-    wrong: list[str] = []
+    wrong = crossed(mapping, columns)
     doubtful: list[str] = []
     if mapping.get("_routing", {}).get("required"):
         wrong.append("its mapping requires a routing value with each document, and none is sent")
@@ -168,33 +134,82 @@ def compare(
         if "map<" in kind and _makes_fields(mapping, name)
     ]
     for name, kind in columns.items():
-        if name not in fields:
-            if strict and not kind.startswith("void"):
-                wrong.append(f"column {name!r} is not in the mapping, which is strict")
-            continue
-        field = fields[name]
-        target = field.get("type", "object" if "properties" in field else "")
-        while kind.startswith("array<"):  # a field holds one value or several
-            kind = kind[len("array<") : -1]
-        verdict = _compare_type(kind, target, field)
-        if verdict == "wrong":
-            wrong.append(f"column {name!r} has type {kind}, but the field is of type {target}")
-        elif verdict == "doubtful" and not field.get("ignore_malformed"):
-            doubtful.append(
-                f"column {name!r} has type {kind}, but the field is of type {target}{_format(field)}: "
-                "a value that does not fit stops the pipeline. Cast it, or set ignore_malformed"
-            )
-        elif target == "keyword" and "ignore_above" not in field and kind in _TEXTS and name != id:
-            doubtful.append(
-                f"column {name!r} goes into a keyword field without ignore_above: a value of more than "
-                "32766 bytes stops the pipeline. Set ignore_above to 8191 or less"
-            )
+        for path, inner in paths_of(name, kind):
+            problem, sure = _compare_field(mapping, path, inner, is_id=name == id)
+            if problem:
+                (wrong if sure else doubtful).append(problem)
     return wrong, doubtful
 
 
+def _compare_field(
+    mapping: Mapping[str, Any], path: str, kind: str, *, is_id: bool
+) -> tuple[str | None, bool]:
+    """Return what may be wrong with a field, and whether it surely is."""
+    field, dynamic, blocked = find(mapping, path)
+    if blocked:
+        return (
+            f"column {path!r} needs an object {blocked!r}, and that field holds only values",
+            True,
+        )
+    if field is None:
+        if dynamic.startswith("strict") and not kind.startswith("void"):
+            return f"column {path!r} is not in the mapping, which is strict", True
+        if kind == "variant" and dynamic != "false":
+            return (
+                f"column {path!r} is a variant without a field: its first value decides whether the "
+                "field takes objects or values, and the other ones stop the pipeline. Map it",
+                False,
+            )
+        return None, False
+    target = type_of(field)
+    verdict = _compare_type(kind, target, field)
+    if verdict == "wrong":
+        return f"column {path!r} has type {kind}, but the field is of type {target}", True
+    if verdict == "doubtful" and not field.get("ignore_malformed"):
+        return (
+            f"column {path!r} has type {kind}, but the field is of type {target}{_format(field)}: "
+            "a value that does not fit stops the pipeline. Cast it, or set ignore_malformed",
+            False,
+        )
+    if target == "keyword" and "ignore_above" not in field and kind in _TEXTS and not is_id:
+        return (
+            f"column {path!r} goes into a keyword field without ignore_above: a value of more than "
+            "32766 bytes stops the pipeline. Set ignore_above to 8191 or less",
+            False,
+        )
+    return None, False
+
+
+def shape_of(sql: str) -> str:
+    """Return the expression of what a variant holds: "object", "value", or null for nothing.
+
+    An array counts as what is in it, and as an object if one of its items is.
+    """
+    schema, items = f"schema_of_variant({sql})", f"try_variant_get({sql}, '$', 'array<variant>')"
+    found = f"exists({items}, item -> schema_of_variant(item) LIKE 'OBJECT<%')"
+    return (
+        f"CASE WHEN {schema} LIKE 'OBJECT<%' OR coalesce({found}, false) THEN 'object' "
+        f"WHEN {schema} <> 'VOID' THEN 'value' END"
+    )
+
+
+def refused_shape(mapping: Mapping[str, Any], name: str) -> str | None:
+    """Return what a field refuses in a variant, "object" or "value"; None if neither or unknown."""
+    field, _, _ = find(mapping, name.rstrip("."))
+    target = type_of(field) if field is not None else ""
+    if target in _SCALAR:
+        return "object"
+    opaque = field is not None and field.get("enabled") is False
+    return "value" if target in ("object", "nested") and not opaque else None
+
+
 def _compare_type(kind: str, target: str, field: Mapping[str, Any]) -> Verdict:
+    if field.get("enabled") is False:
+        return "fits"
     if kind.startswith(("struct<", "map<")):
         return "wrong" if target in _SCALAR else "fits"
+    if target in ("object", "nested") and kind == "variant":
+        return "fits"  # if it holds an object, which is checked row by row
     if target in ("object", "nested"):
         return "wrong"
     if target in _NUMBERS:

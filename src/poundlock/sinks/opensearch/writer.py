@@ -5,6 +5,7 @@ Rules of this file: no Python call per row, except for bad rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in 
 
 NOT_FINITE = "not_finite"  # the column that says whether a number of the row is NaN or infinite
 BAD_KEY = "bad_key"  # the column that says whether a key of a map cannot be the name of a field
+SHAPE = "shape_of."  # begins the names of the columns that say what variants hold
 
 _LONGEST_ID = 512  # bytes; the server's own limit
 # The default of http.max_content_length, less the line before the document. That line has the id, of
@@ -42,7 +44,7 @@ class StoringWriter(StoredWriter):
         self._seen = pa.table({"id": pa.array([], pa.string()), "hash": pa.array([], pa.int64())})
 
     def write(self, rows: pa.RecordBatch) -> None:
-        bad = bad_rows(rows, any_key=self._sink.takes_any_key)
+        bad = bad_rows(rows, any_key=self._sink.takes_any_key, shapes=self._sink.refused_shapes)
         if self._hashes is not None:
             bad |= {row: it for row, it in repeated(rows, self._seen).items() if row not in bad}
         if bad:
@@ -52,7 +54,13 @@ class StoringWriter(StoredWriter):
                 rows=bad,
             )
         super().write(
-            rows.select([it for it in rows.schema.names if it not in (NOT_FINITE, BAD_KEY)])
+            rows.select(
+                [
+                    it
+                    for it in rows.schema.names
+                    if it not in (NOT_FINITE, BAD_KEY) and not it.startswith(SHAPE)
+                ]
+            )
         )
         if self._hashes is not None:
             mine = pa.Table.from_batches([rows.select(["id", "hash"])]).cast(self._seen.schema)
@@ -85,7 +93,7 @@ class SendingWriter(Writer):
             self._sent = 0
             return
         sink = self._sink
-        bad = bad_rows(rows, any_key=sink.takes_any_key)
+        bad = bad_rows(rows, any_key=sink.takes_any_key, shapes=sink.refused_shapes)
         known = bool(bad)  # before anything is sent
         if not known:
             with tolerate_loss(sink.name, sink.semantic):
@@ -114,10 +122,13 @@ class SendingWriter(Writer):
         """Do nothing: the rows that were sent cannot be taken back."""
 
 
-def bad_rows(rows: pa.RecordBatch, *, any_key: bool) -> dict[int, str]:
+def bad_rows(
+    rows: pa.RecordBatch, *, any_key: bool, shapes: Mapping[str, tuple[str, str]]
+) -> dict[int, str]:
     """Return the rows that the server surely refuses, and why.
 
-    `any_key`: the index does not make fields of the keys of maps.
+    `any_key`: the index does not make fields of the keys of maps. `shapes`: for the column with the
+    shape of a variant, the variant's name, and the shape that its field refuses.
     """
     names = rows.schema.names
     sizes = np.asarray(pc.fill_null(pc.binary_length(rows.column("document")), 0))
@@ -129,8 +140,14 @@ def bad_rows(rows: pa.RecordBatch, *, any_key: bool) -> dict[int, str]:
         reason = "a number in it is NaN or infinite, which JSON cannot express"
         bad |= {int(row): reason for row in np.flatnonzero(np.asarray(rows.column(NOT_FINITE)))}
     if BAD_KEY in names and not any_key:
-        reason = "a key of a map in it is blank, in whole or at a dot, or is not UTF-8"
+        reason = "a key of a map in it is blank, in whole or at a dot"
         bad |= {int(row): reason for row in np.flatnonzero(np.asarray(rows.column(BAD_KEY)))}
+    for word in shapes.keys() & set(names):
+        variant, refused = shapes[word]
+        same = pc.fill_null(pc.equal(rows.column(word), refused), False)
+        reason = f"the variant {variant} holds an {refused}, which its field refuses"
+        reason = reason.replace("an value", "a value")
+        bad |= {int(row): reason for row in np.flatnonzero(np.asarray(same))}
     if "version" in names:
         versions = np.asarray(pc.fill_null(rows.column("version"), -1))
         bad |= {int(row): "the version is null or negative" for row in np.flatnonzero(versions < 0)}

@@ -107,8 +107,13 @@ def _alike(connection: Connection[Any], name: str) -> str:
     return ", but there is " + ", ".join(row[0] for row in found) if found else ""
 
 
-def read_table(connection: Connection[Any], schema: str | None, name: str) -> Table:
-    """Read a table from the catalog. Raises `UsageError` if it cannot be written to."""
+def read_table(
+    connection: Connection[Any], schema: str | None, name: str, *, key: Sequence[str] = ()
+) -> Table:
+    """Read a table from the catalog. Raises `UsageError` if it cannot be written to.
+
+    `key` has the columns of the unique index that a new table needs.
+    """
     wanted = sql.Identifier(schema, name) if schema else sql.Identifier(name)
     found = connection.execute(
         "SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relrowsecurity FROM pg_class c "
@@ -116,10 +121,11 @@ def read_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
         [wanted.as_string(connection)],
     ).fetchone()
     if found is None:
+        index = f" with a unique index on ({', '.join(key)})" if key else ""
         raise UsageError(
             f"there is no table {wanted.as_string(connection)} in database "
-            f"{connection.info.dbname}{_alike(connection, name)}. Create it, or give schema= and the "
-            "exact name"
+            f"{connection.info.dbname}{_alike(connection, name)}. Create it{index}, or give schema= "
+            "and the exact name"
         )
     oid, schema_name, table_name, kind, secured = found
     if kind not in ("r", "p"):

@@ -7,6 +7,7 @@ used unchanged. Arrow joins these pieces row by row, and the buffer of the resul
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import pyarrow.compute
 from poundlock.errors import UsageError
 from poundlock.sinks.postgres.catalog import TableColumn
 from poundlock.sinks.postgres.numeric import digits_of
+from poundlock.sinks.text import not_utf8
 
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 
@@ -30,6 +32,7 @@ _DAYS = 10_957  # from 1970 to 2000, PostgreSQL's epoch
 _MICROS = _DAYS * 86_400_000_000
 _DATES = (-2_451_545, 2_145_031_948)  # 4713 BC to 5874897 AD, in days since 2000
 _TIMES = (-211_813_488_000_000_000, 9_223_371_331_200_000_000 - 1)  # 4713 BC to 294276 AD
+_DECLARATION = r"""^<\?xml\s[^>]*?\sencoding\s*=\s*(["'])([A-Za-z][-.\w]*)"""
 _HEX = np.full(256, 255, np.uint8)
 for _digits in (b"0123456789abcdef", b"0123456789ABCDEF"):
     _HEX[np.frombuffer(_digits, np.uint8)] = np.arange(16)
@@ -174,16 +177,12 @@ class Text(Varying):
                 return zero, "has a character of code zero, which PostgreSQL cannot store"
         if self.longest is None:
             return None
-        try:
-            long = pc.greater(pc.utf8_length(texts), self.longest)
-            if not pc.any(long).as_py():
-                return None
-            # PostgreSQL drops trailing blanks.
-            long = pc.greater(pc.utf8_length(pc.utf8_rtrim(texts, " ")), self.longest)
-        except pa.ArrowInvalid:
-            return None  # not UTF-8: the server reports it
+        # PostgreSQL would silently cut off blanks.
+        long = pc.greater(pc.utf8_length(texts), self.longest)
+        if not pc.any(long).as_py():
+            return None
         long = long.fill_null(False).to_numpy(zero_copy_only=False)
-        return (long, f"is longer than {self.longest} characters") if long.any() else None
+        return long, f"is longer than {self.longest} characters"
 
     def bytes(self, values: pa.Array) -> pa.Array:
         return _text(values).cast(pa.binary())
@@ -192,6 +191,51 @@ class Text(Varying):
 class Jsonb(Text):
     def bytes(self, values: pa.Array) -> pa.Array:
         return pc.binary_join_element_wise(b"\x01", super().bytes(values), b"")
+
+
+class Xml(Text):
+    """XML, which a binary COPY reads in the encoding that it declares, and a plain INSERT does not.
+
+    So such a text is sent in that encoding. The server stores it as an INSERT of the text would.
+    """
+
+    def bad(self, values: pa.Array) -> tuple[Any, str] | None:
+        found = super().bad(values)
+        if found is not None:
+            return found
+        wrong = np.zeros(len(values), bool)
+        for row, text in _declared(values):
+            wrong[row] = _recoded(text) is None
+        reason = "declares an encoding that cannot express it, or that is unknown: declare UTF-8"
+        return (wrong, reason) if wrong.any() else None
+
+    def bytes(self, values: pa.Array) -> pa.Array:
+        data = super().bytes(values)
+        declared = list(_declared(values))
+        if not declared:
+            return data
+        rows = np.zeros(len(values), bool)
+        rows[[row for row, _ in declared]] = True
+        recoded = pa.array([_recoded(text) for _, text in declared], pa.binary())
+        return pc.replace_with_mask(data, pa.array(rows), recoded)
+
+
+def _declared(values: pa.Array) -> Iterator[tuple[int, str]]:
+    """Yield the place and the text of each XML value that declares its encoding. They are few."""
+    texts = _text(values)
+    found = pc.match_substring_regex(texts, _DECLARATION).fill_null(False)
+    for row in np.flatnonzero(found.to_numpy(zero_copy_only=False)):
+        yield int(row), texts[int(row)].as_py()
+
+
+def _recoded(text: str) -> bytes | None:
+    """Return an XML text in the encoding that it declares; None if that cannot be."""
+    match = re.match(_DECLARATION, text)
+    assert match is not None
+    try:
+        return text.encode(match[2])
+    except (LookupError, UnicodeEncodeError):
+        return None
 
 
 class Bytes(Varying):
@@ -211,7 +255,7 @@ def _choose(column: TableColumn, arrow: pa.DataType) -> Field | None:
     kind, is_ = column.type, pa.types
     if kind in _INTEGER_BITS or kind in ("float4", "float8", "numeric"):
         return _number(kind, arrow)
-    if kind in ("text", "varchar", "bpchar", "citext", "enum", "json", "xml"):
+    if kind in ("text", "varchar", "bpchar", "citext", "enum", "json"):
         limited = kind in ("varchar", "bpchar") and column.typmod >= 4
         return Text(column.typmod - 4 if limited else None) if _is_text(arrow) else None
     if kind == "timestamptz" or kind == "timestamp":
@@ -220,6 +264,7 @@ def _choose(column: TableColumn, arrow: pa.DataType) -> Field | None:
     simple: dict[str, tuple[bool, Field]] = {
         "bool": (is_.is_boolean(arrow), Number("u1")),
         "jsonb": (_is_text(arrow), Jsonb()),
+        "xml": (_is_text(arrow), Xml()),
         "uuid": (_is_text(arrow), Uuid()),
         "bytea": (is_.is_binary(arrow) or is_.is_large_binary(arrow), Bytes()),
         "date": (is_.is_date32(arrow), Moment(pa.int32(), ">i4", _DAYS, _DATES)),
@@ -260,10 +305,14 @@ class Encoder:
             if column.name in required and values.null_count:
                 for index in np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)):
                     found.setdefault(int(index), f"column {column.name} is null")
+            if _is_text(values.type):
+                broken = not_utf8(values)
+                if broken.any():
+                    _note(found, broken, f"column {column.name} is not UTF-8")
+                    values = pc.if_else(pa.array(broken), pa.scalar(None, values.type), values)
             bad = field.bad(values)
             if bad is not None:
-                for index in np.flatnonzero(bad[0]):
-                    found.setdefault(int(index), f"column {column.name} {bad[1]}")
+                _note(found, bad[0], f"column {column.name} {bad[1]}")
         return found
 
     def encode(self, rows: pa.RecordBatch) -> Iterator[memoryview]:
@@ -299,6 +348,11 @@ class Encoder:
             pieces.append(_packed(run, count))
         joined = pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, b"")
         return _data(joined).data
+
+
+def _note(found: dict[int, str], marked: np.ndarray[Any, Any], reason: str) -> None:
+    for index in np.flatnonzero(marked):
+        found.setdefault(int(index), reason)
 
 
 def _pack(parts: Parts, count: int) -> np.ndarray[Any, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from poundlock.core.inspector import Inspector, OpenBranch
+from poundlock.core.inspector import Ended, Inspector, OpenBranch
 from poundlock.core.model import Namespace, Receipt, Stray
 from poundlock.sinks.postgres.link import Connections, Link, database_of, system_of
 from poundlock.sinks.postgres.prepared import prepared_strays
@@ -12,6 +12,7 @@ from poundlock.sinks.postgres.sink import Postgres
 from poundlock.sinks.postgres.target import staging_name
 from poundlock.sinks.sql.naming import parse_id, read_id
 from poundlock.sinks.sql.receipts import STAGED, witness_of
+from poundlock.sinks.sql.witness import ended_by
 
 # In every schema, because the witness_schema= of the sinks is not known here.
 _STAGED = (
@@ -44,6 +45,15 @@ class PostgresInspector(Inspector):
             here = {"system": system_of(link), "database": database_of(link)}
         there = {word: receipt.handle.get(word) for word in here}
         return all(None in (there[word], here[word]) or there[word] == here[word] for word in here)
+
+    def ended(self, receipts: Sequence[Receipt]) -> dict[str, Ended]:
+        found: dict[str, Ended] = {}
+        with self._connections.lend() as link:
+            for schema in {witness_of(it)[0] or _DEFAULT_SCHEMA for it in receipts}:
+                mine = [it for it in receipts if (witness_of(it)[0] or _DEFAULT_SCHEMA) == schema]
+                witness = Postgres("any", dsn=self._dsn, witness_schema=schema).target.witness
+                found |= ended_by(witness, link, mine)
+        return found
 
     def participant(self, branch: Receipt | Stray) -> Postgres:
         if isinstance(branch, Receipt):

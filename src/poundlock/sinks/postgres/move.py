@@ -168,6 +168,25 @@ def has_duplicates(link: Link, target: Target, branches: Sequence[str]) -> bool:
     return link.execute(query).fetchone() is not None
 
 
+def has_alike(link: Link, target: Target, table: Table, branches: Sequence[str]) -> bool:
+    """Whether keys differ, but are equal to the table: as `citext`, or by a collation.
+
+    Without an order they are duplicates like any other.
+    """
+    columns = {column.name: column for column in table.columns}
+    loose = [it for it in target.key if columns[it].type == "citext" or columns[it].collation]
+    if not loose or target.order_by is None:
+        return False
+    counts = sql.SQL(" OR ").join(
+        sql.SQL('count(DISTINCT {}::text COLLATE "C") > 1').format(sql.Identifier(it))
+        for it in loose
+    )
+    query = sql.SQL("SELECT 1 FROM ({}) u GROUP BY {} HAVING {} LIMIT 1").format(
+        _union(target, branches), _names(target.key), counts
+    )
+    return link.execute(query).fetchone() is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Moved:
     """What a move did."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from psycopg import sql
 
 from poundlock.core.model import Branch, Namespace, Receipt, checked_name
-from poundlock.core.participant import Column, Commitment, Semantic, frame_mismatch
+from poundlock.core.participant import Column, Commitment, MissingOrder, Semantic, frame_mismatch
 from poundlock.core.protocol import BranchState
 from poundlock.core.sparksql import to_json
 from poundlock.errors import LogMismatch, NotAuthorised, UsageError
@@ -140,7 +140,7 @@ class Postgres(SqlSink):
             kind = family(column.type)
             if kind is None:
                 problems.append(f"column {name!r} has type {column.type}, which no column can hold")
-            wanted[name] = to_json(column.sql) if kind == "json" else column.sql
+            wanted[name] = to_json(name, column) if kind == "json" else column.sql
             types[name] = column.type
         for option, names in (
             ("key", target.key),
@@ -152,17 +152,22 @@ class Postgres(SqlSink):
                 for name in names
                 if name not in columns
             ]
+        self._types = types  # a start also compares the table with a frame that has problems
         if problems:
             raise frame_mismatch(self.name, problems, columns)
-        self._types = types
         return wanted
+
+    def missing_order(self) -> MissingOrder | None:
+        key, order = self.target.key, self.target.order_by
+        return MissingOrder(key, "order_by", refuses=True) if key and order is None else None
 
     # What the server must offer.
 
     def preflight(self) -> list[str]:
         with self.connections.lend() as link:
             self._check_server(link)
-            table = read_table(link, self.target.schema, self.target.table)
+            target = self.target
+            table = read_table(link, target.schema, target.table, key=target.key)
             self._check_columns(table)
             self._check_rights(link, table)
             self._check_rules(link, table)

@@ -25,6 +25,7 @@ from poundlock.sinks.postgres.move import (
     Columns,
     Moved,
     clear_away,
+    has_alike,
     has_duplicates,
     hurdles,
     lock_all,
@@ -36,7 +37,7 @@ from poundlock.sinks.postgres.move import (
 from poundlock.sinks.postgres.target import Target, staging_name
 from poundlock.sinks.sql.naming import read_id
 from poundlock.sinks.sql.receipts import STAGED, identities_of
-from poundlock.sinks.sql.staging import duplicate_keys, split_batch
+from poundlock.sinks.sql.staging import alike_keys, duplicate_keys, split_batch
 from poundlock.sinks.sql.witness import AlreadyWitnessed, WitnessMismatch
 
 logger = logging.getLogger("poundlock")
@@ -172,6 +173,8 @@ def _check(link: Link, target: Target, receipts: Sequence[Receipt]) -> list[str 
     names = [name for name, _ in _columns(target, staged, branches)]
     if target.key and has_duplicates(link, target, branches):
         raise duplicate_keys(target.sink, target.key, target.order_by)
+    if has_alike(link, target, table, branches):
+        raise alike_keys(target.sink, target.key)
     if hurdles(target, table, names) or too_long(link, target, table, branches, names):
         wrong = _difference(receipts, move(link, target, table, branches, names))
         if wrong is not None:

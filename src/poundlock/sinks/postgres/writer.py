@@ -24,12 +24,19 @@ from poundlock.sinks.postgres.catalog import Table, TableColumn, read_table
 from poundlock.sinks.postgres.encode import HEADER, TRAILER, Encoder
 from poundlock.sinks.postgres.errors import POSTGRES, translate_error
 from poundlock.sinks.postgres.link import connect, database_of, system_of
-from poundlock.sinks.postgres.move import FLAG, create_staging, drop, has_duplicates, move
+from poundlock.sinks.postgres.move import (
+    FLAG,
+    create_staging,
+    drop,
+    has_alike,
+    has_duplicates,
+    move,
+)
 from poundlock.sinks.postgres.target import Target
 from poundlock.sinks.postgres.types import misfits
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.receipts import PREPARED, STAGED
-from poundlock.sinks.sql.staging import duplicate_keys
+from poundlock.sinks.sql.staging import alike_keys, duplicate_keys
 
 _FLAG = TableColumn(FLAG, "bool", -1, "boolean", "boolean", "", True, False, "", False, "")
 _MOST_NAMED = 5  # reasons in one message
@@ -220,6 +227,8 @@ class PostgresWriter(Writer):
         if self._aside and not self._staged:
             if has_duplicates(connection, target, [self._id]):
                 raise duplicate_keys(target.sink, target.key, target.order_by)
+            if has_alike(connection, target, self._table, [self._id]):
+                raise alike_keys(target.sink, target.key)
             moved = move(connection, target, self._table, [self._id], self._columns)
             self._compare_counts(self._rows - moved.left_out, self._rows)
             drop(connection, target, [self._id])

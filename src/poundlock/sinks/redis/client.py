@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from redis import exceptions
 
+from poundlock.core.reach import Address
 from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
 from poundlock.secret import resolve
 
@@ -18,6 +20,7 @@ STAGE, MOVE, ABORT = (
     for name in ("stage", "move", "abort")
 )
 
+_PORT = 6379  # of a URL without one
 _FORBIDDEN = (
     exceptions.AuthenticationError,
     exceptions.NoPermissionError,
@@ -135,6 +138,18 @@ class Client:
             "continues from here",
             sink=self._sink,
         )
+
+
+def address_of(url: str) -> Sequence[Address]:
+    """Return the server's address, none for a socket of Unix or a URL that cannot be read."""
+    try:
+        parts = urlsplit(resolve("url", url))
+        port = parts.port or _PORT
+    except ValueError:
+        return ()
+    if parts.scheme not in ("redis", "rediss"):
+        return ()
+    return [(parts.hostname or "localhost", port)]
 
 
 def as_text(answer: Any) -> str:

@@ -23,11 +23,19 @@ import pyarrow as pa
 
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import derive_sink_name
-from poundlock.core.participant import Column, Commitment, Participant, Semantic, Writer
+from poundlock.core.participant import (
+    Column,
+    Commitment,
+    MissingOrder,
+    Participant,
+    Semantic,
+    Writer,
+)
 from poundlock.core.protocol import BranchState, LogState
+from poundlock.core.reach import Address
 from poundlock.errors import NotAuthorised, PoundlockError, UsageError
 from poundlock.sinks.redis.branches import Branches
-from poundlock.sinks.redis.client import Client, as_pairs, as_text
+from poundlock.sinks.redis.client import Client, address_of, as_pairs, as_text
 from poundlock.sinks.redis.types import parse_options, project
 from poundlock.sinks.redis.writer import RedisWriter
 
@@ -71,7 +79,7 @@ class Redis(Participant):
 
     system = "Redis"
     commitment = Commitment.STAGED
-    after_deletion = ""
+    after_restore = ""
 
     def __init__(
         self,
@@ -138,6 +146,15 @@ class Redis(Participant):
         projection = project(self.shape, self._roles, columns)
         projection.check(self.name)
         return projection.expressions
+
+    def addresses(self) -> Sequence[Address]:
+        return address_of(self._url)
+
+    def missing_order(self) -> MissingOrder | None:
+        key, shape = self._roles.key, self.shape
+        if key is None or shape.adds or shape.order:
+            return None
+        return MissingOrder([key], "order_by", refuses=False)
 
     def preflight(self) -> list[str]:
         client, shape = self.client, self.shape

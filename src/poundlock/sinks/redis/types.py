@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.compute
 from poundlock.core.naming import PREFIX
 from poundlock.core.participant import Column
 from poundlock.core.projection import Projection
-from poundlock.core.sparksql import row_json, to_json
+from poundlock.core.sparksql import moment_text, row_json, to_json
 from poundlock.errors import UsageError
 
 pc: Any = pyarrow.compute  # made at run time: no type checker knows what is in it
@@ -190,13 +191,14 @@ def project(shape: Shape, roles: ColumnRoles, columns: Mapping[str, Column]) -> 
     field's name after a dot, so that no name of the DataFrame can be mistaken for one of these.
     """
     projection = Projection(columns)
-    projection.add("key", roles.key, text)
+    option = "field" if shape.kind.startswith("hash") else "key"
+    projection.add("key", roles.key, partial(text, roles.key), option=option)
     if shape.adds:
         projection.add("value", roles.value, _amount, _AMOUNT)
     elif roles.value == "json" and "json" not in columns:
         projection.expressions["value"] = f"CAST({row_json(columns)} AS BINARY)"
     elif roles.value is not None and shape.kind != "stream":
-        projection.add("value", roles.value, text)
+        projection.add("value", roles.value, partial(text, roles.value))
     else:
         _add_fields(projection, roles)
     projection.add("order", roles.order, _order, "an integer, a date or a timestamp")
@@ -211,7 +213,7 @@ def _add_fields(projection: Projection, roles: ColumnRoles) -> None:
         if name not in columns:
             problems.append(f"there is no column {name!r} for the value")
         elif name != roles.key:
-            fields[f".{name}"] = text(columns[name])
+            fields[f".{name}"] = text(name, columns[name])
     projection.expressions |= fields
     if not problems and not fields:
         problems.append(f"there is no column besides {roles.key!r} to write")
@@ -222,19 +224,15 @@ def _add_fields(projection: Projection, roles: ColumnRoles) -> None:
         )
 
 
-def text(column: Column) -> str:
+def text(name: str, column: Column) -> str:
     """Return the expression of a column as it is stored in Redis: bytes."""
     sql, kind = column.sql, column.type
     if kind == "binary":
         return sql
     if kind.startswith(_NESTED):
-        sql = to_json(sql, nulls=False)
-    elif kind == "timestamp":
-        # Two formats, because a letter inside of one would need quotes within quotes.
-        time = f"date_format({sql}, 'HH:mm:ss.SSSSSSXXX')"
-        sql = f"concat(date_format({sql}, 'yyyy-MM-dd'), 'T', {time})"
-    elif kind == "timestamp_ntz":
-        sql = f"replace(CAST({sql} AS STRING), ' ', 'T')"
+        sql = to_json(name, column, nulls=False)
+    elif kind in ("timestamp", "timestamp_ntz"):
+        sql = moment_text(sql, kind)
     elif kind != "string":
         sql = f"CAST({sql} AS STRING)"
     return f"CAST({sql} AS BINARY)"

@@ -34,7 +34,7 @@ class Branches(Protocol):
 class SqlSink(Participant):
     """A sink whose branches end in a witness table."""
 
-    after_deletion = ""
+    after_restore = ""
     speculates = False  # Spark may run two attempts of a task at the same time
     _tasks: int | None = None  # how many Spark runs at once, if known
 

@@ -56,6 +56,16 @@ def duplicate_keys(sink: str, key: Sequence[str], order_by: str | None) -> BadRo
     return BadRow(f"{problem}, or aggregate before writing", sink=sink)
 
 
+def alike_keys(sink: str, key: Sequence[str]) -> BadRow:
+    """Return the error for a batch with keys that differ, but that the table takes for one."""
+    return BadRow(
+        f"rows of a batch have keys ({', '.join(key)}) that differ, but that the collation of the "
+        "table calls equal, so only one of the rows could stay. Give the column a collation that tells "
+        "all texts apart, or make the texts equal before writing, for example with lower() and rtrim()",
+        sink=sink,
+    )
+
+
 def contended_key(sink: str, key: str) -> UsageError:
     """Return the error for a sink in which one task's prepared branch could block another task."""
     return UsageError(

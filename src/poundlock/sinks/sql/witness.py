@@ -20,11 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poundlock.core.model import Namespace
+from poundlock.core.inspector import Ended
+from poundlock.core.model import Namespace, Receipt
 from poundlock.core.protocol import BranchState, LogState
 from poundlock.errors import NotAuthorised, Rejected, Unavailable
 from poundlock.sinks.sql.dialect import Failure, Link
 from poundlock.sinks.sql.naming import read_id
+from poundlock.sinks.sql.receipts import identities_of
 
 logger = logging.getLogger("poundlock")
 
@@ -335,6 +337,17 @@ class Witness:
                 f"AND branch NOT IN ({', '.join([mark] * len(kept_all))})",
                 [*whose, floor, *kept_all],
             )
+
+
+def ended_by(witness: Witness, link: Link, receipts: Sequence[Receipt]) -> dict[str, Ended]:
+    """Return how branches ended by their rows. Of another table, only "committed" counts."""
+    same = witness.recognises(link, identities_of(receipts))
+    states = witness.states(link, [receipt.id for receipt in receipts])
+    return {
+        branch: Ended(state.value, state is BranchState.COMMITTED)
+        for branch, state in states.items()
+        if same or state is BranchState.COMMITTED
+    }
 
 
 def _portions(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -103,7 +103,7 @@ class TwoPhase(SqlSink):
         for name, target in chosen.items():
             column = columns[name]
             nested = column.type.lower().startswith(_NESTED)
-            wanted[target] = to_json(column.sql) if nested else column.sql
+            wanted[target] = to_json(name, column) if nested else column.sql
         self._written = tuple(wanted)
         return wanted
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from poundlock.core.model import Branch
@@ -12,6 +13,7 @@ from poundlock.core.participant import PreparedBranch, Semantic, Writer, tolerat
 from poundlock.errors import BadRow, Rejected
 from poundlock.sinks.sql.naming import id_of
 from poundlock.sinks.sql.receipts import PREPARED
+from poundlock.sinks.text import not_utf8
 from poundlock.sinks.twophase.prepared import open_branches, xid_of
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class TwoPhaseWriter(Writer):
     def write(self, rows: pa.RecordBatch) -> None:
         link, sink = self._link, self._sink
         names = rows.schema.names
+        self._refuse_broken(rows)
         statement = "INSERT INTO {} ({}) VALUES ({})".format(
             sink.quoted(sink.table), ", ".join(map(sink.quoted, names)), ", ".join("?" * len(names))
         )
@@ -77,6 +80,19 @@ class TwoPhaseWriter(Writer):
                 raise problem from None
             if self._tolerant:
                 link.release("poundlock_rows")
+
+    def _refuse_broken(self, rows: pa.RecordBatch) -> None:
+        bad: dict[int, str] = {}
+        for name, column in zip(rows.schema.names, rows.columns, strict=True):
+            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                broken = np.flatnonzero(not_utf8(column))
+                bad |= dict.fromkeys(broken.tolist(), f"column {name} is not UTF-8")
+        if bad:
+            raise BadRow(
+                f"branch {self._id}: {len(bad)} of {len(rows)} rows do not fit: {bad[min(bad)]}",
+                sink=self._sink.name,
+                rows=bad,
+            )
 
     def _count(self, taken: int, given: int) -> None:
         if 0 <= taken != given:

@@ -10,15 +10,18 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from poundlock.core.checkpoint import Checkpoint
+from poundlock.core.checkpoint import Checkpoint, Plan
 from poundlock.core.coordinator import Coordinator
 from poundlock.core.owner import has_ended, this_process
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.errors import LogMismatch, PoundlockError, Unavailable
 from poundlock.sources.kafka import KafkaSource, OffsetMode
+from poundlock.spark import internals
+from poundlock.spark.failures import bare, debugging
 from poundlock.spark.pipeline.cut import Pin, Settings
 from poundlock.spark.pipeline.job import SparkJob
+from poundlock.spark.pipeline.origin import describe_offsets
 from poundlock.spark.storage import source_offsets
 
 logger = logging.getLogger("poundlock")
@@ -64,6 +67,7 @@ class Batches:
     _settings: Settings | None = field(default=None, init=False)
     _pin: Pin | None = field(default=None, init=False)
     _bound: bool = field(default=False, init=False)
+    _query: internals.RunningQuery | None = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
     # The log is not thread-safe: nobody looks into it while a batch runs, or after the close began.
     _busy: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -103,13 +107,16 @@ class Batches:
             self.checkpoint.mend(self.coordinator.log)
 
     def look(self) -> None:
-        """Raise `Fenced` if another driver has taken over. A batch that runs finds out by itself."""
+        """Raise `Fenced` if another driver has taken over. A batch that runs finds out by itself.
+
+        Sweep at intervals: a task of the driver before may have ended only now.
+        """
         if not self._busy.acquire(blocking=False):
             return
         try:
             with self._looking:
                 if not self._closed:
-                    self.coordinator.log.ensure_owned()
+                    self.coordinator.idle()
         finally:
             self._busy.release()
 
@@ -146,7 +153,11 @@ class Batches:
         # Spark's thread may have ended before the batch in Python has, which then aborts its branches.
         idle = self._busy.acquire(timeout=_LAST_BATCH_S)
         try:
-            if sweep:
+            if (
+                sweep and not idle
+            ):  # it may still decide: nothing that it has prepared may be aborted
+                logger.warning("%s: a batch still runs, so the next start sweeps", self.name)
+            elif sweep:
                 self.coordinator.end(copies=self.speculation)
         except PoundlockError as error:
             logger.warning(
@@ -171,6 +182,11 @@ class Batches:
             if pin is not None:
                 pin.restore(query)
                 self._pin = None
+        except PoundlockError as problem:
+            error = problem
+            if debugging():
+                raise
+            raise bare(problem) from None  # Spark's error quotes what Python would print
         except BaseException as problem:
             error = problem
             raise
@@ -184,6 +200,10 @@ class Batches:
 
     def _run(self, frame: DataFrame, batch: int, cut: Mapping[str, str]) -> None:
         plan = self.checkpoint.plan(batch)
+        if self._query is None:
+            session = frame.sparkSession
+            self._query = internals.running_query(session, internals.batch_identity(session)[0])
+        plan.check_runs(batch, self._query.planned_offsets())
         if not self._bound:
             self.coordinator.bind(self.checkpoint.running_query())
             self._bound = True
@@ -200,10 +220,22 @@ class Batches:
             at_most_once=self.at_most_once,
             least_time_left_s=self.least_time_left_s,
             cut=cut,
+            after_bad_row=lambda: self._after_bad_row(plan),
         )
         self.coordinator.run(batch, plan, job)
         self._return_offsets(batch, ends)
         self.observe(Step.RETURNING, {"batch": batch})
+
+    def _after_bad_row(self, plan: Plan) -> str:
+        kafka = [source is not None for source in self.sources]
+        offsets = describe_offsets(plan.text, plan.before, kafka, self.checkpoint.first_offsets)
+        said = [f"The batch has {offsets}"] if offsets else []
+        if self.starts_spark:  # a pipeline, whose sinks have this option
+            said.append(
+                "To leave such rows out, use .to(sink, on_bad_row='skip'); to keep them, name "
+                "another sink there"
+            )
+        return ". ".join(said)
 
     def _ends(self, plan: bytes) -> Sequence[tuple[KafkaSource, Mapping[tuple[str, int], int]]]:
         """Pair each group's source with the end offsets in Spark's plan."""

@@ -5,16 +5,21 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from poundlock.core import guarantee
+from poundlock.core.faults import Faults
 from poundlock.core.participant import Participant, Semantic
+from poundlock.core.reach import Address, require_open
 from poundlock.core.surroundings import Settings
-from poundlock.errors import UsageError, error_context
+from poundlock.errors import Unavailable, UsageError
+from poundlock.sources.kafka import KafkaSource
 from poundlock.spark.pipeline.site import SparkSite
 from poundlock.spark.plan import SILENT, Plan
+from poundlock.spark.storage import has_decided
 
 logger = logging.getLogger("poundlock")
 
@@ -33,35 +38,43 @@ def check_trigger(trigger: Mapping[str, Any]) -> None:
             )
 
 
-def check_mode(mode: str, sinks: Iterable[Participant]) -> None:
+def check_mode(mode: str, sinks: Iterable[Participant], faults: Faults) -> None:
     for sink in sinks:
         if sink.only_appends and mode.lower() != "append":
-            raise UsageError(
-                f"output mode {mode} gives results anew when they change, and this sink would only "
-                "append them: use append with a watermark, or a sink that upserts",
-                sink=sink.name,
-            )
+            with faults.gather(sink=sink.name):
+                raise UsageError(
+                    f"output mode {mode} gives results anew when they change, and this sink would "
+                    "only append them: use append with a watermark, or a sink that upserts"
+                )
 
 
 def check_parts(
-    spark: SparkSession, plan: Plan, sinks: Sequence[Participant], settings: Settings
+    spark: SparkSession,
+    plan: Plan,
+    sinks: Sequence[Participant],
+    settings: Settings,
+    faults: Faults,
 ) -> guarantee.Statement:
-    """Refuse parts that do not go together. Return what they guarantee. Touches nothing."""
+    """Gather parts that do not go together. Return what they guarantee. Touches nothing."""
     conf = spark.conf
-    if conf.get("spark.sql.streaming.asyncProgressTrackingEnabled", "false") == "true":
-        raise UsageError(
-            "exactly-once does not work with asynchronous progress tracking: unset "
-            "asyncProgressTrackingEnabled"
-        )
+    with faults.gather():
+        if conf.get("spark.sql.streaming.asyncProgressTrackingEnabled", "false") == "true":
+            raise UsageError(
+                "exactly-once does not work with asynchronous progress tracking: unset "
+                "asyncProgressTrackingEnabled"
+            )
     statement = guarantee.state(plan.source_names, replayable=plan.replayable, sinks=sinks)
-    guarantee.require(statement)
+    for route in statement.routes:
+        with faults.gather():
+            guarantee.require(replace(statement, routes=(route,)))
     _warn_of_changing_replays(plan, sinks)
     kept = int(conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
-    if settings.keep_batches < kept:
-        raise UsageError(
-            f"keep_batches={settings.keep_batches} is less than the {kept} batches that Spark keeps "
-            "(spark.sql.streaming.minBatchesToRetain)"
-        )
+    with faults.gather():
+        if settings.keep_batches < kept:
+            raise UsageError(
+                f"keep_batches={settings.keep_batches} is less than the {kept} batches that Spark "
+                "keeps (spark.sql.streaming.minBatchesToRetain)"
+            )
     return statement
 
 
@@ -83,15 +96,58 @@ def _warn_of_changing_replays(plan: Plan, sinks: Sequence[Participant]) -> None:
         )
 
 
-def preflight(spark: SparkSession, sinks: Iterable[Participant], log_location: str) -> None:
-    """Have each sink check its system, and log its warnings."""
-    site = SparkSite(spark, log_location)
-    sinks = list(sinks)
-    for one, other in itertools.combinations(sinks, 2):
-        one.check_conflict(other)
+def warn_of_missing_order(sinks: Iterable[Participant], mode: str, *, stateful: bool) -> None:
+    """Say which sinks keep one row for each key without an order, and what to set.
+
+    Not for results that are given anew: a batch has one row of each key then.
+    """
+    if stateful and mode.lower() != "append":
+        return
     for sink in sinks:
-        sink.attach(site)
-        with error_context(sink=sink.name):
-            warnings = sink.preflight()
-        for warning in warnings:
-            logger.warning("sink %s: %s", sink.name, warning)
+        missing = sink.missing_order()
+        if missing is not None:
+            logger.warning("sink %s: %s", sink.name, missing)
+
+
+def preflight(
+    spark: SparkSession,
+    sources: Iterable[KafkaSource],
+    sinks: Sequence[Participant],
+    log_location: str,
+    faults: Faults,
+) -> None:
+    """Have each source and each sink check its system. Log their warnings, gather their errors.
+
+    An address that refuses connections is told at once. But a decided batch waits for its systems:
+    then the clients try again, as long as they do.
+    """
+    for source in sources:
+        with faults.gather():
+            _require_open(spark, source.addresses(), log_location, of="the source: ")
+            source.preflight()
+    for one, other in itertools.combinations(sinks, 2):
+        with faults.gather():
+            one.check_conflict(other)
+    site, unfit = SparkSite(spark, log_location), faults.sinks
+    for sink in sinks:
+        try:
+            with faults.gather(sink=sink.name):
+                sink.attach(site)
+                _require_open(spark, sink.addresses(), log_location)
+                for warning in sink.preflight():
+                    logger.warning("sink %s: %s", sink.name, warning)
+        except Exception:
+            if (
+                sink.name not in unfit
+            ):  # otherwise it may lack what it learns from a frame that fits
+                raise
+
+
+def _require_open(
+    spark: SparkSession, addresses: Sequence[Address], log_location: str, *, of: str = ""
+) -> None:
+    try:
+        require_open(addresses)
+    except Unavailable as error:
+        if not has_decided(spark, log_location):
+            raise Unavailable(f"{of}{error.args[0]}") from None

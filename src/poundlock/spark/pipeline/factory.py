@@ -11,13 +11,19 @@ from pyspark.sql import SparkSession
 
 from poundlock.core import guarantee
 from poundlock.core.coordinator import Coordinator
+from poundlock.core.faults import Faults
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import Step
 from poundlock.core.surroundings import Settings
 from poundlock.errors import UsageError
 from poundlock.sources.kafka import KafkaSource, source_of
 from poundlock.spark.pipeline.batch import Batches, Gate
-from poundlock.spark.pipeline.checks import check_mode, check_parts, preflight
+from poundlock.spark.pipeline.checks import (
+    check_mode,
+    check_parts,
+    preflight,
+    warn_of_missing_order,
+)
 from poundlock.spark.pipeline.routes import Route, dead_letter_routes, dead_letter_sinks
 from poundlock.spark.pipeline.site import SparkSite
 from poundlock.spark.plan import Plan
@@ -52,17 +58,19 @@ def build_batches(
     prepare_timeout_s: float | None = None,
     observers: Sequence[Observer] = (),
     starts_spark: bool = True,
+    faults: Faults | None = None,
 ) -> Batches:
-    """Check all parts of a pipeline and put them together. Nothing is written yet."""
-    check_mode(mode, [route.sink for route in routes])
+    """Check all parts, raise all `faults` in one error, and put the parts together. Writes nothing."""
+    faults = faults or Faults()
+    check_mode(mode, [route.sink for route in routes], faults)
     checkpoint_location = resolved(spark, checkpoint_location)
     log_location = resolved(spark, log_location)
     sinks = sinks_of(routes)
-    statement = check_parts(spark, plan, list(sinks.values()), settings)
+    statement = check_parts(spark, plan, list(sinks.values()), settings, faults)
     sources = [source_of(source.options) for source in plan.sources]
-    for source in filter(None, sources):
-        source.preflight()
-    preflight(spark, sinks.values(), log_location)
+    preflight(spark, filter(None, sources), list(sinks.values()), log_location, faults)
+    faults.raise_any()
+    warn_of_missing_order(sinks.values(), mode, stateful=plan.stateful)
     logger.info("pipeline %s\n%s", name, statement)
     _add_offset_branches(sinks, sources)
     at_most_once = guarantee.at_most_once(list(sinks.values()), replayable=plan.replayable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, Row
 from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import Rejected
+from poundlock.errors import BadRow, Rejected
 from poundlock.spark import internals
 from poundlock.spark.failures import failed_task_error, operator_error
 from poundlock.spark.pipeline.task import VOTE_SCHEMA, WriteTask, read_votes
@@ -53,6 +53,8 @@ class SparkJob:
     at_most_once: bool = False
     least_time_left_s: float = 0
     cut: Mapping[str, str] = field(default_factory=dict)  # see `cut`
+    # What else the error of a bad row says: where the batch is from, and what the user can do.
+    after_bad_row: Callable[[], str] = lambda: ""
 
     def write(
         self,
@@ -103,13 +105,23 @@ class SparkJob:
             if failed := failed_task_error(error) or operator_error(error):
                 raise failed from error
             raise Rejected(f"the tasks failed: {_first_line(error)}") from error
-        receipts, totals, bad = read_votes([row.vote for row in rows])
+        try:
+            receipts, totals, bad = read_votes([row.vote for row in rows])
+        except BadRow as error:
+            self._explain(error)
+            raise
         for name, count in bad.items():
             target = self.dead_letters[name]
             where = f"sent to sink {target.name}" if target else "left out (on_bad_row='skip')"
             logger.warning("sink %s could not take %d rows: they are %s", name, count, where)
         totals = {sink.name: Fingerprint() for sink in self.sinks} | totals
         return receipts, totals, self._ran_once(rows)
+
+    def _explain(self, error: BadRow) -> None:
+        """Say of a bad row that is not left out where it is from."""
+        taking = {sink.name for sink in self.sinks} - self.dead_letters.keys()
+        if error.sink in taking and (more := self.after_bad_row()):
+            error.args = (f"{str(error.args[0]).rstrip('.')}. {more}",)
 
     def _ran_once(self, rows: Sequence[Row]) -> bool:
         """Return whether each task and its stage ran once.

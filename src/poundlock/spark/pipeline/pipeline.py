@@ -11,11 +11,13 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 
 from poundlock.core import guarantee
+from poundlock.core.faults import Faults
 from poundlock.core.model import checked_name, is_identity
 from poundlock.core.participant import Participant
 from poundlock.core.surroundings import Settings
-from poundlock.errors import UsageError
+from poundlock.errors import PoundlockError, UsageError
 from poundlock.spark import internals
+from poundlock.spark.failures import bare, debugging
 from poundlock.spark.pipeline.checks import check_trigger
 from poundlock.spark.pipeline.factory import LOG_DIRECTORY, Observer, build_batches, sinks_of
 from poundlock.spark.pipeline.foreach import ForeachBatch
@@ -107,7 +109,10 @@ class Pipeline:
             raise UsageError(f"there is no output {output!r}: {has}", sink=sink.name)
 
     def observe(self, observer: Observer) -> Pipeline:
-        """Have `observer(step, facts)` called at each step, in the batch's own thread."""
+        """Have `observer(step, facts)` called at each step, in the batch's own thread.
+
+        `step` is a `poundlock.Step`. docs/observe.md has the facts of each.
+        """
         return replace(self, observers=(*self.observers, observer))
 
     def guarantee(self) -> guarantee.Statement:
@@ -133,21 +138,35 @@ class Pipeline:
     def start(self, *, stopping: threading.Event | None = None, **trigger: Any) -> Query:
         """Check all parts, take over, finish decided batches, and start Spark's query.
 
+        One error lists all that is wrong with the parts and with their systems.
+
         Takes Spark's own trigger arguments, such as `processingTime="2 seconds"` or
         `availableNow=True`. If a system goes away during the take-over, this waits. Setting `stopping`
         ends the wait with `InDoubt` or `Unavailable`, and so does Ctrl-C; nothing is lost.
         """
+        try:
+            return self._start(stopping, trigger)
+        except PoundlockError as error:
+            if debugging():
+                raise
+            raise bare(error) from None
+
+    def _start(self, stopping: threading.Event | None, trigger: Mapping[str, Any]) -> Query:
         check_trigger(trigger)
-        spark = self.frame.sparkSession
+        spark, faults = self.frame.sparkSession, Faults()
         plan = read_plan(self.frame)
         if any(query.name == self.name for query in spark.streams.active):
             raise UsageError(
                 f"a query named {self.name!r} is running in this session: stop it first, because a "
                 "second driver would take over its pipeline"
             )
+        frame = (
+            self.frame
+        )  # takes the place of one that does not fit, whose faults are raised below
+        with faults.gather():
+            frame = self._routed()
         writer = (
-            self._routed()
-            .writeStream.queryName(self.name)
+            frame.writeStream.queryName(self.name)
             .outputMode(self.output_mode)
             .option("checkpointLocation", self.checkpoint_location)
         )
@@ -166,7 +185,10 @@ class Pipeline:
             gate=query,
             prepare_timeout_s=self.prepare_timeout_s,
             observers=self.observers,
+            faults=faults,
         )
+        if not debugging():
+            internals.hide_failures(spark, self.name)
         try:
             batches.take_over(adopt=self.adopt_checkpoint, abandoned=self.abandoned)
             batches.pin(spark)

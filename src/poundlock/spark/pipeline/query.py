@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from poundlock.errors import Fenced, PoundlockError
-from poundlock.spark.failures import operator_error
-from poundlock.spark.internals import sleep_in_stream_thread
+from poundlock.spark.failures import bare, debugging, operator_error
+from poundlock.spark.internals import sleep_in_stream_thread, without_plan
 from poundlock.spark.pipeline.lookout import Lookout
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Query:
                 ended = self.spark_query.awaitTermination(timeout)  # pyright: ignore (takes floats)
         except StreamingQueryException as wrapped:
             self._close()
-            raise self._reason(wrapped) from wrapped
+            self._fail(wrapped)
         if ended:
             self._close()
             self._raise_if_replaced()
@@ -131,13 +131,23 @@ class Query:
         try:
             self.spark_query.processAllAvailable()
         except StreamingQueryException as wrapped:
-            raise self._reason(wrapped) from wrapped
+            self._fail(wrapped)
         self._raise_if_replaced()
 
     def _raise_if_replaced(self) -> None:
         """Raise the error that ended an idle query, which Spark takes for stopped."""
         if isinstance(self.error, Fenced):
             raise self.error
+
+    def _fail(self, wrapped: StreamingQueryException) -> NoReturn:
+        """Raise the reason alone. At DEBUG level, raise it from Spark's error with its plan."""
+        reason = self._reason(wrapped)
+        if debugging():
+            raise reason from wrapped
+        if reason is wrapped:
+            cause = self.error if isinstance(self.error, Exception) else None
+            raise without_plan(wrapped, cause) from cause
+        raise bare(reason) from None
 
     def _reason(self, wrapped: StreamingQueryException) -> BaseException:
         """Return the Poundlock error that ended the query, or else Spark's."""

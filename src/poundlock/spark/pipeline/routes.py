@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
+from poundlock.core.faults import Faults
 from poundlock.core.participant import Column, Participant
 from poundlock.core.sparksql import quoted
 from poundlock.errors import UsageError, error_context
@@ -81,11 +82,13 @@ def dead_letter_routes(routes: Sequence[Route]) -> dict[str, Participant | None]
 def routed(frame: DataFrame, routes: Sequence[Route]) -> DataFrame:
     """Return a frame with the columns of each route's rows and their hashes (see `spark.columns`).
 
-    Raises `UsageError` with the sink's name for a column or an expression that does not fit.
+    Raises `UsageError` with every column and expression that does not fit, and its sink's name.
     """
-    base = frame
+    base, faults = frame, Faults()
     for index, route in enumerate(routes):
-        base = _checked(route, lambda i=index, r=route, b=base: _with_rows(b, frame, i, r))
+        with faults.gather():
+            base = _checked(route, lambda i=index, r=route, b=base: _with_rows(b, frame, i, r))
+    faults.raise_any()
     columns: list[SparkColumn] = []
     for index in range(len(routes)):
         own = [field for field in base.schema.fields if field_of(field.name, index) is not None]

@@ -5,14 +5,10 @@ Rules of this file: no Python call per row, except for bad rows, which should be
 
 from __future__ import annotations
 
-import base64
-import datetime
-import decimal
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +18,7 @@ from poundlock.core.expiry import check_task
 from poundlock.core.model import Branch, Fingerprint, Receipt
 from poundlock.core.participant import DEAD_LETTER, Participant, Writer
 from poundlock.errors import BadRow, error_context
+from poundlock.spark.pipeline.badrows import marked_rows, plain_rows
 
 _ARROW_TYPES = {"string": pa.string(), "bigint": pa.int64()}
 _DEAD_LETTER = pa.schema([(name, _ARROW_TYPES[it.type]) for name, it in DEAD_LETTER.items()])
@@ -49,7 +46,32 @@ class SinkTask:
             return
         self.offered += _fingerprint(hashes)
         if self.branch is not None:
-            self._write(pa.RecordBatch.from_struct_array(rows), hashes)
+            self._write(*self._unmarked(pa.RecordBatch.from_struct_array(rows), hashes))
+
+    def _unmarked(self, rows: pa.RecordBatch, hashes: pa.Array) -> tuple[pa.RecordBatch, pa.Array]:
+        """Return the rows that Spark has not marked as bad, and their hashes."""
+        assert self.branch is not None
+        bad = marked_rows(rows)
+        if not bad:
+            return rows, hashes
+        if not self.branch.tolerant:
+            with error_context(sink=self.sink.name, transaction=self.branch.transaction):
+                raise BadRow(
+                    f"{len(bad)} rows cannot be written, the first because {bad[min(bad)]}. Correct "
+                    "them in the query, or choose on_bad_row=",
+                    rows=bad,
+                )
+        return self._split_off(rows, hashes, bad)
+
+    def _split_off(
+        self, rows: pa.RecordBatch, hashes: pa.Array, bad: Mapping[int, str]
+    ) -> tuple[pa.RecordBatch, pa.Array]:
+        """Leave bad rows out, and return the others with their hashes."""
+        good = np.ones(len(rows), dtype=bool)
+        good[list(bad)] = False
+        chosen, rest = pa.array(np.flatnonzero(~good)), pa.array(np.flatnonzero(good))
+        self._leave_out(rows.take(chosen), hashes.take(chosen), bad)
+        return rows.take(rest), hashes.take(rest)
 
     def _write(self, rows: pa.RecordBatch, hashes: pa.Array) -> None:
         assert self.branch is not None
@@ -69,11 +91,7 @@ class SinkTask:
             if not problem.rows:
                 self._search(rows, hashes, problem)
                 return
-            good = np.ones(len(rows), dtype=bool)
-            good[list(problem.rows)] = False
-            chosen, rest = pa.array(np.flatnonzero(~good)), pa.array(np.flatnonzero(good))
-            self._leave_out(rows.take(chosen), hashes.take(chosen), problem.rows)
-            rows, hashes = rows.take(rest), hashes.take(rest)
+            rows, hashes = self._split_off(rows, hashes, problem.rows)
 
     def _search(self, rows: pa.RecordBatch, hashes: pa.Array, error: BadRow) -> None:
         """Write the good rows of a batch that was refused, by bisection."""
@@ -92,14 +110,14 @@ class SinkTask:
         if self.dead_letters is None:
             return
         transaction = self.branch.transaction
-        known = (self.sink.original_row(row) for row in _readable(rows).to_pylist())
+        known = (self.sink.original_row(row) for row in plain_rows(rows))
         dead_letters = pa.RecordBatch.from_pydict(
             {
                 "pipeline": [transaction.namespace.pipeline] * len(rows),
                 "batch": [transaction.batch] * len(rows),
                 "sink": [self.sink.name] * len(rows),
                 "error": [reasons[index] for index in sorted(reasons)],
-                "row": [json.dumps(row, default=_plain) for row in known],
+                "row": [json.dumps(row, default=str) for row in known],
             },
             schema=_DEAD_LETTER,
         )
@@ -146,44 +164,3 @@ def _fingerprint(hashes: pa.Array) -> Fingerprint:
         hashes = hashes.combine_chunks()
     digest = int(np.asarray(pc.fill_null(hashes, 0)).view(np.uint64).sum(dtype=np.uint64))
     return Fingerprint(len(hashes), digest)
-
-
-def _readable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert what Python cannot read, which may be why the row is bad.
-
-    Times become text, because Python has none after the year 9999. Spark does not check that texts are
-    UTF-8: if one is not, texts become bytes.
-    """
-    try:
-        rows.validate(full=True)
-        text = pa.string()
-    except pa.ArrowInvalid:
-        text = pa.binary()
-    columns = [column.cast(_readable_type(column.type, text)) for column in rows.columns]
-    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
-
-
-def _readable_type(kind: pa.DataType, text: pa.DataType) -> pa.DataType:
-    if pa.types.is_temporal(kind):
-        return pa.string()
-    if pa.types.is_string(kind):
-        return text
-    if isinstance(kind, pa.StructType):
-        return pa.struct([it.with_type(_readable_type(it.type, text)) for it in kind])
-    if isinstance(kind, pa.MapType):
-        return pa.map_(_readable_type(kind.key_type, text), _readable_type(kind.item_type, text))
-    if isinstance(kind, pa.ListType):
-        return pa.list_(kind.value_field.with_type(_readable_type(kind.value_type, text)))
-    return kind
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value that JSON does not have."""
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return "base64:" + base64.b64encode(value).decode()
-    if isinstance(value, decimal.Decimal | datetime.date | datetime.time | datetime.timedelta):
-        return str(value)
-    return repr(value)

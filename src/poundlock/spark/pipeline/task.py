@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from poundlock.core.job import is_refusal
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import OutOfTime, PoundlockError, Rejected, Unavailable
+from poundlock.errors import OutOfTime, PoundlockError, Rejected
 from poundlock.spark.columns import hash_column, read_rows
 from poundlock.spark.failures import TaskFailed, error_from_json, error_to_json
 from poundlock.spark.pipeline.sinktask import SinkTask
@@ -65,7 +66,7 @@ class WriteTask:
                 sink_task.abandon()
             if not isinstance(error, PoundlockError):
                 raise
-            if isinstance(error, Unavailable) and not self.at_most_once:
+            if not is_refusal(error, at_most_once=self.at_most_once):
                 raise TaskFailed(error) from error
             if not isinstance(error, OutOfTime):  # the rest would take as long again
                 for _ in batches:

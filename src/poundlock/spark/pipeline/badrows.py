@@ -1,0 +1,123 @@
+"""Bad rows in a task: those that Spark has marked, and what a dead letter says of a row.
+
+Rule of this file: a Python call per row only for bad rows, which should be few.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from poundlock.core.sparksql import MARK
+
+pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
+
+# What Arrow can spell: times in these years.
+_FIRST_YEAR, _LAST_YEAR = -32_767, 32_767
+
+
+def marked_rows(rows: pa.RecordBatch) -> dict[int, str]:
+    """Return the rows that an expression of `core.sparksql` has marked, and why."""
+    found: dict[int, str] = {}
+    for column in rows.columns:
+        if not _is_bytes(column.type):
+            continue
+        values = column.cast(pa.large_binary() if _is_large(column.type) else pa.binary())
+        marked = pc.starts_with(values, pattern=MARK)
+        if not pc.any(marked).as_py():
+            continue
+        for row in np.flatnonzero(np.asarray(pc.fill_null(marked, False))):
+            found.setdefault(int(row), _unpack(values[int(row)].as_py())[0])
+    return found
+
+
+def plain_rows(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as values that JSON has, except that some numbers are not finite.
+
+    Times and decimals are text. Bytes are too: in Base64 if they are not UTF-8.
+    """
+    columns = [_plain_column(column) for column in rows.columns]
+    return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _plain_column(column: pa.Array) -> list[Any]:
+    # Python has neither texts that are not UTF-8 nor times after the year 9999.
+    raw = column.cast(_raw(column.type)).to_pylist()
+    return [_plain(value, column.type) for value in raw]
+
+
+def _raw(kind: pa.DataType) -> pa.DataType:
+    """Return the type whose values Python has, whatever they are."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pa.large_binary() if _is_large(kind) else pa.binary()
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    if pa.types.is_temporal(kind):
+        return pa.string()
+    if isinstance(kind, pa.StructType):
+        return pa.struct([it.with_type(_raw(it.type)) for it in kind])
+    if isinstance(kind, pa.MapType):
+        return pa.map_(_raw(kind.key_type), _raw(kind.item_type))
+    if isinstance(kind, pa.ListType):
+        return pa.list_(kind.value_field.with_type(_raw(kind.value_type)))
+    return kind
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if isinstance(kind, pa.StructType):
+        return {it.name: _plain(value[it.name], it.type) for it in kind}
+    if isinstance(kind, pa.MapType):
+        return [[_plain(k, kind.key_type), _plain(v, kind.item_type)] for k, v in value]
+    if isinstance(kind, pa.ListType):
+        return [_plain(it, kind.value_type) for it in value]
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        return _spell(value, kind)
+    if isinstance(value, bytes):
+        return _text(value)
+    return str(value) if pa.types.is_decimal(kind) else value
+
+
+def _spell(count: int, kind: pa.DataType) -> str:
+    """Return a timestamp or a date as Arrow does, or in UTC if its year is out of Arrow's reach."""
+    moment = np.datetime64(count, kind.unit if isinstance(kind, pa.TimestampType) else "D")
+    year = int(moment.astype("M8[Y]").astype(int)) + 1970
+    if _FIRST_YEAR < year < _LAST_YEAR:
+        integer = pa.int64() if isinstance(kind, pa.TimestampType) else pa.int32()
+        return pa.array([count], integer).cast(kind).cast(pa.string())[0].as_py()
+    zone = "Z" if isinstance(kind, pa.TimestampType) and kind.tz is not None else ""
+    return str(moment).replace("T", " ") + zone
+
+
+def _text(value: bytes) -> str:
+    if value.startswith(MARK):
+        value = _unpack(value)[1]
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(value).decode()
+
+
+def _unpack(value: bytes) -> tuple[str, bytes]:
+    """Return the reason in a marked text, and the value behind it."""
+    reason, _, rest = value.removeprefix(MARK).partition(b"\xff")
+    return reason.decode(errors="replace"), rest
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    is_ = pa.types
+    return any(
+        test(kind)
+        for test in (is_.is_string, is_.is_binary, is_.is_large_string, is_.is_large_binary)
+    )
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    return pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
