@@ -176,6 +176,14 @@ class TestTheTarget:
         further = stage_rows(sink, {"value": [one]}, batch=1)
         assert sink.check([further]) == ["adding to key c would overflow 64 bits"]
 
+    @pytest.mark.parametrize("sum_", [-(10**9), -3 * 10**9, 10**9, -(10**18), -(10**9) - 1])
+    def test_a_sum_of_whole_billions_is_accepted(
+        self, make_redis: Any, redis_client: Any, sum_: int
+    ) -> None:
+        sink = make_redis(counter="c", value="n")
+        assert sink.commit([stage_rows(sink, {"value": [sum_ - 5, 5]})]) == [DONE]
+        assert redis_client.get("c") == str(sum_)
+
     RIGHTS = (
         ({"list": "l", "value": "v"}, {"value": ["1"]}, "rpush"),
         ({"stream": "s"}, {".a": ["1"]}, "xadd"),

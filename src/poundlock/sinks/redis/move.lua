@@ -236,7 +236,7 @@ local function spelled(high, low)
   local sign = ''
   if high < 0 then
     sign = '-'
-    high, low = settled(-high, -low)
+    high, low = settled(-high, 0 - low) -- never -0, which '%09.0f' would write with its sign
   end
   if high == 0 then
     return sign .. string.format('%.0f', low)
