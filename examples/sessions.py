@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import poundlock as lock
 from poundlock.sinks import Files
