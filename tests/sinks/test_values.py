@@ -170,6 +170,20 @@ def frame_micros() -> list[int]:
     return [(it - dt.datetime(1970, 1, 1, tzinfo=UTC)) // dt.timedelta(0, 0, 1) for it in MOMENTS]
 
 
+def test_a_kafka_timestamp_before_1970_is_a_bad_row(
+    spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path
+) -> None:
+    topic = kafka.create()
+    times = "timestamp_millis(array(-1L, 0L, 1L, null)[n])"
+    frame = numbered(spark, tmp_path, 4).selectExpr("CAST(n AS STRING) value", f"{times} timestamp")
+    out = Kafka(topic, bootstrap_servers=kafka.servers, name="out")
+    with pytest.raises(BadRow, match="2 rows have timestamps in or before") as raised:
+        play(frame, tmp_path / "a", out)
+    assert raised.value.sink == "out"
+    play(frame, tmp_path, out, on_bad_row="skip")
+    assert sorted(row.value or b"" for row in kafka.rows(topic)) == [b"2", b"3"]
+
+
 class TestTextThatIsNotUtf8:
     """Each sink keeps the bytes, or the row is a bad row that names the sink and the column."""
 

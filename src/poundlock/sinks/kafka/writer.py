@@ -50,6 +50,8 @@ class KafkaWriter(Writer):
 
     def write(self, rows: pa.RecordBatch) -> None:
         topic = self._sink.topic
+        if "timestamp" in rows.schema.names:
+            self._refuse_early(rows.column("timestamp"))
         if self._largest is not None:
             self._refuse_large(rows, self._largest)
         if topic is not None:
@@ -92,6 +94,18 @@ class KafkaWriter(Writer):
                 "raise both the sink's message.max.bytes and the topic's max.message.bytes",
                 sink=self._sink.name,
                 rows=_reasons(large, f"the message is larger than message.max.bytes={largest}"),
+            )
+
+    def _refuse_early(self, times: pa.Array) -> None:
+        """Find the timestamps that Kafka does not have, before any row is sent."""
+        early = np.asarray(pc.fill_null(pc.call_function("less_equal", [times, 0]), False))
+        if early.any():
+            raise BadRow(
+                f"{np.count_nonzero(early)} rows have timestamps in or before the first millisecond of "
+                "1970, which cannot be written: correct the timestamp column, or use null for the time "
+                "of writing",
+                sink=self._sink.name,
+                rows=_reasons(early, "its timestamp is in or before the first millisecond of 1970"),
             )
 
     def _send(self, topic: str, rows: pa.RecordBatch) -> None:
