@@ -11,19 +11,34 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from poundlock.compliance.fidelity import NUMBER, Column, Line, Shape
-from poundlock.compliance.values import KINDS, is_utf8
+from poundlock.compliance.values import DAY, KINDS
 from poundlock.sinks import Delta
 
-from .shapes_files import PARQUET, read
+from .shapes_files import PARQUET, no_directory, read
 from .shapes_sql import columns_of
 
-LINES = [line for line in PARQUET if line.columns] + [
-    Line("interval, variant", "none", "refused at start")
-]
+
+def _as_arrow_reads(micros: int) -> int:
+    """Return what Arrow makes of the day and the time of an INT96, which it takes for unsigned."""
+    day, time = divmod(abs(micros + 2_440_588 * DAY), DAY)
+    if micros < -2_440_588 * DAY:  # before the first Julian day
+        day, time = -day % 2**32, -time * 1000 % 2**64 // 1000
+    found = ((day - 2_440_588) * DAY + time) % 2**64
+    return found if found < 2**63 else found - 2**64
 
 
-def _no_directory(value: bytes) -> bool:
-    return not is_utf8(value) or b"\0" in value or len(value) > 200
+_TIMES = Line(
+    "timestamp, timestamp_ntz",
+    "INT96 (timestamp, unless `spark.sql.parquet.outputTimestampType` says otherwise), TIMESTAMP in "
+    "microseconds (timestamp_ntz)",
+    "exact, of any year; but Arrow misreads an INT96 before 4713 BC",
+    columns=(Column("timestamp", "", _as_arrow_reads), Column("timestamp_ntz")),
+)
+LINES = [_TIMES if line.spark == _TIMES.spark else line for line in PARQUET]
+
+
+def _no_path(value: bytes) -> bool:
+    return no_directory(value) or b"\0" in value
 
 
 PARTITIONS = [
@@ -31,9 +46,10 @@ PARTITIONS = [
     Line(
         "string",
         "text",
-        "exact; but an empty one becomes null, as in every Delta table",
-        "not UTF-8; with a NUL; too long for a name",
-        columns=(Column("string", "", lambda it: it or None, _no_directory),),
+        "exact",
+        "not UTF-8; with a NUL; empty, or `__HIVE_DEFAULT_PARTITION__`, which mean null; too long for "
+        "a name",
+        columns=(Column("string", refuses=_no_path),),
     ),
 ]
 
@@ -57,7 +73,8 @@ class DeltaShape(Shape):
         found: dict[int, Mapping[str, Any]] = {}
         for added in self._added():
             file = self.place / urllib.parse.unquote(added["path"])
-            rows = pq.read_table(file, partitioning=None)
+            # Arrow would make nanoseconds of INT96, which reach only to the year 2262.
+            rows = pq.read_table(file, partitioning=None, coerce_int96_timestamp_unit="us")
             numbers = rows.column(NUMBER).to_pylist()
             columns = [self._values(it, rows, added["partitionValues"]) for it in self.columns]
             names = [it.name for it in self.columns]

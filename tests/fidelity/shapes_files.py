@@ -104,7 +104,7 @@ CSV = [
 ]
 
 
-def _no_directory(value: bytes) -> bool:
+def no_directory(value: bytes) -> bool:
     return (
         not is_utf8(value)
         or value in (b"", b"__HIVE_DEFAULT_PARTITION__")
@@ -135,7 +135,7 @@ PARTITIONS = [
         "text",
         "exact",
         "not UTF-8; empty, or `__HIVE_DEFAULT_PARTITION__`, which mean null; too long for a name",
-        columns=_all("string", refuses=_no_directory),
+        columns=_all("string", refuses=no_directory),
     ),
     Line(
         "date, timestamp_ntz", "text", "exact, of any year", columns=_all("date", "timestamp_ntz")

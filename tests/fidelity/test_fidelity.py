@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import numpy as np
 import pytest
 
 from poundlock.compliance.fidelity import *  # noqa: F403
 from poundlock.compliance.fidelity import Known, Line, Shape, table
-from poundlock.compliance.values import FIRST_TIME, LAST_TIME, has_nul, is_utf8
+from poundlock.compliance.values import FIRST_TIME, LAST_TIME, is_utf8
 
 from . import (
     shapes_delta,
@@ -72,101 +70,7 @@ def has_seconds(value: Any, zone: str) -> bool:
 
 
 # What the sinks are known to do wrong. A test fails when one of these no longer happens.
-KNOWN = [
-    Known(
-        "files-(json|csv)|kafka-json|redis-json|opensearch",
-        "(string|array|map|struct|deep)(_.*)?",
-        "a text that is not UTF-8 becomes another text",
-        not_utf8,
-    ),
-    Known(
-        "redis-(keys|stream)|my-.*",
-        "(array|map|struct|deep)(_.*)?",
-        "a text inside that is not UTF-8 becomes another text",
-        not_utf8,
-    ),
-    Known(
-        "pg-.*|two-phase",
-        "(array|map|struct|deep)_.*",
-        "a text inside that is not UTF-8 becomes another text",
-        lambda value, _: not is_utf8(value) and not has_nul(value),  # jsonb refuses a NUL
-    ),
-    Known(
-        "files-(json|csv)|kafka-json|redis-.*|opensearch|letters",
-        "(timestamp(?!_ntz)|times|struct)(_.*)?",
-        "the seconds of an offset are cut off",
-        has_seconds,
-    ),
-    Known(
-        "(pg|my)-.*|two-phase",
-        "(times|struct)_.*",
-        "the seconds of an offset are cut off",
-        has_seconds,
-    ),
-    Known(
-        "my-.*",
-        "string_.*",
-        "a surrogate, which is no UTF-8, is stored: other clients cannot read the text",
-        lambda it, _: not is_utf8(it) and b"\xed\xa0\x80" in it and len(it) <= 5,
-    ),
-    Known(
-        "my-.*",
-        "float_double",
-        "a float becomes the double that its short text means",
-        lambda it, _: math.isfinite(it) and float(str(np.float32(it))) != it,
-    ),
-    Known(
-        "letters",
-        "timestamp|timestamp_ntz",
-        "a time beyond the year 32767 becomes another text",
-        lambda value, _: abs(value / 86_400_000_000 / 365.2425 + 1970) > 32767,
-    ),
-    Known(
-        "kafka-key-timestamp",
-        "timestamp",
-        "the text of a timestamp has no offset",
-        lambda value, zone: True,
-    ),
-    Known(
-        "kafka-timestamp",
-        "timestamp",
-        "a timestamp before 1970 stops the batch, whatever on_bad_row says",
-        lambda it, _: it < 1000,
-        stops="first millisecond of 1970",
-    ),
-    Known(
-        "redis-(hash|key)-add-(int|bigint)",
-        "int|bigint",
-        "an increment by a negative multiple of 10^9 fails in the middle of the move",
-        lambda it, _: it < 0 and it % 10**9 == 0,
-        stops="not an integer or out of range",
-    ),
-    Known("pg-.*", "xml_xml", "the declared encoding is believed", lambda it, _: b"8859" in it),
-    Known(
-        "pg-.*",
-        "string_varchar_5",
-        "blanks after the last place are cut",
-        lambda it, _: it == b"abc   ",
-    ),
-    Known(
-        "files-by-string",
-        "string",
-        "a text that means null becomes null",
-        lambda value, _: value in (b"", b"__HIVE_DEFAULT_PARTITION__"),
-    ),
-    Known(
-        "files-by-timestamp",
-        "timestamp",
-        "the second of two equal hours becomes the first",
-        lambda value, zone: shapes_files.read_again(value, zone) != value,
-    ),
-    Known(
-        "files-parquet|letters",
-        "strict|stricts",
-        "a null struct whose field is never null cannot be written",
-        stops="An exception was thrown from the Python worker",
-    ),
-]
+KNOWN: list[Known] = []
 
 
 @pytest.fixture
