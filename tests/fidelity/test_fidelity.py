@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 
 from poundlock.compliance.fidelity import *  # noqa: F403
 from poundlock.compliance.fidelity import Known, Line, Shape, table
-from poundlock.compliance.values import FIRST_TIME, LAST_TIME, is_utf8
 
 from . import (
     shapes_delta,
@@ -51,22 +48,6 @@ SYSTEMS: dict[str, tuple[Callable[[Any, Path], list[Shape]], dict[str, Sequence[
     "delta": (lambda _, place: shapes_delta.delta(place), shapes_delta.PAGE),
     "mysql": (lambda server, _: shapes_mysql.mysql(server("mariadb_server")), shapes_mysql.PAGE),
 }
-
-
-def not_utf8(value: Any, zone: str) -> bool:
-    return not is_utf8(value)
-
-
-def has_seconds(value: Any, zone: str) -> bool:
-    """Return whether a zone's offset had seconds at a time, or at one within a value."""
-    if isinstance(value, dict):
-        value = value["t"]
-    times = [it for it in (value if isinstance(value, list) else [value]) if it is not None]
-    first, last = FIRST_TIME + 2 * 86_400_000_000, LAST_TIME - 2 * 86_400_000_000
-    start = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-    moments = (start + dt.timedelta(0, 0, min(max(it, first), last)) for it in times)
-    offsets = (it.astimezone(ZoneInfo(zone)).utcoffset() or dt.timedelta() for it in moments)
-    return any(it.total_seconds() % 60 for it in offsets)
 
 
 # What the sinks are known to do wrong. A test fails when one of these no longer happens.
