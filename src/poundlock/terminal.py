@@ -7,12 +7,17 @@ printed. `tests/unit/test_tidy.py` enforces this.
 
 from __future__ import annotations
 
+import atexit
+import codecs
+import contextlib
 import json
 import logging
+import os
 import sys
+import threading
 import traceback
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -98,6 +103,51 @@ def console(**options: Any) -> Console:
                     yield Segment(visible(segment.text, lines=True), segment.style)
 
     return Visible(markup=False, emoji=False, highlight=False, **options)
+
+
+@contextlib.contextmanager
+def shown_output() -> Generator[None]:
+    """Make visible, on standard error, what programs print that are started inside the block.
+
+    A JVM of Spark prints rows in its errors, and so do the workers that it starts. It holds on to what
+    it was started with, so its output stays visible after the block.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
+    read, write = os.pipe()
+    pump = threading.Thread(target=_pump, args=(read, os.dup(2)), daemon=True)
+    pump.start()
+    atexit.register(pump.join, _LAST_WORDS_S)
+    try:
+        for number in kept:
+            os.dup2(write, number)
+        os.close(write)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, old in kept.items():
+            os.dup2(old, number)
+            os.close(old)
+
+
+_LAST_WORDS_S = 0.5  # for what a program that has ended left in its pipe
+
+
+def _pump(read: int, target: int) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    ended = False
+    while not ended:
+        data = os.read(read, 1 << 16)
+        ended = not data
+        text = decoder.decode(data, ended).replace("\r\n", "\n").replace("\t", "    ")
+        left = visible(text, lines=True).encode()
+        with contextlib.suppress(OSError):  # nobody reads it, but the program must not wait
+            while left:
+                left = left[os.write(target, left) :]
+    os.close(read)
+    os.close(target)
 
 
 def guard() -> None:

@@ -12,12 +12,18 @@ from pathlib import Path
 
 import pytest
 from harness import Chaos, Fault, Query
+from pyspark.sql import SparkSession
 
+import poundlock as lock
+import trial
+from poundlock.core.protocol import Step
 from poundlock.servers.kafka import Cluster
+from poundlock.sinks import Files
 
 PLANS, COMMITS = "offsets", "commits"
 DECIDED, FINISHED = Fault("decided", nth=2), Fault("finished", nth=2)
 PLANNED = Fault("entered", nth=3)  # Spark has planned batch 2, and written the end of batch 1
+BEGUN = Fault("entered")  # Spark has planned batch 0, and written where Kafka's topic begins
 
 # By the name of a pipeline: its point, and what happens to which file.
 DECIDED_LOSSES: Mapping[str, tuple[Fault, Mapping[str, str]]] = {
@@ -33,6 +39,8 @@ LATER_LOSSES: Mapping[str, tuple[Fault, Mapping[str, str]]] = {
     "end-empty": (PLANNED, {"commits/1": "empty"}),
     "end-missing": (PLANNED, {"commits/1": "missing"}),
     "both": (PLANNED, {"offsets/2": "missing", "commits/1": "cut"}),
+    "first-position-empty": (BEGUN, {"sources/0/0": "empty"}),
+    "first-position-missing": (BEGUN, {"sources/0/0": "missing"}),
 }
 
 
@@ -70,8 +78,39 @@ def test_the_plan_of_a_decided_batch_is_restored(
 def test_what_spark_wrote_after_the_last_decision_is_written_again(
     kafka_server: Cluster, tmp_path: Path
 ) -> None:
-    """Batch 1 is finished and is not written again. Batch 2 is not decided, so it is planned again."""
+    """Batch 1 is finished and is not written again. Batch 2 is not decided, so it is planned again.
+
+    So is batch 0, if the position was lost at which it begins.
+    """
     output = play(tmp_path, kafka_server.bootstrap_servers, "stateful", LATER_LOSSES)
     removed = [line for line in output.splitlines() if "it is removed" in line]
     assert sum("offsets/2" in line for line in removed) == 4  # with the end of the batch before
     assert sum("commits/1" in line for line in removed) == 2
+    assert sum("offsets/0" in line for line in removed) == 2
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "zeros", "missing"])
+@pytest.mark.parametrize("plan", ["kept", "empty"])
+def test_a_lost_list_of_files_is_written_again(
+    spark: SparkSession, tmp_path: Path, how: str, plan: str
+) -> None:
+    """A source of files lists the files of a batch, which is not decided, before Spark's plan."""
+    source, target, checkpoint = tmp_path / "in", tmp_path / "out", tmp_path / "checkpoint"
+    source.mkdir()
+
+    def copying() -> lock.Pipeline:
+        frame = spark.readStream.schema("n int").json(str(source))
+        made = lock.pipeline(frame, name="files", checkpoint_location=str(checkpoint))
+        return made.to(Files(target, name="out", format="json"))
+
+    for number in range(3):
+        (source / f"{number}.json").write_text(f'{{"n": {number}}}\n')
+        if number < 2:
+            trial.finish(copying())
+    trial.die(copying(), Step.ENTERED)
+    lose(checkpoint / "sources/0/2", how)
+    if plan == "empty":
+        lose(checkpoint / "offsets/2", "empty")
+    (source / "3.json").write_text('{"n": 3}\n')
+    trial.finish(copying())
+    assert sorted(row.n for row in spark.read.json(str(target)).collect()) == [0, 1, 2, 3]

@@ -23,6 +23,7 @@ from poundlock.errors import Fenced, LogMismatch
 from poundlock.jvm import jars
 from poundlock.spark.storage import HadoopFiles, HadoopLog, open_log
 from poundlock.txn.audit import Trail
+from poundlock.txn.replan import open_checkpoint
 
 
 class Died(Exception):
@@ -99,7 +100,9 @@ def _by_default(
     spark.conf.set("fs.defaultFS", root)
     died = _die_and_finish(spark, servers, source, target, path)
     found = HadoopFiles(spark, f"{root}{path}/poundlock").names()
+    log = open_log(spark, f"{root}{path}/poundlock")
     return {
+        "operator": [open_checkpoint(log, at).uri == f"{root}{path}" for at in (None, path)],
         "died": died,
         "records": any(name.endswith(".json") for name in found),
         "local": os.path.exists(path),

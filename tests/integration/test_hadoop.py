@@ -47,7 +47,12 @@ def test_a_pipeline_with_its_log_on_hdfs_goes_on_after_a_crash(
     }
     assert report["pipeline"]["died"]
     assert "moved or copied" in report["pipeline"]["moved"]
-    assert report["default"] == {"died": True, "records": True, "local": False}
+    assert report["default"] == {
+        "died": True,
+        "records": True,
+        "local": False,
+        "operator": [True, True],
+    }
     for written in (target, other):
         kafka.assert_exact(written, rows)
         kafka.assert_settled(written)

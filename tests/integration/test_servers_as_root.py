@@ -103,6 +103,23 @@ def test_a_room_ends_with_its_link(private: Path) -> None:
     assert not kept.exists() and not places[0].exists()
 
 
+@pytest.mark.parametrize("hidden", [".", "server"])
+def test_a_room_outlives_a_link_that_is_out_of_sight(private: Path, hidden: str) -> None:
+    """The file system of the link is not mounted yet; its mount point is another directory."""
+    home = private / "fs" / "server"
+    home.mkdir(parents=True)
+    place = rooms.hand_over(home / "data")
+    (place / "row").write_text("1")
+    mount, aside = (private / "fs" / hidden).resolve(), private / "unmounted"
+    mount.rename(aside)
+    mount.mkdir()
+    rooms.delete(rooms.hand_over(private / "other"))
+    mount.rmdir()
+    aside.rename(mount)
+    assert rooms.hand_over(home / "data") == place and (home / "data" / "row").read_text() == "1"
+    rooms.delete(home / "data")
+
+
 def test_data_of_an_earlier_version_is_kept(private: Path) -> None:
     (private / "data").mkdir()
     (private / "data" / "row").write_text("1")

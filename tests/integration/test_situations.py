@@ -347,6 +347,17 @@ def options_changed_in_doubt(scene: Scene) -> None:
     scene.exact()
 
 
+def place_changed(scene: Scene) -> None:
+    (scene.place / "elsewhere").mkdir()
+    elsewhere = targets.create(scene.system, scene.request, scene.place / "elsewhere")
+    scene.feed(FIRST)
+    trial.die(scene.pipeline(scene.target.make(name="same")), Step.DECIDED)
+    scene.refuse("leads to", elsewhere.make(name="same"))
+    assert elsewhere.read() == []
+    scene.run(scene.target.make(name="same"))
+    scene.exact()
+
+
 def sink_removed_in_doubt(scene: Scene) -> None:
     scene.feed(FIRST)
     trial.die(scene.pipeline(scene.target.make(), scene.other()), Step.DECIDED)
@@ -503,6 +514,7 @@ class Row:
 REMEMBERS = tuple(system for system in targets.SYSTEMS if system != "OpenSearch")
 RESTORABLE = tuple(system for system in REMEMBERS if system != "Kafka")
 HOLDING = ("Kafka", "PostgreSQL", "PostgreSQL, staged", "MariaDB")  # open branches are in the way
+PLACED = ("OpenSearch", "Files")
 ROWS = (
     Row("the log and the checkpoint were restored together", "refused", both_restored, REMEMBERS),
     Row("the same", "not known", both_restored, ("OpenSearch",)),
@@ -542,6 +554,7 @@ ROWS = (
     Row(
         "the same, while a decided batch waits", "exact", options_changed_in_doubt, ("PostgreSQL",)
     ),
+    Row("a sink's place was changed while a decided batch waits", "refused", place_changed, PLACED),
     Row("the target topic was given partitions", "exact", target_given_partitions, ("Kafka",)),
     Row("the target topic was created again", "exact", target_created_again, ("Kafka",)),
     Row(
@@ -575,7 +588,14 @@ def test_the_answer_is_that_of_the_page(
 def test_the_page_has_these_rows() -> None:
     """The page has one row for each situation, with its answer and the sinks it was played with."""
     lines = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines()]
-    printed = [tuple(cells[:2]) for cells in lines if len(cells) == 3][1:]
-    assert [(what, answer.split(":")[0]) for what, answer in printed] == [
+    printed = [cells for cells in lines if len(cells) == 3][1:]
+    assert [(what, answer.split(":")[0]) for what, answer, _ in printed] == [
         (row.what, row.answer) for row in ROWS
     ]
+    for (what, _, named), row in zip(printed, ROWS, strict=True):
+        assert named in ("any", _printed(row.systems)), what
+
+
+def _printed(systems: Sequence[str]) -> str:
+    names = (system.split(",")[0].replace("MariaDB", "MySQL") for system in systems)
+    return ", ".join(dict.fromkeys(names))

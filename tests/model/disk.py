@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from poundlock.core.checkpoint import FileCheckpoint
-from poundlock.core.log import Disk, NumberTaken, TransactionLog, record_numbers
+from poundlock.core.disk import Disk
+from poundlock.core.log import NumberTaken, TransactionLog, record_numbers
 
 Effect = Callable[[str, Callable[[], object]], object]
 
@@ -130,12 +131,15 @@ class DriverDisk(Disk):
         self._effect("rename", lambda: self._disk.rename(source, target))
 
     def below(self, path: str) -> list[str]:
-        return []  # the sources of the model keep nothing beside their offsets
+        start, live = f"{path}/", self._disk.live
+        return [
+            name[len(start) :] for name in live if name.startswith(start) and live[name] is not None
+        ]
 
     def make_directory(self, path: str) -> None:
         self._effect("mkdir", lambda: self._disk.make_directory(path))
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, like: str | None = None) -> None:
         self._effect("write", lambda: self._disk.write(path, data))
 
     def sync(self, path: str) -> None:

@@ -22,7 +22,7 @@ from poundlock.core.surroundings import Settings
 from poundlock.errors import Fenced, Unavailable
 
 from .schedule import REQUEST, Fault
-from .spark import Range, Runs, SimJob, SparkConflict, text_of
+from .spark import Range, Runs, SimJob, SparkConflict, list_of, text_of
 from .systems import OURS, Crash
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class Driver:
             observe=self._observe,
             stopping=lambda: self.stopping,
             clock=world.clock,
+            monotonic=world.clock,
             sleep=self._sleep,
         )
         checkpoint = world.checkpoint
@@ -144,7 +145,8 @@ class Driver:
         def call() -> None:
             plan = files.plan(batch)
             coordinator.bind(files.running_query())
-            plan.check_runs(batch, [text_of(rows).decode().split("\n")[2]])
+            running = text_of(rows, number=list_of(plan.text)).decode()
+            plan.check_runs(batch, running.split("\n")[2:])
             coordinator.run(batch, plan, job)
 
         self._patiently(call)

@@ -367,6 +367,8 @@ def forgotten_files() -> Iterator[Schedule]:
     several = replace(STATEFUL, batches=(2, 1, 1))
     for config, arg in itertools.product((PLAIN, several), (1, 2, 3, 4, 8, 12, 5, 15)):
         yield from everywhere(config, "forget", arg, step=2)
+    for arg in (1, 3):  # the plan is not where it was decided: a compaction has carried it
+        yield from everywhere(CROWDED, "forget", arg, step=4)
     for nth, after in itertools.product(range(3), range(6)):
         lost = Fault("forget", nth, "commits", 3)
         yield Schedule(several, (lost, Fault("crash", after, "checkpoint-sync")))

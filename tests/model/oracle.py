@@ -169,7 +169,8 @@ class Oracle:
         self.next = number + 1
         match record:
             case Generation():
-                self.owner, self.query = record.number, record.query or self.query
+                bound = self.query if self.stories else None
+                self.owner, self.query = record.number, record.query or bound
             case Bound():
                 self.query = record.query
             case Decided():

@@ -33,6 +33,7 @@ class TornFile(Exception):
 class Checkpoint:
     """`offsets/N` before a batch and `commits/N` after it, each created only if absent.
 
+    Its source is one of files: before a plan that needs it, `sources/0/K` lists the newest files.
     Spark syncs none of them. Where it swallows conflicts, as Spark's checkpoint manager does on S3A,
     the loser of a race gets no error and continues with the plan it has in memory.
     """
@@ -79,14 +80,28 @@ class Checkpoint:
             numbers = self._numbers(log)
             if numbers and not whole(self._text(f"{log}/{max(numbers)}") or b""):
                 raise TornFile(f"{log}/{max(numbers)}")
+        self._check_sources()
         last = max(self.offsets, default=-1)
         if last > 0 and last - 1 not in self.offsets:
             raise TornFile(f"offsets/{last - 1}")  # Spark reads where the last batch began
         return last if last >= 0 and last not in self.commits else last + 1
 
+    def _check_sources(self) -> None:
+        """Fail as Spark does if a list is torn, or one that the newest batch needs is missing."""
+        there = self._numbers("sources/0")
+        torn = [n for n in there if not whole(self._text(f"sources/0/{n}") or b"")]
+        batch = max(self.plans, default=None)
+        if batch is not None and batch not in self.commits:
+            before = list_of(self.plans[batch - 1]) if batch - 1 in self.plans else -1
+            torn += set(range(before + 1, list_of(self.plans[batch]) + 1)) - set(there)
+        if torn:
+            raise TornFile(f"sources/0/{max(torn)}")
+
     def plan(self, batch: int, planned: Range) -> None:
         self._plans += 1
-        text = text_of(planned, self._plans)
+        number = max(self._numbers("sources/0"), default=-1) + 1
+        self._write(f"sources/0/{number}", b"v1\n[%d,%d]" % planned)
+        text = text_of(planned, self._plans, number)
         if not self._write(f"offsets/{batch}", text) and not self.swallows:
             raise SparkConflict
 
@@ -159,15 +174,22 @@ class Checkpoint:
 COMMIT = b'v1\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}'
 
 
-def text_of(planned: Range, time: int = 0) -> bytes:
-    """Return a plan as Spark writes it. What a crash leaves of it may end anywhere."""
+def text_of(planned: Range, time: int = 0, number: int = 0) -> bytes:
+    """Return a plan as Spark writes it. What a crash leaves of it may end anywhere.
+
+    It has two sources: one of files, with the number of its newest list, and that of the rows.
+    """
     metadata = b'{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}' % time
-    return b"v1\n%s\n[%d,%d]" % (metadata, *planned)
+    return b'v1\n%s\n{"logOffset":%d}\n[%d,%d]' % (metadata, number, *planned)
 
 
 def range_of(text: bytes) -> Range:
-    start, end = json.loads(text.split(b"\n")[2])
+    start, end = json.loads(text.split(b"\n")[3])
     return start, end
+
+
+def list_of(text: bytes) -> int:
+    return json.loads(text.split(b"\n")[2])["logOffset"]
 
 
 def whole(text: bytes) -> bool:

@@ -14,7 +14,7 @@ from fix_files import OURS, begin, make_rows, make_sink, prepare
 
 from poundlock.compliance import empty, fill, small_disk
 from poundlock.core.protocol import BranchState
-from poundlock.errors import NotAuthorised, Rejected, Unavailable
+from poundlock.errors import LogMismatch, NotAuthorised, Rejected, Unavailable
 from poundlock.sinks import Files
 from poundlock.sinks.files import committed
 
@@ -101,7 +101,8 @@ class TestTwoDrivers:
         sink = make_sink(tmp_path / "out")
         writer = begin(sink, 0)
         assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
-        writer.write(make_rows([1], ["a"]))
+        with pytest.raises(Rejected, match="was aborted while it was written"):
+            writer.write(make_rows([1], ["a"]))
         with pytest.raises(Rejected, match="was aborted while it was written"):
             writer.prepare()
         assert list((tmp_path / "out").rglob("*.parquet")) == []
@@ -231,3 +232,53 @@ class TestTheDisk:
                     begin(sink, 0)
             finally:
                 os.seteuid(user)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("left", ["a line", "nothing", "other text"])
+    def test_a_list_that_lost_lines_is_not_published(self, tmp_path: Path, left: str) -> None:
+        sink = make_sink(tmp_path / "out")
+        receipt = prepare(sink, 0, make_rows([1, 2], ["a", "b"]))
+        (mark,) = (tmp_path / "out" / "_poundlock").glob("*.staged")
+        whole = mark.read_text()
+        texts = {"a line": whole.split("\n")[0], "nothing": "", "other text": whole[:-2]}
+        mark.write_text(texts[left])
+        assert sink.check([receipt]) == ["its files are gone"]
+        assert sink.commit([receipt]) == [BranchState.ABORTED]
+        assert committed(tmp_path / "out") == []
+        assert list((tmp_path / "out").rglob("part-*")) == []
+
+    def test_a_batch_is_not_divided_between_two_directories(self, tmp_path: Path) -> None:
+        sink, other = make_sink(tmp_path / "out"), make_sink(tmp_path / "other")
+        receipt = prepare(sink, 0, make_rows([1, 2], ["a", "b"]))
+        with pytest.raises(LogMismatch, match=r"leads to file:.*/other"):
+            other.commit([receipt])
+        assert sink.commit([receipt]) == [BranchState.COMMITTED]
+        assert len(committed(tmp_path / "out")) == 2
+
+    def test_what_a_zombie_task_wrote_is_deleted(self, tmp_path: Path) -> None:
+        """The driver lost its executor and swept its branch."""
+        sink = make_sink(tmp_path / "out")
+        writer = begin(sink, 0)
+        writer.write(make_rows([1], ["a"]))
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        with pytest.raises(Rejected, match="was aborted"):
+            writer.write(make_rows([2], ["b"]))
+        late = tmp_path / "out" / "day=c" / f"part-{writer._name}-00007.parquet"
+        late.parent.mkdir()
+        late.write_text("it was opened just before the tombstone")
+        kept = prepare(sink, 1, make_rows([3], ["c"]))
+        assert sink.commit([kept]) == [BranchState.COMMITTED]
+        sink.prune(OURS, 1000)
+        assert not late.exists()
+        assert (
+            len(list((tmp_path / "out").rglob("part-*"))) == 1 == len(committed(tmp_path / "out"))
+        )
+
+    def test_a_damaged_list_can_be_swept(self, tmp_path: Path) -> None:
+        sink = make_sink(tmp_path / "out")
+        prepare(sink, 0, make_rows([1, 2], ["a", "b"]))
+        (mark,) = (tmp_path / "out" / "_poundlock").glob("*.staged")
+        mark.write_text(mark.read_text()[:-2])
+        assert sink.abort(sink.find(OURS)) == [BranchState.ABORTED]
+        assert list((tmp_path / "out").rglob("part-*")) == []

@@ -86,6 +86,31 @@ class TestServerSettings:
         ):
             assert link.run("SELECT @@wait_timeout")[0][0] > 3600
 
+    def test_a_driver_that_is_stopped_in_a_transaction_releases_its_locks(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its machine may have vanished: the server's own limit is eight hours."""
+        place.ask("CREATE TABLE t (x INT PRIMARY KEY)")
+        sink = place.sink(mode="staged")
+        sink.close()
+        with sink.lend() as link:
+            assert link.run("SELECT @@wait_timeout") == [(60,)]
+        sink.close()
+        monkeypatch.setattr("poundlock.sinks.mysql.link.IDLE_S", 1)
+
+        def stop_in_a_transaction() -> None:
+            with sink.lend() as link, link.transaction():
+                link.run(f"INSERT INTO {sink.into} VALUES (1)")
+                place.ask("INSERT INTO t VALUES (1)")  # waits for the lock
+                link.run("SELECT 1")
+
+        with pytest.raises(Unavailable):
+            stop_in_a_transaction()
+        monkeypatch.undo()
+        with sink.lend() as link:
+            assert link.run("SELECT 1") == [(1,)]
+        sink.close()
+
 
 class TestTheConnection:
     @BOTH

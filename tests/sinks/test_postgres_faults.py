@@ -19,6 +19,8 @@ from poundlock.core.protocol import BranchState
 from poundlock.errors import GuaranteeBroken, Rejected, Unavailable, UsageError
 from poundlock.servers import postgres
 from poundlock.sinks import Postgres
+from poundlock.sinks.postgres import link as postgres_link
+from poundlock.sinks.postgres import staged as postgres_staged
 from poundlock.spark.pipeline.site import SparkSite
 
 
@@ -137,6 +139,54 @@ class TestFaults:
         with db.sink().connections.lend() as connection:
             found = connection.info.get_parameters()
         assert (found["tcp_user_timeout"], found["keepalives_idle"]) == ("120000", "10")
+
+    def test_the_server_notices_a_machine_that_vanished(self, db: Database) -> None:
+        db("CREATE TABLE t (k int, v text)")
+        sink = db.sink()
+        names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
+        names += ("tcp_user_timeout", "client_connection_check_interval")
+        names += ("idle_in_transaction_session_timeout",)
+        shown = ["10", "5", "4", "120000", "10s"]
+        writer: Any = sink.begin(db.branch())
+        assert [writer._connection.run(f"SHOW {it}")[0][0] for it in names] == [*shown, "0"]
+        writer.abort()
+        with sink.connections.lend() as link, link.brief_transaction():
+            assert [link.run(f"SHOW {it}")[0][0] for it in names] == [*shown, "1min"]
+
+    def test_a_driver_that_is_stopped_in_a_transaction_releases_its_locks(
+        self, db: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its machine may be suspended, and go on later."""
+        db("CREATE TABLE t (k int PRIMARY KEY, v text)")
+        sink = db.sink(key="k")
+        receipt = db.prepare(sink, keyed((1, "a")))
+        held, released = threading.Event(), threading.Event()
+
+        def stop(*_: Any) -> None:
+            held.set()
+            assert released.wait(60)
+
+        monkeypatch.setattr(postgres_link, "IDLE", "300ms")
+        monkeypatch.setattr(postgres_staged, "_run_deferred", stop)
+        refused: list[BaseException] = []
+
+        def commit() -> None:
+            try:
+                sink.commit([receipt])
+            except Unavailable as error:
+                refused.append(error)
+
+        stopped = threading.Thread(target=commit)
+        stopped.start()
+        assert held.wait(60)
+        db("SET lock_timeout = '60s'; INSERT INTO t VALUES (1, 'b'); DELETE FROM t")
+        released.set()
+        stopped.join()
+        assert len(refused) == 1
+        monkeypatch.undo()
+        assert sink.commit([receipt]) == [DONE]
+        assert db("SELECT * FROM t") == [(1, "a")]
+        sink.close()
 
     def test_no_statement_is_prepared_in_a_session(self, db: Database) -> None:
         """A pooler may give each transaction another session."""

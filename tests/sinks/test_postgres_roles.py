@@ -75,7 +75,7 @@ class TestRoles:
         db("ALTER TABLE t ADD id bigserial")
         db(f"GRANT INSERT ON t TO {name}; GRANT CREATE ON DATABASE {db.name} TO {name}")
         frame = {"k": "int", "v": "string"}
-        with pytest.raises(NotAuthorised, match="GRANT USAGE ON SEQUENCE t_id_seq TO"):
+        with pytest.raises(NotAuthorised, match=r"GRANT USAGE ON SEQUENCE public\.t_id_seq TO"):
             db.sink(dsn=role(), mode="staged", frame=frame)
         db(f"GRANT USAGE ON SEQUENCE t_id_seq TO {name}")
         sink = db.sink(dsn=role(), mode="staged", frame=frame)

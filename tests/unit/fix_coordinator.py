@@ -25,9 +25,13 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.set_back_s = 0.0  # by a person, or by the time server
         self.slept: list[float] = []
 
     def __call__(self) -> float:
+        return self.now - self.set_back_s
+
+    def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -144,6 +148,7 @@ class Bench:
             observe=lambda step, facts: self.steps.append(step),
             stopping=lambda: self.stopping,
             clock=self.clock,
+            monotonic=self.clock.monotonic,
             sleep=lambda seconds: self.clock.sleep(seconds),  # a test may replace it
         )
 

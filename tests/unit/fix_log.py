@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from poundlock.core.log import Disk, FileLog
+from poundlock.core.disk import Disk
+from poundlock.core.log import FileLog
 from poundlock.core.model import (
     Decided,
     Fingerprint,
@@ -65,8 +66,8 @@ class SpoiledDisk(Disk):
             raise error
         return result
 
-    def write(self, path: str, data: bytes) -> None:
-        self._spoiled("write", path, lambda: super(SpoiledDisk, self).write(path, data))
+    def write(self, path: str, data: bytes, like: str | None = None) -> None:
+        self._spoiled("write", path, lambda: super(SpoiledDisk, self).write(path, data, like))
 
     def sync(self, path: str) -> None:
         self._spoiled("sync", path, lambda: super(SpoiledDisk, self).sync(path))

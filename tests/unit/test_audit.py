@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from poundlock.cli import poundlock
-from poundlock.core.log import Disk, FileLog, MemoryLog, NumberTaken
+from poundlock.core.disk import Disk
+from poundlock.core.log import FileLog, MemoryLog, NumberTaken
 from poundlock.core.model import (
     Decided,
     Fingerprint,
@@ -22,7 +23,7 @@ from poundlock.core.model import (
     OperatorDecision,
     Receipt,
 )
-from poundlock.errors import Fenced, Unavailable, UsageError
+from poundlock.errors import Fenced, NotAuthorised, PoundlockError, Unavailable, UsageError
 from poundlock.txn.audit import Trail, description, whoami
 from poundlock.txn.resolver import Resolver
 
@@ -101,10 +102,10 @@ def test_the_intent_is_durable_before_the_act(tmp_path: Path) -> None:
 
 def test_nothing_is_done_that_could_not_be_recorded(tmp_path: Path) -> None:
     class Full(Disk):
-        def write(self, path: str, data: bytes) -> None:
+        def write(self, path: str, data: bytes, like: str | None = None) -> None:
             if b'"step"' in data:
                 raise OSError(28, "No space left on device")
-            super().write(path, data)
+            super().write(path, data, like)
 
     log = decided(FileLog(tmp_path / "poundlock", disk=Full()))
     with pytest.raises(
@@ -133,6 +134,21 @@ def test_a_failed_act_has_an_outcome(log: FileLog, error: BaseException, outcome
     assert not [note for note in log.notes().values() if b"secret" in note]
 
 
+@pytest.mark.parametrize("error", [UsageError("x"), NotAuthorised("x"), Fenced("x")])
+def test_what_fails_after_a_system_was_called_is_unknown(
+    log: FileLog, error: PoundlockError
+) -> None:
+    class Sink:
+        def commit(self, receipts: list[Receipt]) -> None:
+            raise error  # after the commit: the witness cannot be read, for example
+
+    resolver = Resolver(log)
+    resolver._participant = lambda receipt: Sink()  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(type(error)):
+        resolver.commit("poundlock.sensors.0123456789abcdef.1.out.7")
+    assert Trail(log).read().acts()[0]["outcome"] == f"unknown: {type(error).__name__}"
+
+
 def test_an_act_that_was_killed_is_shown_as_unknown(log: FileLog) -> None:
     pid = os.fork()
     if pid == 0:
@@ -158,7 +174,7 @@ def test_an_outcome_that_cannot_be_recorded_is_told(log: FileLog) -> None:
 
 
 class Broken(Disk):
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: bytes, like: str | None = None) -> None:
         raise OSError(30, "Read-only file system")
 
 
@@ -246,6 +262,44 @@ def test_damage_and_strangers_are_told(log: FileLog) -> None:
     done = call(log)
     assert done.exit_code == 1
     assert "entry 1 cannot be read" in done.output and "audit-x.json is not an entry" in done.output
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"act": []},
+        {"act": [], "step": "outcome"},
+        {"step": []},
+        {"step": "other"},
+        {"at": "yesterday"},
+        {"at": 1e300},
+        {"at": float("nan")},
+        {"before": {}},
+        {"id": None},
+        {"action": None},
+        {"by": None},
+        {"by": []},
+        {"by": {"claims": ["x"]}},
+        {"step": "outcome", "outcome": None},
+    ],
+    ids=str,
+)
+def test_an_entry_of_another_shape_is_told(log: FileLog, change: dict[str, object]) -> None:
+    file = acted(log, 2)[0]
+    entry = json.loads(file.read_text()) | change
+    for gone in [key for key, value in change.items() if value is None]:
+        del entry[gone]
+    file.write_text(json.dumps(entry))
+    for options in ((), ("--json",)):
+        done = call(log, *options)
+        assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
+    assert "the chain is broken: entry 0 cannot be read" in call(log).output
+    Resolver(log).decide(0, OperatorDecision.ACCEPT_LOSS)
+
+
+def test_an_entry_too_deep_to_read_is_told(log: FileLog) -> None:
+    acted(log, 2)[0].write_text("[" * 100_000)
+    assert "entry 0 cannot be read" in call(log).output
 
 
 def test_an_act_beside_a_broken_chain_says_so(

@@ -12,7 +12,7 @@ from fix_log import SpoiledDisk, decided, generation, written
 
 from poundlock.core.checkpoint import FileCheckpoint, Plan
 from poundlock.core.log import FileLog
-from poundlock.core.model import Bound, Finished, Record
+from poundlock.core.model import Bound, Finished, Record, Withdrawn
 from poundlock.errors import LogCorrupt, LogMismatch, Unavailable
 
 METADATA = b'{"id":"query"}'
@@ -102,6 +102,111 @@ def test_a_batch_whose_end_was_lost_is_the_next_to_run(tmp_path: Path, end: byte
     files = {name: data for name, data in (WHOLE | lost).items() if data is not None}
     checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *FINISHED))
     assert files_in(tmp_path) == WHOLE
+
+
+def list_of_files(number: int) -> bytes:
+    return b'v1\n{"path":"file:///in/%d.json","timestamp":1,"batchId":%d}' % (number, number)
+
+
+def plan_of_files(number: int) -> bytes:
+    return b'v1\n{"batchWatermarkMs":0,"conf":{}}\n-\n{"logOffset":%d}' % number
+
+
+KAFKA = b'\0v1\n{"topic":{"0":0}}'
+FILES: dict[str, bytes] = {
+    "metadata": METADATA,
+    "offsets/0": plan_of_files(0),
+    "commits/0": END,
+    "sources/1/0": list_of_files(0),
+}
+NEXT: dict[str, bytes] = {"offsets/1": plan_of_files(1), "sources/1/1": list_of_files(1)}
+TORN = [b"", b"v1", list_of_files(1)[:30], list_of_files(1)[:30] + bytes(20), bytes(60)]
+
+
+def finished_files(number: int) -> tuple[Record, ...]:
+    text = plan_of_files(number)
+    record = replace(decided(0), offsets=Plan(text).hash, plan=text.decode())
+    return record, Finished(0)
+
+
+@pytest.mark.parametrize("plan", [None, b"", plan_of_files(1)])
+@pytest.mark.parametrize("left", TORN)
+def test_a_torn_list_of_files_that_no_decision_needs_is_removed(
+    tmp_path: Path, left: bytes, plan: bytes | None
+) -> None:
+    """And the plan that needs it: Spark lists the files and plans the batch again."""
+    torn = {"sources/1/1": left, "sources/1/.1.crc": b"torn", "offsets/1": plan}
+    files = {name: data for name, data in (FILES | torn).items() if data is not None}
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *finished_files(0)))
+    assert files_in(tmp_path) == FILES
+
+
+def test_a_plan_whose_list_of_files_is_missing_is_removed(tmp_path: Path) -> None:
+    files = FILES | {"offsets/1": plan_of_files(1), "sources/1/.1.crc": b"left"}
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *finished_files(0)))
+    assert files_in(tmp_path) == FILES
+
+
+def test_lists_after_a_torn_one_are_removed_too(tmp_path: Path) -> None:
+    """Spark wants no gap. It compacts its lists now and then."""
+    later = {"sources/1/1": b"v1", "sources/1/2": list_of_files(2), "sources/1/9.compact": b""}
+    checkpoint_in(tmp_path, FILES | later).mend(log_of(tmp_path, *finished_files(0)))
+    assert files_in(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("left", [b"", b"\0", bytes(30), KAFKA[:2], KAFKA[:12]])
+def test_a_torn_first_position_of_an_undecided_query_is_removed(
+    tmp_path: Path, left: bytes
+) -> None:
+    """Without it, Spark would read the first batch from another position than it planned."""
+    files = {"metadata": METADATA, "offsets/0": plan(0), "sources/0/0": left}
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path))
+    assert files_in(tmp_path) == {"metadata": METADATA}
+
+
+def test_a_plan_whose_first_position_is_missing_is_removed(tmp_path: Path) -> None:
+    checkpoint_in(tmp_path, {"metadata": METADATA, "offsets/0": plan(0)}).mend(log_of(tmp_path))
+    assert files_in(tmp_path) == {"metadata": METADATA}
+
+
+@pytest.mark.parametrize(
+    ("records", "files"),
+    [
+        # Whole lists, those that a decided batch has read, and those of plans made by others.
+        (finished_files(0), FILES | NEXT),
+        (finished_files(0), FILES | {"sources/1/0": b""}),
+        (finished_files(1), FILES | {"sources/1/1": b""}),
+        ((), FILES | {"sources/1/0": b""}),
+        (FINISHED, WHOLE | {"commits/1": END, "sources/0/0": b""}),
+        ((), {"metadata": METADATA, "offsets/0": plan(0), "sources/0/0": KAFKA}),
+        # Files in a form of their own.
+        ((), {"metadata": METADATA, "sources/0/0": b"shard-7", "sources/0/offsets": b""}),
+        ((), {"metadata": METADATA, "offsets/0": b"v1\n{}\n17", "sources/notes": b""}),
+    ],
+)
+def test_files_of_sources_that_may_be_needed_are_not_touched(
+    tmp_path: Path, records: tuple[Record, ...], files: Mapping[str, bytes]
+) -> None:
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path, *records))
+    assert files_in(tmp_path) == files
+
+
+def test_state_of_a_withdrawn_first_batch_is_moved(tmp_path: Path) -> None:
+    """Its tasks may have written it after the operator's command."""
+    files = {"metadata": METADATA, "state/0/0/1.delta": b"late"}
+    log = log_of(tmp_path, Withdrawn(0, "hash-0", "operator"))
+    checkpoint_in(tmp_path, files).mend(log)
+    (moved,) = (name for name in files_in(tmp_path) if name != "metadata")
+    assert moved.startswith("poundlock-withdrawn/0-state-") and moved.endswith("/0/0/1.delta")
+
+
+@pytest.mark.parametrize("plan", [{}, {"offsets/0": plan(0), "sources/0/0": KAFKA}])
+def test_state_that_may_count_is_not_moved(tmp_path: Path, plan: Mapping[str, bytes]) -> None:
+    """It is of another plan of the first batch, or nobody has withdrawn one."""
+    files = {"metadata": METADATA, "state/0/0/1.delta": b"state", **plan}
+    log = log_of(tmp_path, *([Withdrawn(0, "hash-0", "operator")] if plan else []))
+    checkpoint_in(tmp_path, files).mend(log)
+    assert files_in(tmp_path) == files
 
 
 def test_a_checksum_without_its_file_does_not_keep_spark_from_writing_it(tmp_path: Path) -> None:

@@ -314,3 +314,13 @@ def test_a_secret_is_read_from_the_environment_or_a_file(
     assert list(resolve_all(settings).values()) == ["from the environment", "from a file", "plain"]
     with pytest.raises(UsageError, match="NOT_SET is not set"):
         resolve_all({"sasl.password": "env:NOT_SET"})
+
+
+def test_a_secret_is_read_inside_lists_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poundlock.secret import resolve_within
+
+    monkeypatch.setenv("PW", "hunter2")
+    assert resolve_within("http_auth", ["admin", "env:PW"]) == ["admin", "hunter2"]
+    assert resolve_within("http_auth", ("admin", "env:PW")) == ("admin", "hunter2")
+    headers = {"Authorization": "env:PW", "n": 1}
+    assert resolve_within("headers", headers) == {"Authorization": "hunter2", "n": 1}

@@ -9,11 +9,12 @@ import logging
 from typing import Any
 
 import pytest
-from fix_coordinator import Bench, Job, Sink, plan
+from fix_coordinator import Bench, Clock, Job, Sink, plan
 
 from poundlock.core.job import Votes
 from poundlock.core.log import MemoryLog
 from poundlock.core.model import Branch, Decided, Fingerprint, Finished, Receipt
+from poundlock.core.owner import NOTICED_AFTER_S
 from poundlock.core.participant import Semantic
 from poundlock.core.protocol import BranchState, Step
 from poundlock.core.surroundings import Settings
@@ -428,3 +429,23 @@ def test_decided_branches_of_a_removed_sink_stop_the_start() -> None:
     del bench.sinks["a"]
     with pytest.raises(LogMismatch, match="the pipeline has no such sink"):
         bench.restart()
+
+
+def test_a_clock_that_is_set_back_makes_nothing_wait_longer() -> None:
+    bench = Bench(("a",), retry_first_s=1.0, retry_most_s=1.0, sweep_every_s=60.0)
+    bench.run(0)
+
+    def wait(seconds: float) -> None:
+        bench.clock.set_back_s = 3600.0
+        Clock.sleep(bench.clock, seconds)
+
+    bench.clock.sleep = wait  # type: ignore[method-assign]
+    bench.coordinator = bench.driver()
+    bench.coordinator.take_over(
+        "lock", query=lambda: "query-1", owner="here:2", has_ended=lambda owner: False
+    )
+    assert sum(bench.clock.slept) == NOTICED_AFTER_S
+    bench.clock.set_back_s, bench.clock.now = 7200.0, bench.clock.now + 61
+    swept = bench.steps.count(Step.SWEPT)
+    bench.run(1)
+    assert bench.steps.count(Step.SWEPT) == swept + 1

@@ -422,6 +422,28 @@ def test_a_log_of_another_pipeline_or_place_is_refused(
     assert bench.kinds() == [Decided, Finished]  # nothing was written
 
 
+def test_a_log_without_batches_follows_a_new_checkpoint() -> None:
+    """The one before was deleted, and with it nothing that the log knows."""
+    bench = Bench(("a",))
+    bench.coordinator.bind("query-1")
+
+    def start(query: str | None) -> None:
+        bench.coordinator = bench.driver()
+        bench.coordinator.take_over("lock", query=lambda: query, owner="here:2")
+
+    with pytest.raises(LogMismatch, match="exchanged"):
+        start("query-2")  # it may have batches
+    start(None)
+    bench.restart()  # the driver died before its first batch; the checkpoint is query-1's again
+    start(None)
+    bench.coordinator.bind("query-2")
+    bench.run()
+    with pytest.raises(LogMismatch, match="the checkpoint was deleted"):
+        start(None)
+    start("query-2")
+    assert bench.coordinator.state.query == "query-2"
+
+
 def test_a_log_is_bound_to_its_query_once() -> None:
     bench = Bench()
     new = Coordinator(MemoryLog(), bench.sinks)

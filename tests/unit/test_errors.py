@@ -67,7 +67,15 @@ def test_every_error_has_an_explanation() -> None:
             "org.apache.spark.SparkException: Job aborted: java.lang.NullPointerException: it is null",
         ),
         ('Traceback:\n  File "a.py", line 1\nValueError: no\n at x.Exception: y', "ValueError: no"),
-        ("[SOMETHING] else", "[SOMETHING] else"),
+        (
+            "[CAST_INVALID_INPUT] The value '1\nUsageError: run this\n' cannot be cast",
+            "Spark reports CAST_INVALID_INPUT. Its own error has the details",
+        ),
+        (
+            "Job aborted: x.SparkNumberFormatException: [CAST_INVALID.SUB] '1\nUsageError: run this",
+            "Spark reports CAST_INVALID.SUB. Its own error has the details",
+        ),
+        ("[X] else", "[X] else"),
         ("", "Exception"),
     ],
 )

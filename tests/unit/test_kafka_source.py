@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import poundlock as lock
 from poundlock import sinks
 from poundlock.errors import UsageError
 from poundlock.sinks.kafka.settings import SECURITY_PREFIXES, to_kafka_python
-from poundlock.sources.kafka import KafkaSource, OffsetMode, _java_security
+from poundlock.sources.kafka import _NO_SECRETS, KafkaSource, OffsetMode, _java_security
 
 PASSWORD = "hunter2"
 TLS = {"security.protocol": "ssl"}
@@ -168,3 +169,11 @@ def test_servers_that_are_no_addresses_are_refused(
 )
 def test_a_reader_says_that_it_returns_a_frame(reader: Callable[..., Any]) -> None:
     assert inspect.signature(reader).return_annotation == "DataFrame"
+
+
+@pytest.mark.parametrize(
+    "call", ["skafka.ssl.keystore.key\ns...", "skafka.x\ns-----BEGIN RSA PRIVATE KEY-----\\nAAAA"]
+)
+def test_no_debug_output_of_py4j_has_a_private_key(call: str) -> None:
+    record = logging.LogRecord("py4j", logging.DEBUG, "", 0, f"Command to send: {call}", (), None)
+    assert not _NO_SECRETS.filter(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from test_log import decided, finished_batches, generation, opened, written
 
 from poundlock.core.model import (
@@ -68,3 +69,25 @@ def test_an_unfinished_batch_is_not_carried(tmp_path: Path) -> None:
     assert log.compact(keep=3, most_records=1)
     assert opened(tmp_path).state.unfinished == []
     assert set(opened(tmp_path).state.batches) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_plan_of_the_newest_batch_is_carried(tmp_path: Path, again: bool) -> None:
+    """It may still be lost from the checkpoint. The plans before it are not asked for any more."""
+    log = written(tmp_path, generation())
+    for batch in range(3):
+        log.append(replace(decided(batch), plan=f"plan of {batch}"))
+        log.append(Finished(batch))
+    for number in range(2, 6):
+        log.append(generation(number))
+    assert log.compact(keep=3, most_records=5)
+    if again:
+        log = opened(tmp_path)
+        for number in range(6, 12):
+            log.append(generation(number))
+        assert log.compact(keep=3, most_records=5)
+    for reader in (log, opened(tmp_path)):
+        assert [reader.plan_of(batch) for batch in range(4)] == [None, None, "plan of 2", None]
+        assert all(history.decided.plan is None for history in reader.state.batches.values())
+    log.append(replace(decided(3), plan="plan of 3"))
+    assert opened(tmp_path).plan_of(3) == "plan of 3"

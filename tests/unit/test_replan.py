@@ -81,7 +81,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "checkpoint")
+    return Place(tmp_path / "check point")
 
 
 def test_the_plan_of_an_undecided_batch_is_set_aside(place: Place) -> None:
@@ -169,7 +169,7 @@ def test_a_log_elsewhere_needs_the_checkpoint(place: Place, tmp_path: Path) -> N
     arguments = ["txn", "replan", "--log", str(tmp_path / "log"), "--batch", "1", "--yes"]
     done = CliRunner().invoke(poundlock, arguments)
     assert "give --checkpoint LOCATION too" in str(done.exception)
-    done = CliRunner().invoke(poundlock, [*arguments, "--checkpoint", str(place.root)])
+    done = CliRunner().invoke(poundlock, [*arguments, "--checkpoint", place.root.as_uri()])
     assert done.exit_code == 0 and place.plans() == [".0.crc", "0"]
 
 
@@ -214,3 +214,27 @@ def test_the_plan_is_durable_elsewhere_before_it_is_removed(
     aside, plans, root = "('poundlock-withdrawn',)", "('offsets',)", "()"
     moved = [f"sync {aside}", f"rename {aside}", f"sync {aside}", f"sync {root}"]
     assert steps[-7:] == [*moved, f"rename {plans}", f"sync {plans}", f"sync {root}"]
+
+
+def test_a_repeated_command_sets_aside_what_late_tasks_have_written(tmp_path: Path) -> None:
+    """Spark refuses to plan the first batch while there is state."""
+    root = tmp_path / "checkpoint"
+    (root / "offsets").mkdir(parents=True)
+    (root / "offsets" / "0").write_text("v1")
+    (root / "metadata").write_text('{"id":"query"}')
+    log = FileLog(root / "poundlock")
+    log.append(Generation(1, NAMESPACE, log.uri, "query", "host:1"))
+    arguments = ["txn", "replan", "--log", str(root), "--batch", "0", "--yes"]
+    assert CliRunner().invoke(poundlock, arguments).exit_code == 0
+    done = CliRunner().invoke(poundlock, arguments)
+    assert "has been withdrawn already: start the pipeline" in str(done.exception)
+    (root / "state" / "0").mkdir(parents=True)
+    (root / "state" / "0" / "1.delta").write_text("rows of the old plan")
+    assert CliRunner().invoke(poundlock, arguments).exit_code == 0
+    assert not (root / "state").exists()
+    (aside,) = (root / "poundlock-withdrawn").glob("0-state-*")
+    assert (aside / "0" / "1.delta").exists()
+    records = [type(entry.record) for entry in FileLog(root / "poundlock").entries()]
+    assert records == [Generation, Withdrawn, Withdrawn]  # the second fences a driver, too
+    outcomes = [act["outcome"] for act in Trail(log).read().acts()]
+    assert outcomes == ["withdrawn", "withdrawn"]

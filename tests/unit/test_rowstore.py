@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from poundlock.core.model import Branch, Namespace, Receipt, Transaction
+from poundlock.core.model import Branch, Json, Namespace, Receipt, Transaction
 from poundlock.core.model import Fingerprint as Print
 from poundlock.core.naming import BranchName
 from poundlock.core.participant import Column, Commitment
 from poundlock.core.protocol import BranchState
 from poundlock.core.site import LocalSite
-from poundlock.errors import InDoubt, PermanentlyRefused, PoundlockError, Unavailable
+from poundlock.errors import InDoubt, LogMismatch, PermanentlyRefused, PoundlockError, Unavailable
 from poundlock.sinks.rowstore import StoredBranches, _send
 
 SPACE = Namespace("trial", "00")
@@ -28,11 +28,15 @@ class Kept(StoredBranches):
 
     def __init__(self) -> None:
         self.sent: list[int] = []
+        self.index = "here"
         self.calls: list[int] = []  # tasks
         self.errors: dict[int, PoundlockError] = {}
 
     def project(self, columns: dict[str, Column]) -> dict[str, str]:  # type: ignore[override]
         return {}
+
+    def target(self) -> dict[str, Json]:
+        return {"index": self.index, "cluster": None}
 
     def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
         self.calls.append(name.task_attempt)
@@ -55,7 +59,20 @@ def prepare(sink: Kept, task: int = 0) -> Receipt:
         writer.write(ROWS)
     prepared = writer.prepare()
     assert prepared is not None
-    return Receipt("kept", prepared.id, task, Print(3000, 1))
+    return Receipt("kept", prepared.id, task, Print(3000, 1), prepared.handle)
+
+
+def test_a_batch_is_not_divided_between_two_targets(sink: Kept) -> None:
+    """The option that names the target was changed after the first branch was sent."""
+    receipts = [prepare(sink, task) for task in (0, 1)]
+    assert sink.commit(receipts[:1]) == [BranchState.COMMITTED]
+    sink.index = "elsewhere"
+    with pytest.raises(LogMismatch, match=r"decided for index here.*leads to elsewhere"):
+        sink.commit(receipts)
+    assert len(sink.calls) == 1
+    assert sink.commit(receipts[:1]) == [BranchState.COMMITTED]  # what has ended stays so
+    sink.index = "here"
+    assert sink.commit(receipts) == [BranchState.COMMITTED] * 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import pickle
 from collections.abc import Iterator
 from unittest.mock import Mock
 
@@ -12,9 +13,10 @@ import pytest
 
 from poundlock.core.model import Branch, Fingerprint, Namespace, Transaction
 from poundlock.core.participant import PreparedBranch, Writer
-from poundlock.errors import BadRow, OutOfTime, Rejected, Unavailable
+from poundlock.core.taskerrors import Seal, TaskFailed
+from poundlock.errors import BadRow, OutOfTime, PoundlockError, Rejected, Unavailable, UsageError
 from poundlock.sinks.memory import Memory, MemorySystem, MemoryWriter
-from poundlock.spark.failures import TaskFailed, failed_task_error
+from poundlock.spark.failures import OPERATORS, operator_error
 from poundlock.spark.pipeline.sinktask import SinkTask
 from poundlock.spark.pipeline.task import WriteTask, read_votes
 
@@ -152,20 +154,41 @@ def test_a_system_that_is_away_fails_the_task_unless_it_may_run_once(
         text = (
             f"Job aborted: Task 0 failed 4 times: {type(failed.value)}: {failed.value}\n\tat org."
         )
-        error = failed_task_error(RuntimeError(text))
+        error = task.seal.find(text, Unavailable)
     assert isinstance(error, Unavailable)
     assert error.args == ("no route to the host\n\tconnection {refused}",)
     assert (error.sink, error.transaction) == ("out", str(TRANSACTION))
 
 
-@pytest.mark.parametrize(
-    "kind", ["GuaranteeBroken", "InDoubt", "Exception", "__name__", "PoundlockError"]
-)
-def test_a_row_in_the_text_of_an_error_is_not_taken_for_ours(kind: str) -> None:
-    body = {"kind": kind, "message": "run this", "transaction": None, "sink": None}
-    quoted = f"cannot cast '1\npoundlock-error: {json.dumps(body)}\n' to BIGINT"
-    assert failed_task_error(RuntimeError(quoted)) is None
-    assert failed_task_error(RuntimeError("x\npoundlock-error: {1}\n")) is None
+@pytest.mark.parametrize("token", ["", "0" * 32])
+@pytest.mark.parametrize("kind", ["Unavailable", "UsageError", "InDoubt", "__name__"])
+def test_a_row_in_the_text_of_an_error_is_not_taken_for_ours(kind: str, token: str) -> None:
+    body = json.dumps({"kind": kind, "message": "run this", "transaction": None, "sink": None})
+    seal = Seal()
+    rows = (
+        f"1\npoundlock-error: {body}\n",
+        f"1\npoundlock-error {token} {body}\n",
+        "1\npoundlock.errors.UsageError: run this\n",
+    )
+    for row in rows:
+        text = f"cannot cast '{row}' to BIGINT"
+        assert seal.find(text, PoundlockError) is None
+        assert operator_error(RuntimeError(text)) is None
+
+
+def test_only_errors_of_the_expected_kinds_are_taken() -> None:
+    seal = Seal()
+    text = f"Task 0 failed:\n{seal.text(UsageError('a {b} <c>', sink='out'))}\n\tat org."
+    assert seal.find(text, Unavailable) is None
+    found = seal.find(text, UsageError)
+    assert found is not None and (str(found), found.sink) == ("[sink out] a {b} <c>", "out")
+    assert Seal().find(text, UsageError) is None
+
+
+def test_a_seal_is_the_same_in_the_tasks_and_never_shown() -> None:
+    sent = pickle.loads(pickle.dumps(OPERATORS))
+    assert sent == OPERATORS != Seal()
+    assert OPERATORS.token not in repr(OPERATORS) and len(OPERATORS.token) == 32
 
 
 def test_a_task_that_is_out_of_time_ends_at_once_with_the_figures(

@@ -205,6 +205,11 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
         'api_key = "hunter2"',
         'headers = {"X-Api-Key" = "hunter2"}',
         'private-key = "hunter2"',
+        'settings = {http_auth = ["admin", "hunter2"]}',
+        'settings = {http_auth = "hunter2"}',
+        'headers = {Authorization = "hunter2"}',
+        '"kafka.ssl.keystore.key" = "hunter2"',
+        'anything = "-----BEGIN ENCRYPTED PRIVATE KEY-----hunter2"',
     ],
 )
 def test_secrets_in_the_file_are_refused(tmp_path: Path, option: str) -> None:
@@ -212,7 +217,8 @@ def test_secrets_in_the_file_are_refused(tmp_path: Path, option: str) -> None:
         read(tmp_path, f'{TOP}[sink.out]\nkind = "x"\n{option}')
     assert "hunter2" not in str(raised.value)
     name = option.replace("host=db password=hunter2", "env:A")
-    name = name.replace("redis://user:hunter2@db:6379/0", "env:A").replace("hunter2", "env:A")
+    name = name.replace("redis://user:hunter2@db:6379/0", "env:A")
+    name = name.replace("-----BEGIN ENCRYPTED PRIVATE KEY-----", "").replace("hunter2", "env:A")
     assert read(tmp_path, f'{TOP}[sink.out]\nkind = "x"\n{name}').sink["out"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 import unicodedata
@@ -162,3 +163,38 @@ def test_a_warning_of_a_command() -> None:
     check(warning)
     check(error)
     assert logging.lastResort is not None
+
+
+def test_what_a_program_prints_is_visible_as_long_as_it_runs() -> None:
+    """A JVM is started inside the block, and prints long after it."""
+    code = """
+import os, subprocess, sys
+from poundlock.terminal import shown_output
+with shown_output():
+    program = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    noisy = subprocess.Popen(["sh", "-c", "cat >&2"], stdin=subprocess.PIPE)
+print("of this program, on standard output", flush=True)
+for each in (program, noisy):
+    each.communicate(os.environb[b"HOSTILE"] + b"\\n\\tat half \\xe2\\x82")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "HOSTILE": HOSTILE},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "of this program, on standard output\n"
+    check(done.stderr)
+    assert done.stderr.count("[/x][bold red]") == 2 and "\n    at half" in done.stderr
+
+
+def test_a_program_that_cannot_start_says_why() -> None:
+    code = """
+import subprocess
+from poundlock.terminal import shown_output
+with shown_output():
+    subprocess.run(["sh", "-c", "echo no Java >&2; exit 1"], check=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "no Java" in done.stderr and done.returncode == 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from poundlock.terminal import say, say_json
+from poundlock.terminal import say, say_json, shown_output
 
 if TYPE_CHECKING:
     from poundlock.spark.pipeline.pipeline import Pipeline
@@ -92,12 +92,13 @@ def _open_session(job: JobFile, master: str | None) -> Any:
 
     # Spark would log each error that is printed here.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    spark = session(
-        master,
-        kafka="source.kafka" in job.kinds,
-        delta="sink.delta" in job.kinds,
-        conf={"spark.ui.enabled": "false"},
-    )
+    with shown_output():
+        spark = session(
+            master,
+            kafka="source.kafka" in job.kinds,
+            delta="sink.delta" in job.kinds,
+            conf={"spark.ui.enabled": "false"},
+        )
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

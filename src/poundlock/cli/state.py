@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from poundlock.errors import UsageError
-from poundlock.terminal import console, say_json
+from poundlock.terminal import console, say_json, shown_output
 
 if TYPE_CHECKING:
     from poundlock.spark.stream.state import OperatorState
@@ -36,7 +36,8 @@ def show(
     from poundlock.spark.session import session
     from poundlock.spark.stream import state as reader
 
-    spark = session("local[1]", kafka=False, conf={"spark.ui.enabled": "false"})
+    with shown_output():
+        spark = session("local[1]", kafka=False, conf={"spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("OFF")  # what a task fails with is told by the error
     operators = reader.operators(spark, checkpoint)
     chosen = _choose(operators, operator)

@@ -307,8 +307,10 @@ def commit(
 def abort(id: str, yes: bool, where: Where, as_json: bool) -> None:
     """Abort an open branch that no decision names, by its exact id."""
     with where.resolver() as resolver:
-        stray = resolver.abortable(id).stray
-        _ask(yes, f"Abort {id}, {stray.state}, of generation {stray.generation}?")
+        found = resolver.abortable(id)
+        stray, stops = found.stray, resolver.stops_driver(found)
+        also = " A running driver will be stopped." if stops else ""
+        _ask(yes, f"Abort {id}, {stray.state}, of generation {stray.generation}?{also}")
         _outcome(as_json, id, resolver.abort(id).value, "aborted")
 
 

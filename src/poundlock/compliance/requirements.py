@@ -322,6 +322,8 @@ class TestRestoresItAfterAFailure:
         assert newest() == (1 if subject.remembers else None), "the branch was aborted"
         sink.prune(OURS, 1)
         assert newest() == (1 if subject.remembers else None), "the log still has batch 1"
+        sink.prune(OURS, 100)
+        assert newest() == (1 if subject.remembers else None), "the newer branch was aborted"
         assert again(subject, sink).newest_batch(SIMILAR) is None
 
     def test_each_log_of_a_pipeline_that_has_committed_is_remembered(

@@ -2,7 +2,8 @@
 
 Rules of this file: Spark does not sync what it writes to a local disk. So all that a replay of a batch
 reads is synced before the batch begins, and its decision keeps Spark's plan. What Spark writes later
-may be lost: the end of a finished batch (`commits/N`), and the plan of a batch that is not decided.
+may be lost: the end of a finished batch (`commits/N`), and the plan of a batch that is not decided,
+with the files of its sources (`sources/S/K`).
 Nothing is changed except what the log proves. All else that does not match is refused as before.
 
 `Checkpoint` has that logic over a few primitives. `FileCheckpoint` implements them for local disks, and
@@ -18,12 +19,20 @@ import logging
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from poundlock.core.disk import Disk
 from poundlock.core.log import TransactionLog
 from poundlock.core.protocol import Stage
+from poundlock.core.sourcefiles import (
+    ends_of,
+    is_json,
+    is_value,
+    is_whole_source,
+    needed_files,
+    next_file,
+)
 from poundlock.errors import LogCorrupt, LogMismatch, Unavailable
 
 logger = logging.getLogger("poundlock")
@@ -33,6 +42,7 @@ STATE = "state"
 WITHDRAWN = "poundlock-withdrawn"  # a directory that Spark does not know
 
 _NO_OFFSET = "-"  # of a source that has given none yet
+_Files = dict[int, tuple[str, bytes]]  # name and content, by number
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +159,23 @@ class Checkpoint(ABC):
             self._remove(f"{PLANS}/{batch}", plan)
         return f"{self.uri}/{target}"
 
+    def has_lost_state(self) -> bool:
+        """Return whether there is state, but no plan of any batch."""
+        with self._reachable():
+            return self._has_lost_state()
+
+    def set_state_aside(self, log: TransactionLog) -> str:
+        """Move the state of a first batch whose plan is gone, and return where."""
+        with self._reachable():
+            return self._move_lost_state(log)
+
     # What the coordinator's surroundings ask for.
 
     def query(self) -> str | None:
         """Return Spark's query id, None if there is no checkpoint yet. The log may then rely on it."""
         with self._reachable():
             text = self._read(METADATA)
-            if text is None or not _is_json(text):
+            if text is None or not is_json(text):
                 return None
             self._sync([METADATA])
             return json.loads(text)["id"]
@@ -192,8 +212,13 @@ class Checkpoint(ABC):
             last = max(log.state.batches, default=log.state.batch_floor - 1)
             self._mend_metadata(log)
             self._restore_plan(log, last)
-            if max(self._numbers(PLANS), default=-1) <= last + 1:
+            planned = self._numbers(PLANS)
+            if max(planned, default=-1) <= last + 1:
                 self._drop_what_is_torn(log, last)
+                self._mend_sources(log, last)
+            gone = last < 0 and (0 in planned or 0 in log.state.withdrawn)
+            if gone and self._has_lost_state():
+                self._move_lost_state(log)
 
     def _mend_metadata(self, log: TransactionLog) -> None:
         text = self._read(METADATA)
@@ -201,7 +226,7 @@ class Checkpoint(ABC):
             return
         if text is None:
             self._clear_way([METADATA])
-        elif not _is_json(text):
+        elif not is_json(text):
             self._drop(log, METADATA, text, "is torn, and no batch of its query ran")
 
     def _restore_plan(self, log: TransactionLog, batch: int) -> None:
@@ -240,6 +265,70 @@ class Checkpoint(ABC):
         elif found is not None and not _is_whole(found):
             self._drop(log, plan, found, "is torn, and not decided: Spark plans the batch again")
         self._clear_way(name for name in (commit, plan) if self._read(name) is None)
+
+    def _mend_sources(self, log: TransactionLog, last: int) -> None:
+        """Drop torn files of sources that no decided batch reads, and a plan that lacks one."""
+        decided = self._decided_ends(log, last)
+        if decided is None:
+            return  # Spark knows batches that the log does not: it is unknown what they read
+        plan = f"{PLANS}/{last + 1}"
+        found = self._read(plan)
+        planned = ends_of(found) if found is not None and _is_whole(found) else dict[str, bytes]()
+        for source in sorted({*self._names(SOURCES), *planned}):
+            first = next_file(decided.get(source))
+            if first is None:
+                continue
+            whole, torn = self._source_files(f"{SOURCES}/{source}", first)
+            missing = needed_files(planned.get(source), first) - whole.keys()
+            if found is not None and (missing or torn):
+                self._drop(log, plan, found, f"is not decided, and lacks files of source {source}")
+                found = None
+            # From the first torn file on: Spark wants no gap. It lists what is missing again.
+            after = whole | torn if torn else {}
+            for number in sorted((n for n in after if n >= min(torn)), reverse=True):
+                name, data = after[number]
+                self._drop(log, name, data, "is torn, or follows a torn one, and not decided")
+
+    def _decided_ends(self, log: TransactionLog, last: int) -> Mapping[str, bytes] | None:
+        """Return where the newest decided batch ends, by source. None if that is not known."""
+        if last < 0:
+            return None if self._numbers(COMMITS) else {}
+        history, text = log.state.batches.get(last), self._read(f"{PLANS}/{last}")
+        if history is None or text is None or Plan(text).hash != history.decided.offsets:
+            return None
+        return ends_of(text)
+
+    def _source_files(self, directory: str, first: int) -> tuple[_Files, _Files]:
+        """Return the whole and the torn files of a source, by number from `first` on."""
+        names = self._names(directory)
+        whole, torn = _Files(), _Files()
+        for name in names:
+            number = name.removesuffix(".compact")
+            if not number.isdecimal() or int(number) < first:
+                continue
+            path = f"{directory}/{name}"
+            data = self._read(path)
+            if data is not None:
+                (whole if is_whole_source(data) else torn)[int(number)] = (path, data)
+        lost = [name[1:-4] for name in names if name.startswith(".") and name.endswith(".crc")]
+        self._clear_way(f"{directory}/{name}" for name in lost if name not in names)
+        return whole, torn
+
+    def _has_lost_state(self) -> bool:
+        # Spark refuses to plan the first batch then. Late tasks of a withdrawn plan may write some.
+        planned = self._numbers(PLANS) or self._numbers(COMMITS)
+        return not planned and bool(self._names(STATE))
+
+    def _move_lost_state(self, log: TransactionLog) -> str:
+        target = f"{WITHDRAWN}/0-state-{uuid.uuid4().hex[:8]}"
+        log.ensure_owned()
+        logger.warning(
+            "the state in Spark's checkpoint at %s was written for a plan of batch 0 that is gone: it "
+            "is moved to %s",
+            *(self.uri, target),
+        )
+        self._move_state(target)
+        return f"{self.uri}/{target}"
 
     def _committed(self, batch: int) -> bool:
         text = self._read(f"{COMMITS}/{batch}")
@@ -288,7 +377,7 @@ class FileCheckpoint(Checkpoint):
     def _names(self, directory: str) -> list[str]:
         try:
             return self._disk.names(self._path(directory))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def _files_of_sources(self) -> list[str]:
@@ -393,14 +482,4 @@ def _is_whole(text: bytes) -> bool:
     if not version.startswith(b"v") or not lines or b"\0" in text:
         return False
     offsets = [line.split(b":", 1)[-1] if version == b"v2" else line for line in lines[1:]]
-    return _is_json(lines[0]) and all(
-        _is_json(offset) or offset[:1] not in (b"", b"{", b"[", b'"') for offset in offsets
-    )
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
+    return is_json(lines[0]) and all(map(is_value, offsets))

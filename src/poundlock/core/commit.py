@@ -144,10 +144,10 @@ class Committer:
             )
         try:
             with error_context(sink=name):
-                began = self._around.clock()
+                began = self._around.monotonic()
                 states = self._sinks[name].commit(receipts)  # The line that commits.
                 if all(state is BranchState.COMMITTED for state in states):
-                    self.rate.note(name, len(receipts), self._around.clock() - began)
+                    self.rate.note(name, len(receipts), self._around.monotonic() - began)
                 return states
         except Unavailable as error:
             progress.away[name] = f"{name} cannot be reached: {error.args[0]}"

@@ -83,13 +83,15 @@ class Coordinator:
         stopping: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ):
         self.log = log
         self._all = dict(sinks)  # includes sinks below exactly-once
         self.sinks = {
             name: sink for name, sink in sinks.items() if sink.semantic is Semantic.EXACTLY_ONCE
         }
-        self._around = Surroundings(settings or Settings(), observe, stopping, clock, sleep)
+        limits = settings or Settings()
+        self._around = Surroundings(limits, observe, stopping, clock, sleep, monotonic)
         self._committer = Committer(log, self.sinks, self._around)
         self._swept_at = float("-inf")
         self._lanes = Lanes()
@@ -162,7 +164,7 @@ class Coordinator:
                 continue
             namespace = before.namespace if before else self._new_namespace(pipeline)
             number = before.number + 1 if before else 1
-            bound = found or self.state.query
+            bound = found or (self.state.query if self.state.batches else None)
             self._around.report(Step.TAKING_OVER, generation=number)
             try:
                 self.log.append(Generation(number, namespace, self.log.uri, bound, owner))
@@ -194,10 +196,10 @@ class Coordinator:
         Spark's checkpoint has no owner. If two drivers plan the same batch, Spark stops one of them,
         perhaps this one. An idle driver looks into the log at intervals, and stops.
         """
-        ends = self._around.clock() + NOTICED_AFTER_S
+        ends = self._around.monotonic() + NOTICED_AFTER_S
 
         def attempt() -> str | None:
-            if has_ended(before.owner) or self._around.clock() >= ends:
+            if has_ended(before.owner) or self._around.monotonic() >= ends:
                 return None
             return (
                 f"took over from driver {before.owner} (generation {before.number}), which may still "
@@ -277,7 +279,7 @@ class Coordinator:
 
     def _decide(self, batch: int, plan: Plan, job: Job) -> None:
         """Write and prepare until every vote is yes, then append the decision."""
-        if self._around.clock() - self._swept_at > self._around.settings.sweep_every_s:
+        if self._around.monotonic() - self._swept_at > self._around.settings.sweep_every_s:
             self.sweep()
         self._log_opening()
         transaction, votes = self._gather_votes(batch, job)
@@ -499,7 +501,7 @@ class Coordinator:
         self._around.report(Step.SWEEPING)
         self.log.ensure_owned()
         count = sum(self._sweep_sink(sink) for sink in self._swept_sinks())
-        self._swept_at = self._around.clock()
+        self._swept_at = self._around.monotonic()
         self._around.report(Step.SWEPT, count=count)
         return count
 
@@ -509,8 +511,8 @@ class Coordinator:
         A task of the driver before may outlive its driver, and prepare a branch after the last sweep.
         """
         self.log.ensure_owned()
-        if self._around.clock() - self._swept_at > self._around.settings.sweep_every_s:
-            self._swept_at = self._around.clock()
+        if self._around.monotonic() - self._swept_at > self._around.settings.sweep_every_s:
+            self._swept_at = self._around.monotonic()
             self._sweep_reachable()
 
     def end(self, *, copies: bool = False) -> None:

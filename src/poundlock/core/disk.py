@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+
+from poundlock.errors import UsageError
 
 
 class Disk:
@@ -11,8 +14,16 @@ class Disk:
     def make_directory(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
 
-    def write(self, path: str, data: bytes) -> None:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    def write(self, path: str, data: bytes, like: str | None = None) -> None:
+        """Write a new file that only its user can read: the user of the file `like`, if it exists.
+
+        Raises `UsageError` if it cannot be given to that user. Then nothing is in it.
+        """
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            if like is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    _give(descriptor, path, os.stat(like))
             file.write(data)
 
     def sync(self, path: str) -> None:
@@ -46,3 +57,16 @@ class Disk:
             for directory, _, names in os.walk(path)
             for name in names
         ]
+
+
+def _give(descriptor: int, path: str, to: os.stat_result) -> None:
+    # By the open file, not by its name: another user may have the directory.
+    if os.fstat(descriptor).st_uid == to.st_uid:
+        return
+    try:
+        os.fchown(descriptor, to.st_uid, to.st_gid)
+    except OSError as error:
+        raise UsageError(
+            f"what is in {os.path.dirname(path)} belongs to user {to.st_uid}, who could not read what "
+            f"this user writes ({error}). Nothing was written. Run this as user {to.st_uid}, or as root"
+        ) from error

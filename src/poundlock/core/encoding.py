@@ -158,7 +158,11 @@ def _carried_from_json(data: Mapping[str, Any]) -> FinishedBatch:
     if not isinstance(decided, Decided):
         raise TypeError("a batch that is carried must have its decision")
     return FinishedBatch(
-        replace(decided, receipts=_last_uses(branch_ids(data["decided"]))),
+        replace(
+            decided,
+            receipts=_last_uses(branch_ids(data["decided"])),
+            plan=data["decided"].get("plan"),
+        ),
         {sink: OperatorDecision(it) for sink, it in data["operator_decisions"].items()},
         _last_uses(branch_ids({"receipts": data["let_go"]})),
     )

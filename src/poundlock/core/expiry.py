@@ -24,7 +24,7 @@ class CommitRate:
     def note(self, sink: str, branches: int, seconds: float) -> None:
         """Take over what a commit of this many branches took."""
         if branches >= _FEW:
-            now = max(0.0, seconds) / branches  # the clock may have been set back
+            now = seconds / branches
             self._seconds[sink] = (self._seconds.get(sink, now) + now) / 2
 
     def seconds(self, sink: str) -> float:

@@ -27,7 +27,7 @@ from typing import Any
 
 from poundlock.core.disk import Disk
 from poundlock.core.encoding import BranchIds, branch_ids, record_from_json, record_to_json
-from poundlock.core.model import Compacted, Decided, Finished, Generation, Record
+from poundlock.core.model import Compacted, Decided, Finished, FinishedBatch, Generation, Record
 from poundlock.core.protocol import LogState
 from poundlock.errors import Fenced, LogCorrupt, Unavailable, UsageError
 
@@ -165,7 +165,7 @@ class TransactionLog(ABC):
         self._last: Entry | None = None
         self._pending: Entry | None = None
         self._floor = 0  # the number of the first record
-        self._decided_at: dict[int, int] = {}  # batch to the number of its decision, if not carried
+        self._decided_at: dict[int, int] = {}  # batch to the record that has its plan
 
     # The primitives of a file system. `_create` may raise anything except NumberTaken for an unknown
     # outcome. The others raise OSError or Unavailable.
@@ -249,7 +249,9 @@ class TransactionLog(ABC):
             return None
         with self._reachable():
             data = self._read(number)
-        decided = None if data is None else Entry.decode(number, data, self.uri).record
+        record = None if data is None else Entry.decode(number, data, self.uri).record
+        carried = record.carried if isinstance(record, Compacted) else None
+        decided = carried[-1].decided if carried else record
         return decided.plan if isinstance(decided, Decided) else None
 
     def _read_whole(self, entry: Entry) -> Entry:
@@ -315,13 +317,11 @@ class TransactionLog(ABC):
         batch_floor = min([*newest[:1], *held], default=self.state.batch_floor)
         floor, carried = self._decided_at.get(batch_floor, self._floor), None
         if most_records is not None and self._next - floor > most_records and not held:
-            floor, carried = self._next, self.state.carried(batch_floor)
-            self._decided_at.clear()
+            floor, carried = self._next, self._with_plan(self.state.carried(batch_floor))
         if floor == self._floor:
             return False
         generation = replace(self.state.generation, query=self.state.query)
         self.append(Compacted(floor, batch_floor, generation, self.state.places, carried))
-        self._floor = floor
         self._decided_at = {b: n for b, n in self._decided_at.items() if b >= batch_floor}
         try:
             self._delete_below(floor)
@@ -332,6 +332,14 @@ class TransactionLog(ABC):
                 *(self.uri, error),
             )
         return True
+
+    def _with_plan(self, carried: tuple[FinishedBatch, ...]) -> tuple[FinishedBatch, ...]:
+        """Add Spark's plan of the newest batch. It may still be lost, and then be asked for."""
+        if not carried:
+            return carried
+        newest = carried[-1]
+        decided = replace(newest.decided, plan=self.plan_of(newest.decided.batch))
+        return (*carried[:-1], replace(newest, decided=decided))
 
     def _delete_below(self, floor: int) -> None:
         # Oldest first, and none after a failure: a driver that finds its last record deleted knows
@@ -410,8 +418,13 @@ class TransactionLog(ABC):
 
     def _apply(self, entry: Entry) -> None:
         self.state.apply(entry.record, entry.unread)
-        if isinstance(entry.record, Decided):
-            self._decided_at[entry.record.batch] = entry.number
+        record = entry.record
+        if isinstance(record, Decided):
+            self._decided_at[record.batch] = entry.number
+        elif isinstance(record, Compacted):
+            self._floor = record.floor
+            if record.carried is not None:  # the newest has its plan
+                self._decided_at = {it.decided.batch: entry.number for it in record.carried[-1:]}
         self._last, self._next = replace(entry, unread=()), entry.number + 1
 
     def _read_back(self, whole: bool) -> list[Entry] | None:
@@ -482,14 +495,13 @@ class FileLog(TransactionLog):
             self._sync(self._directory)
             self._names_are_durable = True
         try:
-            self._disk.write(aside, data)
+            newest = self._path(self._last.number) if self._last else None
+            self._disk.write(aside, data, newest)
             self._sync(aside)
             try:
                 self._disk.link(aside, path)
             except FileExistsError:
-                self._sync(
-                    self._directory
-                )  # it may be from an earlier try that was interrupted here
+                self._sync(self._directory)  # an earlier try may have been interrupted here
                 raise NumberTaken from None
             except PermissionError as error:
                 raise UsageError(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Set
 
 from poundlock.core.log import TransactionLog
-from poundlock.core.model import Namespace
+from poundlock.core.model import Json, Namespace, Receipt
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import LogState
 from poundlock.errors import LogMismatch, error_context
@@ -126,6 +126,16 @@ def _check_system_is_newest(log: TransactionLog, sink: Participant) -> None:
             "system, and the rows are written again; or accept the loss with 'poundlock txn commit "
             f"--log {log.uri} --batch {finished} --sink {sink.name} --accept-loss'"
         )
+
+
+def moved_target(receipt: Receipt, word: str, there: Json, here: Json) -> LogMismatch:
+    """Return the error for a decided branch whose sink now leads elsewhere."""
+    return LogMismatch(
+        f"branch {receipt.id} is decided for {word} {there}, but the sink now leads to {here}, and its "
+        "batch would be divided between both. Nothing of the branch was sent now. Set the option back "
+        "for one start, which finishes the batch; then change it",
+        sink=receipt.sink,
+    )
 
 
 def query_mismatch(recorded: str, found: str) -> LogMismatch:

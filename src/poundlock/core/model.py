@@ -217,7 +217,7 @@ class Generation:
     namespace: Namespace
     uri: str  # location of the log, which shows that a log is a copy
     query: str | None  # Spark's query id once known, which shows that a checkpoint is new
-    owner: str  # host and process, only for display
+    owner: str  # its process (`owner.this_process`), or who adopted the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class FinishedBatch:
     """What a compaction carries of a finished batch whose records it drops.
 
     The receipts are only those that are the last use of their id. They have the sink, the id and the
-    plain values of the handle.
+    plain values of the handle. Only the newest batch has Spark's plan: no other plan can be lost.
     """
 
     decided: Decided

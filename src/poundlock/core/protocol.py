@@ -373,7 +373,7 @@ class LogState:
         for batch in carried:
             number = batch.decided.batch
             self._add_uses(number, batch.decided.receipts, ())
-            decided = replace(batch.decided, receipts=())
+            decided = replace(batch.decided, receipts=(), plan=None)
             self._put(BatchHistory(decided, (), Finished, batch.operator_decisions))
             for receipt in batch.let_go:
                 self._let_go[receipt.sink, receipt.id] = LastUse(number, receipt.identity)
@@ -387,7 +387,8 @@ class LogState:
 
     def _set_generation(self, generation: Generation) -> None:
         self.generation = generation
-        self.query = generation.query or self.query
+        # A log without batches knows nothing of its checkpoint, which may be a new one.
+        self.query = generation.query or (self.query if self.batches else None)
 
     def _put(self, history: BatchHistory) -> None:
         batch = history.decided.batch

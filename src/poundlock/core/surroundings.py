@@ -35,8 +35,9 @@ class Surroundings:
     settings: Settings
     observe: Callable[[Step, Mapping[str, object]], None]
     stopping: Callable[[], bool]
-    clock: Callable[[], float]
+    clock: Callable[[], float]  # in seconds since 1970; it may be set back or forward
     sleep: Callable[[float], None]
+    monotonic: Callable[[], float]  # for durations within this driver
 
     def report(self, step: Step, **facts: object) -> None:
         self.observe(step, facts)
@@ -55,12 +56,12 @@ class Surroundings:
         error of `give_up` when the query has been asked to stop. `between` is called before each pause.
         """
         delay = self.settings.retry_first_s
-        warn_at = self.clock() + warn_after_s
+        warn_at = self.monotonic() + warn_after_s
         while (problem := attempt()) is not None:
             if self.stopping():
                 raise give_up(problem)
-            if self.clock() >= warn_at:
-                warn_at = self.clock() + self.settings.warn_every_s
+            if self.monotonic() >= warn_at:
+                warn_at = self.monotonic() + self.settings.warn_every_s
                 logger.warning("%s", problem)
             between()
             self.sleep(delay)

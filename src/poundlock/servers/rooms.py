@@ -8,11 +8,13 @@ directories are ordinary ones.
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import secrets
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from poundlock import ownership
@@ -107,7 +109,7 @@ def _place(directory: Path) -> Path:
                 )
             return room
         room = ROOMS / secrets.token_hex(8)
-        _note(room).write_text(str(directory.absolute()))
+        _note(room).write_text(_note_of(directory))
         if directory.exists():  # an earlier version left it in its place
             shutil.move(directory, room)
         else:
@@ -123,18 +125,54 @@ def _note(room: Path) -> Path:
 
 def _belongs(room: Path, link: Path) -> bool:
     try:
-        return room.parent == ROOMS and _note(room).read_text() == str(link.absolute())
+        return room.parent == ROOMS and _read_note(_note(room))[0] == link.absolute()
     except OSError:
         return False
+
+
+def _note_of(link: Path) -> str:
+    """Return the text of a note: the link, and which directories are above it."""
+    link = link.absolute()
+    above = {str(parent): _identity(parent) for parent in link.parents}
+    return json.dumps({"link": str(link), "above": above})
+
+
+def _read_note(note: Path) -> tuple[Path, dict[str, list[int]]]:
+    text = note.read_text()
+    if not text.startswith("{"):  # of an earlier version, which knew only the link
+        return Path(text), {}
+    found = json.loads(text)
+    return Path(found["link"]), found["above"]
+
+
+def _identity(directory: Path) -> list[int]:
+    found = directory.stat()
+    return [found.st_dev, found.st_ino]
 
 
 def _delete_deserted() -> None:
     """Delete rooms whose link was deleted, such as those of a test's scratch directory."""
     for note in ROOMS.glob("*.of"):
-        room, link = note.with_suffix(""), Path(note.read_text())
-        if not link.is_symlink() or os.readlink(link) != str(room):
+        room, (link, above) = note.with_suffix(""), _read_note(note)
+        if _is_deleted(link, room, above):
             shutil.rmtree(room, ignore_errors=True)
             note.unlink()
+
+
+def _is_deleted(link: Path, room: Path, above: Mapping[str, list[int]]) -> bool:
+    """Return whether a link is known to be gone, and not only out of sight.
+
+    Its file system may not be mounted. So what is left of the directories above it must be the ones
+    that were there, and on the file system of the link.
+    """
+    if link.is_symlink():
+        return os.readlink(link) != str(room)
+    left = next((parent for parent in link.parents if parent.is_dir()), None)
+    parent = above.get(str(link.parent))
+    if left is None or parent is None:
+        return False
+    now = _identity(left)
+    return now == above.get(str(left)) and now[0] == parent[0]
 
 
 def _passable(directory: Path) -> bool:

@@ -14,7 +14,7 @@ from poundlock.errors import UsageError
 
 if TYPE_CHECKING:
     from poundlock.sinks.console import Console
-    from poundlock.sinks.delta import Delta
+    from poundlock.sinks.delta.sink import Delta
     from poundlock.sinks.files.sink import Files
     from poundlock.sinks.kafka.sink import Kafka
     from poundlock.sinks.memory import Memory
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Name to module and extra. A sink is loaded when it is used: the others' drivers may be missing.
 _SINKS = {
     "Console": ("console", None),
-    "Delta": ("delta", None),
+    "Delta": ("delta.sink", None),
     "Elasticsearch": ("opensearch.sink", "opensearch"),
     "Files": ("files.sink", None),
     "Kafka": ("kafka.sink", "kafka"),

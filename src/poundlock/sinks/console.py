@@ -104,7 +104,7 @@ class _FirstRows(StoredWriter):
     """Stores only as many rows as may be printed."""
 
     def __init__(self, sink: Console, branch: Branch):
-        super().__init__(sink.row_store, branch)
+        super().__init__(sink.row_store, branch, sink.target())
         self._left = sink.rows
 
     def write(self, rows: pa.RecordBatch) -> None:

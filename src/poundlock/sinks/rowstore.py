@@ -21,7 +21,8 @@ from typing import Any, TypeGuard
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray
+from poundlock.core.mismatch import moved_target
+from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray
 from poundlock.core.naming import BranchName, name_of, parse_name, to_forget
 from poundlock.core.participant import Column, Participant, PreparedBranch, Writer
 from poundlock.core.protocol import BranchState, LogState
@@ -191,6 +192,20 @@ class StoredBranches(Participant):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_site": None}
 
+    def target(self) -> dict[str, Json]:
+        """Return where the rows go, as receipts record it. A word that is not known is None."""
+        return {}
+
+    def _check_target(self, receipts: Sequence[Receipt]) -> None:
+        """Raise `LogMismatch` if the sink's options now lead elsewhere: a batch has one target."""
+        states = self.row_store.states()
+        waiting = [it for it in receipts if states.get(it.id) is BranchState.PREPARED]
+        for word, here in self.target().items():
+            for receipt in waiting:
+                there = receipt.handle.get(word)
+                if None not in (here, there) and here != there:
+                    raise moved_target(receipt, word, there, here)
+
     @abstractmethod
     def send(self, name: BranchName, rows: Iterator[pa.RecordBatch]) -> None:
         """Send one branch, in a task. It may be sent again. Raises `Unavailable` to be retried."""
@@ -209,7 +224,7 @@ class StoredBranches(Participant):
         return {name: column.sql for name, column in columns.items()}
 
     def begin(self, branch: Branch) -> Writer:
-        return StoredWriter(self.row_store, branch)
+        return StoredWriter(self.row_store, branch, self.target())
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
         states = self.row_store.states()
@@ -221,6 +236,7 @@ class StoredBranches(Participant):
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
         assert self._site is not None
         states = self.row_store.states()
+        self._check_target(receipts)
         waiting = [r.id for r in receipts if states.get(r.id) is BranchState.PREPARED]
         answers = self._site.spread(partial(_send, self), waiting)
         sent = [name for name, error in zip(waiting, answers, strict=True) if error is None]
@@ -294,8 +310,8 @@ class StoredBranches(Participant):
 class StoredWriter(Writer):
     """The task's half of a stored branch. A sink that checks rows extends it."""
 
-    def __init__(self, store: RowStore, branch: Branch):
-        self._name = str(name_of(branch))
+    def __init__(self, store: RowStore, branch: Branch, target: Mapping[str, Json]):
+        self._name, self._target = str(name_of(branch)), target
         self._began_at = time.time()
         self._file = store.write(self._name)
 
@@ -304,7 +320,7 @@ class StoredWriter(Writer):
 
     def prepare(self) -> PreparedBranch | None:
         self._file.finish()
-        return PreparedBranch(self._name, {}, began_at=self._began_at, expires_at=None)
+        return PreparedBranch(self._name, self._target, began_at=self._began_at, expires_at=None)
 
     def abort(self) -> None:
         self._file.abort()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from poundlock.core.model import checked_name
 from poundlock.errors import PoundlockError, UsageError
-from poundlock.secret import SECRET_NAME, resolve_all
+from poundlock.secret import SECRET_NAME, resolve, resolve_all
 from poundlock.sinks.kafka import cluster
 from poundlock.sinks.kafka.client import ClientOwner
 from poundlock.sinks.kafka.offsets import (
@@ -204,7 +204,8 @@ def read_kafka(
     if include_headers:
         chosen["includeHeaders"] = "true"
     chosen |= _java_security(resolved, options)
-    chosen |= {key: str(value) for key, value in options.items()}
+    for key, value in options.items():
+        chosen[key] = resolve(key, str(value)) if SECRET_NAME.search(key.lower()) else str(value)
     token = uuid.uuid4().hex
     _sources[token] = KafkaSource(group, mode, known, topics)
     for name in ("py4j.clientserver", "py4j.java_gateway"):
@@ -217,7 +218,8 @@ class _NoSecrets(logging.Filter):
     """Drops calls with a password. At DEBUG py4j logs every call with its arguments."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno > logging.DEBUG or not SECRET_NAME.search(record.getMessage())
+        text = record.getMessage().lower()
+        return record.levelno > logging.DEBUG or not SECRET_NAME.search(text)
 
 
 _NO_SECRETS = _NoSecrets()

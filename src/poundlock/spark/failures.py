@@ -1,28 +1,22 @@
-"""Carries errors from tasks to the driver: as data in a vote, or in the text of Spark's own error.
+"""Errors of stream operators, which fail their tasks, as the driver finds them in Spark's error.
 
 It also decides how much of an error is shown.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from poundlock import errors
-from poundlock.errors import OperatorFailed, PoundlockError, StateExpired, Unavailable, UsageError
+from poundlock.core.taskerrors import Seal
+from poundlock.errors import OperatorFailed, PoundlockError, StateExpired, UsageError
 
 logger = logging.getLogger("poundlock")
 
 E = TypeVar("E", bound=BaseException)
 
-_KINDS = {kind.__name__: kind for kind in (OperatorFailed, StateExpired, UsageError)}
-_RAISED = re.compile(rf"(?:^|\] )poundlock\.errors\.({'|'.join(_KINDS)}): (.*)$", re.MULTILINE)
-_MARK = "poundlock-error: "  # before an error as JSON, on a line of its own
-_MARKED = re.compile(rf"^{_MARK}(\{{.*\}})$", re.MULTILINE)
+# Of this process. The functions of operators take it to their tasks, where this module has another.
+OPERATORS = Seal()
 
 
 def debugging() -> bool:
@@ -35,45 +29,6 @@ def bare(error: E) -> E:
     return error.with_traceback(None)
 
 
-class TaskFailed(Exception):
-    """Ends a task that could not reach a system, so that Spark runs it again, elsewhere if it can.
-
-    The text has the error for the reader of Spark's log, and once more for `failed_task_error`.
-    """
-
-    def __init__(self, error: Unavailable):
-        super().__init__(f"{error}\n{_MARK}{json.dumps(error_to_json(error))}\n")
-
-
-def error_to_json(error: PoundlockError) -> dict[str, Any]:
-    return {
-        "kind": type(error).__name__,
-        "message": str(error.args[0]),
-        "transaction": error.transaction,
-        "sink": error.sink,
-    }
-
-
-def error_from_json(body: Mapping[str, Any]) -> PoundlockError:
-    kind = getattr(errors, body["kind"], errors.Rejected)
-    return kind(body["message"], transaction=body["transaction"], sink=body["sink"])
-
-
-def failed_task_error(error: BaseException) -> PoundlockError | None:
-    """Return the error with which a task failed too often (`TaskFailed`), None if there is none.
-
-    Spark's text may quote a row, and a row may look like one of our errors. So nothing but an
-    `Unavailable` is taken from it.
-    """
-    for found in reversed(_MARKED.findall(str(error))):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            failed = error_from_json(json.loads(found))
-            if isinstance(failed, Unavailable):
-                return failed
-    return None
-
-
 def operator_error(error: BaseException) -> PoundlockError | None:
-    """Return the error that an operator raised, None if there is none. The last match is complete."""
-    found = _RAISED.findall(str(error))
-    return _KINDS[found[-1][0]](found[-1][1]) if found else None
+    """Return the error that an operator raised, None if there is none."""
+    return OPERATORS.find(str(error), OperatorFailed, StateExpired, UsageError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,6 +19,9 @@ from poundlock.sqljob.statements import Statement, split_all
 _TABLES = ("source", "window", "match", "sink")
 _TOP = ("name", "checkpoint_location", "abandon_log", "trigger", "sql", "sql_file", *_TABLES)
 _PATHS = ("path", "directory")  # options that may be relative to the file
+
+_PAIRS = ("http_auth", "basic_auth")  # a list of these has the user's name and the password
+_PRIVATE_KEY = re.compile(r"BEGIN [A-Z ]*PRIVATE KEY")
 
 Options = Mapping[str, Any]
 
@@ -125,7 +129,8 @@ def _values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         yield from _flatten(value)
     elif isinstance(value, list):
-        for each in value:
+        user_first = key.lower() in _PAIRS and len(value) == 2
+        for each in value[1:] if user_first else value:
             yield from _values(key, each)
     else:
         yield key, value
@@ -134,7 +139,7 @@ def _values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _is_secret(key: str, value: Any) -> bool:
     if not isinstance(value, str) or value.startswith(("env:", "file:")):
         return False
-    if SECRET_NAME.search(key.lower()):
+    if SECRET_NAME.search(key.lower()) or _PRIVATE_KEY.search(value):
         return True
     try:
         return "password=" in value.replace(" ", "").lower() or bool(urlsplit(value).password)

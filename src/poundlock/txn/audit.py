@@ -31,6 +31,7 @@ logger = logging.getLogger("poundlock")
 INTENT, OUTCOME = "intent", "outcome"
 _NAME = re.compile(rf"{NOTE}(\d{{20}})\.json")
 _TRIES = 5
+_YEAR_10000 = 253_402_300_800  # no date beyond it can be shown
 # What the environment says of who acted. Anyone can set it.
 _CLAIMS = ("SUDO_USER",)
 
@@ -81,6 +82,7 @@ class Act:
 
     id: str
     outcome: str = "done"
+    touched: bool = False  # set before the first step that may change anything but the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,9 @@ class Trail:
         try:
             yield act
         except BaseException as error:
-            # These say that nothing was touched. After any other, what was touched is not known.
-            fate = "refused" if isinstance(error, UsageError | Fenced) else "unknown"
+            # These say of a record that it was not written. What a system has done is not known.
+            refused = isinstance(error, UsageError | Fenced) and not act.touched
+            fate = "refused" if refused else "unknown"
             act.outcome = f"{fate}: {type(error).__name__}"
             with contextlib.suppress(Exception):  # without an outcome, the act shows as unknown too
                 self._append(act, {"step": OUTCOME, "outcome": act.outcome}, "")
@@ -148,6 +151,8 @@ class Trail:
                     return
             except (OSError, PoundlockError) as problem:
                 error = problem
+                if isinstance(problem, UsageError) and facts["step"] == INTENT:
+                    raise  # it names what to do, and nothing was begun
         raise Unavailable(
             f"{what} could not be recorded beside the log at {self._log.uri} ({error}). Make its "
             "directory writable for you and repeat the command"
@@ -196,12 +201,27 @@ def _numbered(notes: dict[str, bytes]) -> tuple[dict[int, str], list[str]]:
 
 
 def _read(number: int, data: bytes) -> dict[str, Any] | None:
+    """Return an entry, None if it does not have the shape of one: then it was changed."""
     try:
         entry = json.loads(data)
-        known = {"act", "at", "before", "step"} <= entry.keys() and entry["number"] == number
-    except (ValueError, AttributeError, KeyError):
+        whole = entry["number"] == number and _is_entry(entry)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return entry if known else None
+    return entry if whole else None
+
+
+def _is_entry(entry: dict[str, Any]) -> bool:
+    texts = {INTENT: ("action", "id"), OUTCOME: ("outcome",)}[entry["step"]]
+    at, before, by = entry["at"], entry["before"], entry.get("by", {})
+    return (
+        all(isinstance(entry[name], str) for name in ("act", *texts))
+        and (before is None or isinstance(before, str))
+        and isinstance(at, int | float)
+        and 0 <= at < _YEAR_10000
+        and (entry["step"] != INTENT or "by" in entry)
+        and isinstance(by, dict)
+        and isinstance(entry.get("by", {}).get("claims", {}), dict)
+    )
 
 
 def _hash(data: bytes) -> str:

@@ -27,6 +27,7 @@ from poundlock.core.naming import owner_of
 from poundlock.core.participant import Participant
 from poundlock.core.protocol import BatchHistory, BranchState, LogState
 from poundlock.errors import PoundlockError, Unavailable, UsageError
+from poundlock.terminal import shown_output
 from poundlock.txn.audit import Chain, Trail, signature
 from poundlock.txn.replan import open_checkpoint, replan
 
@@ -93,7 +94,9 @@ def open_log(location: str) -> TransactionLog:
     from poundlock.spark import storage
     from poundlock.spark.session import session
 
-    return storage.open_log(session("local[1]", conf={"spark.ui.enabled": "false"}), location)
+    with shown_output():
+        spark = session("local[1]", conf={"spark.ui.enabled": "false"})
+    return storage.open_log(spark, location)
 
 
 class Resolver:
@@ -178,9 +181,12 @@ class Resolver:
 
     def commit(self, id: str) -> BranchState:
         """Commit a branch that the log has decided to commit."""
-        batch, receipt = self._decided(id)
-        participant = self._participant(receipt)
+        batch, _ = self._decided(id)
         with self._trail().act("commit", id, batch=batch) as act:
+            self._reload()
+            _, receipt = self._decided(id)
+            participant = self._participant(receipt)
+            act.touched = True
             deadline = time.monotonic() + _PATIENCE_S
             state = participant.commit([receipt])[0]
             while state in (BranchState.PREPARED, BranchState.UNREACHABLE):
@@ -194,9 +200,18 @@ class Resolver:
         return state
 
     def abort(self, id: str) -> BranchState:
-        """Abort an open branch that no decision names."""
-        found = self.abortable(id)
+        """Abort an open branch that no decision names.
+
+        The driver may decide at any moment. So what counts is the log of now, not of an earlier look,
+        and a driver that could still decide about this branch is fenced before the branch is touched.
+        """
         with self._trail().act("abort", id) as act:
+            self._reload()
+            found = self.abortable(id)
+            if self.stops_driver(found):
+                # Fails if the log has moved since. It says nothing new.
+                self._need_log().append(Opened(self.state.places))
+            act.touched = True
             state = found.system.participant(found.stray).abort([found.stray])[0]
             act.outcome = state.value
         return state
@@ -219,6 +234,15 @@ class Resolver:
             f"{id!r} is not a branch of the log at {log.uri}, which belongs to pipeline "
             f"{generation.namespace.pipeline!r} with identity {generation.namespace.identity}"
         )
+
+    def stops_driver(self, found: Open) -> bool:
+        """Return whether an abort of this branch stops a running driver.
+
+        A driver decides only about branches of its own generation, and only the newest one decides.
+        """
+        generation = self.state.generation
+        assert generation is not None
+        return found.stray.generation >= generation.number
 
     def in_doubt(self, batch: int, named: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the sinks of a batch that an operator decides about.
@@ -332,6 +356,11 @@ class Resolver:
         raise UsageError(
             f"the log has not decided to commit {id!r}: committing it could repeat rows. {_SEE_LIST}"
         )
+
+    def _reload(self) -> None:
+        """Read the log again: the driver, or another operator, may have written since."""
+        self.state = self._need_log().load()
+        self.away.clear()
 
     def _trail(self) -> Trail:
         return Trail(self._need_log())

@@ -15,7 +15,7 @@ from .planting import Patch, mutant
 @mutant(
     families.power_losses,
     "a batch begins before Spark's files are durable",
-    r"the checkpoint to query|with other source offsets|TornFile",
+    r"there is no checkpoint beside it|with other source offsets|TornFile",
 )
 def checkpoint_not_synced(patch: Patch) -> None:
     def sync(self: FileCheckpoint, names: Iterable[str]) -> None:
@@ -27,7 +27,7 @@ def checkpoint_not_synced(patch: Patch) -> None:
 @mutant(
     families.power_losses,
     "Spark's files are synced, and their names are not",
-    r"the checkpoint to query|with other source offsets|TornFile",
+    r"there is no checkpoint beside it|with other source offsets|TornFile",
 )
 def names_of_the_checkpoint_not_synced(patch: Patch) -> None:
     patch.setattr(FileCheckpoint, "_above", lambda self, name: ())
@@ -81,6 +81,38 @@ def plan_into_an_older_checkpoint(patch: Patch) -> None:
 )
 def torn_files_kept(patch: Patch) -> None:
     patch.setattr(Checkpoint, "_drop_what_is_torn", lambda self, log, last: None)
+
+
+@mutant(
+    families.power_losses,
+    "what the sources wrote after the last decision and lost stays as it is",
+    r"TornFile\('sources",
+)
+def torn_sources_kept(patch: Patch) -> None:
+    patch.setattr(Checkpoint, "_mend_sources", lambda self, log, last: None)
+
+
+@mutant(
+    families.power_losses,
+    "a list of files is lost, and the plan that needs it stays",
+    r"TornFile\('sources",
+)
+def plan_without_its_files(patch: Patch) -> None:
+    def drop(self: Checkpoint, log: TransactionLog, name: str, data: bytes, why: str) -> None:
+        if "lacks files of source" not in why:
+            original(self, log, name, data, why)
+
+    original = Checkpoint._drop
+    patch.setattr(Checkpoint, "_drop", drop)
+
+
+@mutant(
+    families.power_losses,
+    "a batch begins before the files of its sources are durable",
+    r"TornFile\('sources",
+)
+def sources_not_synced(patch: Patch) -> None:
+    patch.setattr(FileCheckpoint, "_files_of_sources", lambda self: [])
 
 
 @mutant(

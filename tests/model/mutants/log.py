@@ -186,6 +186,15 @@ def nothing_carried(patch: Patch) -> None:
 
 
 @mutant(
+    families.forgotten_files,
+    "a compaction drops the plan of the newest batch",
+    r"TornFile|with other source offsets",
+)
+def plan_not_carried(patch: Patch) -> None:
+    patch.setattr(TransactionLog, "_with_plan", lambda self, carried: carried)
+
+
+@mutant(
     families.crowded_logs,
     "a compaction carries a batch before it is finished",
     r"was carried unfinished",

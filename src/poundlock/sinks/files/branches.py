@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow.fs as pafs
 
@@ -14,7 +14,7 @@ from poundlock.core.protocol import BranchState
 from poundlock.core.site import reachable
 from poundlock.filesystem import in_parallel, open_filesystem
 from poundlock.sinks.files.manifest import DataFile, Manifest, put, uri_of
-from poundlock.sinks.files.writer import ABORTED, OPEN, OURS, STAGED
+from poundlock.sinks.files.writer import ABORTED, OPEN, OURS, STAGED, UNKNOWN, ListPrint
 
 _DATA = re.compile(r"part-(.+)-\d{5,}\.[.\w]+")
 
@@ -25,18 +25,19 @@ class Branches:
     def __init__(self, place: str, manifest: Manifest, publish: Callable[[list[DataFile]], bool]):
         self._place, self._manifest, self._publish = place, manifest, publish
 
-    def commit(self, names: Sequence[str]) -> dict[str, BranchState]:
+    def commit(self, lists: Mapping[str, ListPrint]) -> dict[str, BranchState]:
         """Publish all complete branches in one record, and bury the others."""
-        states = self._publish_complete(names)
-        states |= self._bury([name for name in names if name not in states])
+        states = self._publish_complete(lists)
+        states |= self._bury({name: it for name, it in lists.items() if name not in states})
         committed = (name for name, state in states.items() if state is BranchState.COMMITTED)
         self._drop(name + mark for name in committed for mark in (STAGED, OPEN))
         return states
 
-    def _publish_complete(self, names: Sequence[str]) -> dict[str, BranchState]:
+    def _publish_complete(self, lists: Mapping[str, ListPrint]) -> dict[str, BranchState]:
         while True:
-            states, dying = self._read_states(names)
-            staged = self.read_staged([n for n in names if n not in states and n not in dying])
+            states, dying = self._read_states(list(lists))
+            over = states.keys() | dying
+            staged = self.read_staged({name: it for name, it in lists.items() if name not in over})
             complete = {name: files for name, files in staged.items() if files is not None}
             record = [file for files in complete.values() for file in files]
             if not complete or self._publish(record):
@@ -44,7 +45,7 @@ class Branches:
 
     def abort(self, names: Sequence[str]) -> dict[str, BranchState]:
         states, _ = self._read_states(names)
-        return states | self._bury([name for name in names if name not in states])
+        return states | self._bury(dict.fromkeys(set(names).difference(states), UNKNOWN))
 
     def list_open(self, namespace: Namespace, sink: str) -> list[tuple[BranchName, str]]:
         """Return the branches that the manifest does not name, each as `open` or `staged`."""
@@ -83,7 +84,9 @@ class Branches:
             for name, marks in self._read_marks().items()
             if (name.namespace, name.sink) == (namespace, sink) and name.batch < floor
         }
-        named = self._manifest.named(name for name, marks in old.items() if marks != {ABORTED})
+        named = self._manifest.named(old)
+        # A task that nobody could reach may have opened a file after its branch was buried.
+        self._delete(self._list_data({n for n, marks in old.items() if ABORTED in marks} - named))
         self._drop(
             f"{name}{mark}"
             for name, marks in old.items()
@@ -94,11 +97,16 @@ class Branches:
     def first_staged(self) -> list[DataFile]:
         """Return one file of each prepared branch."""
         names = [str(name) for name, marks in self._read_marks().items() if STAGED in marks]
-        return [files[0] for files in self.read_staged(names).values() if files]
+        staged = self.read_staged(dict.fromkeys(names, UNKNOWN))
+        return [files[0] for files in staged.values() if files]
 
-    def read_staged(self, names: Sequence[str]) -> dict[str, list[DataFile] | None]:
-        """Return the files of each prepared branch. None if one of them is gone or was changed."""
+    def read_staged(self, lists: Mapping[str, ListPrint]) -> dict[str, list[DataFile] | None]:
+        """Return the files of each prepared branch.
+
+        None if a file is gone or was changed, or if their list is not the one that was written.
+        """
         system, root = open_filesystem(self._place)
+        names = list(lists)
 
         def read(name: str) -> list[DataFile] | None:
             try:
@@ -106,10 +114,12 @@ class Branches:
                     reachable(self._place),
                     system.open_input_stream(f"{root}/{OURS}/{name}{STAGED}") as stream,
                 ):
-                    lines = stream.read().decode().splitlines()
-            except FileNotFoundError:
-                return None
-            files = [DataFile.parse(line) for line in lines]
+                    found = stream.read()
+                if not lists[name].fits(found):
+                    return None
+                files = [DataFile.parse(line) for line in found.decode().splitlines()]
+            except (FileNotFoundError, ValueError, KeyError):
+                return None  # deleted, or not what was written
             # Others may be able to write into this directory: a branch has no files but its own.
             return [file for file in files if branch_of(file.uri.rpartition("/")[2]) == name]
 
@@ -167,10 +177,11 @@ class Branches:
                 dying.add(name)
         return states, dying
 
-    def _bury(self, names: Sequence[str]) -> dict[str, BranchState]:
+    def _bury(self, lists: Mapping[str, ListPrint]) -> dict[str, BranchState]:
         """Write tombstones, make sure that nobody published meanwhile, then delete the files."""
-        if not names:
+        if not lists:
             return {}
+        names = list(lists)
         system, root = open_filesystem(self._place)
         with reachable(self._place):
             system.create_dir(f"{root}/{OURS}", recursive=True)
@@ -187,25 +198,34 @@ class Branches:
             self._manifest.load()
         named = self._manifest.named(names)
         dead = [name for name in names if name not in named]
-        self._delete_data(set(dead))
+        self._delete_data({name: lists[name] for name in dead})
         self._drop(name + mark for name in dead for mark in (STAGED, OPEN))
         states = dict.fromkeys(names, BranchState.COMMITTED)
         return states | dict.fromkeys(dead, BranchState.ABORTED)
 
-    def _delete_data(self, names: set[str]) -> None:
+    def _delete_data(self, lists: Mapping[str, ListPrint]) -> None:
         """Delete the files of branches, wherever in the directory.
 
         A prepared branch names its files. For another one the directory is listed, once.
         """
-        system, root = open_filesystem(self._place)
-        known = self.read_staged(sorted(names))
+        _, root = open_filesystem(self._place)
+        known = self.read_staged(lists)
         uri = uri_of(self._place)
         paths = [f"{root}/{it.below(uri)}" for files in known.values() for it in files or ()]
         if any(files is None for files in known.values()):
-            with reachable(self._place):
-                entries = system.get_file_info(pafs.FileSelector(root, recursive=True))
-            paths += [it.path for it in entries if branch_of(it.base_name) in names]
+            paths += self._list_data(set(lists))
         self._delete(dict.fromkeys(paths))
+
+    def _list_data(self, names: set[str]) -> list[str]:
+        """Return the files of branches, wherever in the directory. It is listed only for a name."""
+        if not names:
+            return []
+        system, root = open_filesystem(self._place)
+        with reachable(self._place):
+            entries = system.get_file_info(
+                pafs.FileSelector(root, allow_not_found=True, recursive=True)
+            )
+        return [it.path for it in entries if branch_of(it.base_name) in names]
 
     def _drop(self, marks: Iterable[str]) -> None:
         _, root = open_filesystem(f"{self._place}/{OURS}")

@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from poundlock.core.mismatch import moved_target
 from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import derive_sink_name
 from poundlock.core.participant import Column, Commitment, Participant, Semantic, frame_mismatch
@@ -47,7 +48,7 @@ from poundlock.sinks.files.types import (
     partition_text,
     text_line,
 )
-from poundlock.sinks.files.writer import OURS, FilesWriter
+from poundlock.sinks.files.writer import OURS, FilesWriter, ListPrint
 from poundlock.sinks.partitions import escaped
 
 
@@ -264,7 +265,7 @@ class Files(Participant):
     # On the driver.
 
     def check(self, receipts: Sequence[Receipt]) -> list[str | None]:
-        staged = self.branches.read_staged([receipt.id for receipt in receipts])
+        staged = self.branches.read_staged({it.id: ListPrint.of(it) for it in receipts})
         # In a new directory another pipeline may have started at the same time, with another layout.
         # Both look after they wrote their files, so the later one sees the files of the other.
         problem = self._layout_problem() if self._is_new else None
@@ -274,9 +275,12 @@ class Files(Participant):
         ]
 
     def commit(self, receipts: Sequence[Receipt]) -> list[BranchState]:
-        names = [receipt.id for receipt in receipts]
-        states = self.branches.commit(names)
-        return [states[name] for name in names]
+        for receipt in receipts:
+            there = receipt.handle.get("directory", self.uri)
+            if there != self.uri:
+                raise moved_target(receipt, "directory", there, self.uri)
+        states = self.branches.commit({it.id: ListPrint.of(it) for it in receipts})
+        return [states[receipt.id] for receipt in receipts]
 
     def find(self, namespace: Namespace) -> list[Stray]:
         return [

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from poundlock.core.model import Branch
+from poundlock.core.model import Branch, Receipt
 from poundlock.core.naming import name_of
 from poundlock.core.participant import PreparedBranch, Semantic, Writer
 from poundlock.core.site import reachable
@@ -30,6 +32,27 @@ _OBJECT_STORES = ("s3", "gcs", "abfs")
 # Open files of one task: the least recently used is closed before another is opened. By default a
 # process may have 1024; on an object store each has a buffer of megabytes.
 _OPEN_FILES, _OPEN_OBJECTS = 256, 64
+
+
+@dataclass(frozen=True, slots=True)
+class ListPrint:
+    """What a receipt says of the list of a branch's files: a list that lost lines looks whole."""
+
+    files: int | None
+    sha256: str | None
+
+    @classmethod
+    def of(cls, receipt: Receipt) -> ListPrint:
+        files, sha256 = (receipt.handle.get(word) for word in ("files", "list"))
+        return cls(int(str(files)) if files is not None else None, str(sha256) if sha256 else None)
+
+    def fits(self, lines: bytes) -> bool:
+        if self.files not in (None, len(lines.splitlines())):
+            return False
+        return self.sha256 in (None, hashlib.sha256(lines).hexdigest())
+
+
+UNKNOWN = ListPrint(None, None)  # of a branch without a receipt
 
 
 class FilesWriter(Writer):
@@ -95,6 +118,7 @@ class FilesWriter(Writer):
         if found is None:
             if len(self._open) >= self._most_open:
                 self._close_one(next(iter(self._open)))
+            self._check_open()
             ending = suffix(self._sink.format, self._sink.compression)
             name = f"{self._hidden}part-{self._name}-{len(self._begun):05}{ending}"
             place = f"{directory}/{name}".lstrip("/")
@@ -110,6 +134,16 @@ class FilesWriter(Writer):
                 raise
         self._open[directory] = found
         return found[1]
+
+    def _check_open(self) -> None:
+        """Raise `Rejected` if the driver has aborted the branch: no sweep would find a new file."""
+        if not self._exact:
+            return
+        marks = self._system.get_file_info([self._mark(OPEN), self._mark(ABORTED)])
+        if [it.type == pafs.FileType.NotFound for it in marks] != [False, True]:
+            raise Rejected(
+                f"branch {self._name} was aborted while it was written", sink=self._sink.name
+            )
 
     def _close_one(self, directory: str) -> None:
         place, file = self._open.pop(directory)
@@ -137,15 +171,22 @@ class FilesWriter(Writer):
                 self._show()
                 return None
             files = self._files()
-            if self._system.get_file_info(self._mark(ABORTED)).type != pafs.FileType.NotFound:
+            try:
+                self._check_open()
+            except Rejected:
                 self.abort()
-                raise Rejected(
-                    f"branch {self._name} was aborted while it was written", sink=self._sink.name
-                )
+                raise
         lines = "\n".join(file.line() for file in files).encode()
         put(self._system, self._mark(STAGED), lines, self._sink.place)
         return PreparedBranch(
-            self._name, {"files": len(files)}, began_at=self._began_at, expires_at=None
+            self._name,
+            {
+                "directory": self._sink.uri,
+                "files": len(files),
+                "list": hashlib.sha256(lines).hexdigest(),
+            },
+            began_at=self._began_at,
+            expires_at=None,
         )
 
     def _files(self) -> list[DataFile]:

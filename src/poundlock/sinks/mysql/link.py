@@ -32,7 +32,7 @@ _MODE = (
 # silently loses a whole batch that violates a unique key. max_sort_length is the number of bytes by
 # which strings are sorted; see `writer.LONGEST_ORDER`.
 _SESSION = (
-    f"sql_mode='{_MODE}', time_zone='+00:00', net_read_timeout=600, wait_timeout=28800, "
+    f"sql_mode='{_MODE}', time_zone='+00:00', net_read_timeout=600, "
     "unique_checks=1, foreign_key_checks=1, sql_safe_updates=0, sql_auto_is_null=0, "
     "sql_select_limit=18446744073709551615, completion_type=0, max_sort_length=32768"
 )
@@ -43,6 +43,7 @@ _OF_MARIADB = (
 )
 # MySQL lists 1024 errors by default, and few accounts may change that.
 _OF_MYSQL = "max_execution_time=0"
+IDLE_S = 60
 _CHUNK = 1 << 19  # bytes of a load in one packet: below any sensible max_allowed_packet
 
 _QUOTED = re.compile("`(?:[^`]|``)*`")
@@ -247,6 +248,11 @@ class _Result(MySQLResult):
 def connect_arguments(url: str) -> dict[str, Any]:
     """Read an address: mysql://user:password@host:port/database?ssl_ca=/path."""
     resolved = secret.resolve("url", url)
+    if secret.is_cut(resolved):
+        raise UsageError(
+            "url= cannot be read: percent-encode / as %2F, ? as %3F, # as %23 and @ as %40 in a "
+            "password"
+        )
     try:
         parts = urlsplit(resolved)
         port = parts.port or 3306
@@ -257,8 +263,6 @@ def connect_arguments(url: str) -> dict[str, Any]:
             "url= must have the form mysql://user:password@host:port/database, or refer to a "
             "URL of that form with env:NAME or file:PATH"
         )
-    if "@" in parts.query:  # a bare ? in the password: what follows is a part of it
-        raise UsageError("url= cannot be read: percent-encode ? as %3F and @ as %40")
     # An empty option must not be dropped: an empty ssl_ca would verify nothing.
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     options = dict(pairs)
@@ -284,11 +288,14 @@ def connect_arguments(url: str) -> dict[str, Any]:
     }
 
 
-def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0) -> Link:
+def connect(
+    url: str, *, sink: str, lock_timeout: float, answer_timeout: float = 300.0, idle: int = 28_800
+) -> Link:
     """Open a connection whose session does not round, truncate, or wait forever.
 
     READ COMMITTED locks less, and no transaction here reads twice. UTC keeps timestamps unchanged.
-    `answer_timeout` ends the wait for a server that does not answer.
+    `answer_timeout` ends the wait for a server that does not answer. After `idle` seconds without a
+    statement the server closes the connection, and releases its locks.
     """
     seconds = max(1, round(lock_timeout))
     with MYSQL.translated_errors(sink):
@@ -304,7 +311,8 @@ def connect(url: str, *, sink: str, lock_timeout: float, answer_timeout: float =
         try:
             link.run(
                 f"SET SESSION {_SESSION}, {_OF_MARIADB if link.is_mariadb else _OF_MYSQL}, "
-                f"innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}"
+                f"innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}, "
+                f"wait_timeout={idle}"
             )
             link.run("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except BaseException:
@@ -346,7 +354,7 @@ class Connections:
 
     answer_s = 60.0  # how long an answer may take
 
-    def __init__(self, connect: Callable[[float], Link], sink: str):
+    def __init__(self, connect: Callable[[float, int], Link], sink: str):
         self._connect, self._sink = connect, sink
         self._links: list[Link] = []
         self._lock = threading.Lock()
@@ -367,7 +375,8 @@ class Connections:
             except (pymysql.err.Error, OSError):
                 drop(link)
                 link = None
-        link = link or self._connect(seconds)
+        # The driver sends one statement after the other: one that was stopped must not hold locks.
+        link = link or self._connect(seconds, IDLE_S)
         try:
             with MYSQL.translated_errors(self._sink):
                 yield link

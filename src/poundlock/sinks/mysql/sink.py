@@ -369,9 +369,13 @@ class MySQL(SqlSink):
 
     # For the writers.
 
-    def connect(self, answer_timeout: float = 600.0) -> Link:
+    def connect(self, answer_timeout: float = 600.0, idle: int = 28_800) -> Link:
         return connect(
-            self.url, sink=self.name, lock_timeout=self.lock_timeout, answer_timeout=answer_timeout
+            self.url,
+            sink=self.name,
+            lock_timeout=self.lock_timeout,
+            answer_timeout=answer_timeout,
+            idle=idle,
         )
 
     @property

@@ -10,26 +10,25 @@ from opensearchpy import OpenSearch as Driver
 from opensearchpy import exceptions
 
 from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
-from poundlock.secret import resolve, resolve_all
+from poundlock.secret import is_cut, resolve, resolve_within
 
 REASON_CHARACTERS = 200  # of the server's words in an error
 
 
 def connect(url: str, settings: Mapping[str, Any], timeout: float, sink: str) -> Driver:
     """Create a client. The addresses lose user and password, because errors show addresses."""
-    texts = {name: value for name, value in settings.items() if isinstance(value, str)}
-    options: dict[str, Any] = dict(settings) | resolve_all(texts)
+    options: dict[str, Any] = {k: resolve_within(k, value) for k, value in settings.items()}
     hosts: list[str] = []
     for address in resolve("url", url).split(","):
         try:
-            parts = urlsplit(address.strip())
+            parts = urlsplit("" if is_cut(address) else address.strip())
             port = parts.port or (443 if parts.scheme == "https" else 9200)
         except ValueError:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(
                 "url is not a valid address: write https://user:password@host:9200, several with "
-                "commas",
+                "commas, and percent-encode / ? # @ inside its parts, such as / as %2F in a password",
                 sink=sink,
             )
         if parts.username:

@@ -19,7 +19,7 @@ import pyarrow.compute
 from opensearchpy import OpenSearch as Driver
 from opensearchpy import exceptions
 
-from poundlock.core.model import Branch, Namespace, Receipt, Stray, checked_name
+from poundlock.core.model import Branch, Json, Namespace, Receipt, Stray, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import (
     Column,
@@ -115,6 +115,8 @@ class OpenSearch(StoredBranches):
         self._is_alias = False  # as preflight saw it
         self._variants: dict[str, str] = {}  # the names of such columns, by that of their shape
         self.refused_shapes: dict[str, tuple[str, str]] = {}  # and what their fields refuse
+        self._cluster: str | None = None  # its id
+        self._resolved = index  # the index behind an alias
         self.takes_any_key = False  # of a map: whether the index makes no fields of them
         self._client: Driver | None = None
         self._ids: RowStore | None = None
@@ -173,6 +175,9 @@ class OpenSearch(StoredBranches):
         wanted |= {word: shape_of(fields[name].sql) for word, name in self._variants.items()}
         return wanted | {"document": row_json(fields)}
 
+    def target(self) -> dict[str, Json]:
+        return {"cluster": self._cluster, "index": self._resolved}
+
     @property
     def unique_ids(self) -> bool:
         """Whether a batch may have only one row of each id."""
@@ -193,6 +198,7 @@ class OpenSearch(StoredBranches):
                 "guessed from that document. Create it with the mapping that you need",
                 *self._check_fields(self.index, self._read_template()),
             ]
+        self._resolved = ", ".join(sorted(indices))
         aliases = [
             it["aliases"][self.index] for it in indices.values() if self.index in it["aliases"]
         ]
@@ -219,7 +225,8 @@ class OpenSearch(StoredBranches):
     def _read_indices(self) -> dict[str, Any] | None:
         """Return what the server says of each index behind the name. None if there is none."""
         try:
-            self.client.info()
+            cluster = str(self.client.info().get("cluster_uuid", "_na_"))
+            self._cluster = None if cluster == "_na_" else cluster  # of a cluster that still starts
             return self.client.indices.get(index=self.index)
         except exceptions.NotFoundError:
             if self.index != self.index.lower():

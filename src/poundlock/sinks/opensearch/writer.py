@@ -38,7 +38,7 @@ class StoringWriter(StoredWriter):
     """Stores rows beside the log, and rejects ids that the branch already has."""
 
     def __init__(self, sink: OpenSearch, branch: Branch):
-        super().__init__(sink.row_store, branch)
+        super().__init__(sink.row_store, branch, sink.target())
         self._sink = sink
         self._hashes = sink.ids.write(str(name_of(branch))) if sink.unique_ids else None
         self._seen = pa.table({"id": pa.array([], pa.string()), "hash": pa.array([], pa.int64())})

@@ -16,7 +16,7 @@ def missing_rights(
 ) -> list[str]:
     """Return the rights that the role has neither on the table nor on all of `columns`."""
     values = {"t": table.oid, "words": list(words), "names": list(columns)}
-    return [word for word, may in link.execute(_RIGHTS, values).fetchall() if not may]
+    return [word for word, may in link.run(_RIGHTS, values) if not may]
 
 
 def closed_sequences(link: Link, table: Table, given: Sequence[str]) -> list[str]:

@@ -6,19 +6,19 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from psycopg import Connection, sql
+from psycopg import sql
 
 from poundlock.errors import UsageError
+from poundlock.sinks.postgres.link import Link
 
 _RANDOM = ("nextval(", "gen_random_uuid(", "uuid_generate_v", "uuidv7(", "uuidv4(")
 
 # Defaults that are constants, or expressions that cannot fail.
 _SAFE = re.compile(
     r"(\(?-?[\d.]+\)?|'(?:[^']|'')*'|true|false|NULL"
-    r"|nextval\('[^']*'::regclass\)|(now|gen_random_uuid|clock_timestamp|statement_timestamp|uuidv[47])\(\)"
-    r"|(\w+\.)?uuid_generate_v[14]\(\)|timezone\('utc'::text, now\(\)\)"
+    r"|nextval\('[^']*'::regclass\)|(now|clock_timestamp|statement_timestamp|uuidv[47])\(\)"
+    r"|(\w+\.)?(uuid_generate_v[14]|gen_random_uuid)\(\)|timezone\('utc'::text, now\(\)\)"
     r"|\(now\(\) AT TIME ZONE 'utc'::text\)|ARRAY\[\]"
     r"|CURRENT_(DATE|TIME|TIMESTAMP|USER)(\(\d\))?|LOCALTIME(STAMP)?(\(\d\))?|SESSION_USER)"
     r"(::[\w .\"\[\](),]+)?"
@@ -59,6 +59,7 @@ class Index:
     name: str
     columns: tuple[str | None, ...]  # None: an expression
     plain: bool  # unique, immediate, over columns, for all rows: ON CONFLICT can name it
+    equal: tuple[tuple[str, str, str], ...]  # by column: its operator's schema, name and type
 
     def serves(self, key: Sequence[str]) -> bool:
         """Whether ON CONFLICT over these columns uses it."""
@@ -96,41 +97,48 @@ class Table:
         return next((column for column in self.columns if column.name == name), None)
 
 
-def _alike(connection: Connection[Any], name: str) -> str:
+def _alike(link: Link, name: str) -> str:
     """Name tables that the user may have meant: in another schema, or with other capitals."""
-    found = connection.execute(
+    found = link.run(
         "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class c "
         "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE lower(c.relname) = lower(%s) "
         "AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3",
         [name],
-    ).fetchall()
+    )
     return ", but there is " + ", ".join(row[0] for row in found) if found else ""
 
 
-def read_table(
-    connection: Connection[Any], schema: str | None, name: str, *, key: Sequence[str] = ()
-) -> Table:
+def _find(link: Link, name: str) -> int | None:
+    """Return the oid of the table that the user means, by the role's own search path."""
+    with link.transaction(), link.users_path():
+        [(oid,)] = link.run(
+            "SELECT pg_catalog.to_regclass(%s::pg_catalog.text)::pg_catalog.oid", [name]
+        )
+    return oid
+
+
+def read_table(link: Link, schema: str | None, name: str, *, key: Sequence[str] = ()) -> Table:
     """Read a table from the catalog. Raises `UsageError` if it cannot be written to.
 
     `key` has the columns of the unique index that a new table needs.
     """
     wanted = sql.Identifier(schema, name) if schema else sql.Identifier(name)
-    found = connection.execute(
+    found = link.run(
         "SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relrowsecurity FROM pg_class c "
-        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)",
-        [wanted.as_string(connection)],
-    ).fetchone()
-    if found is None:
+        "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s",
+        [_find(link, wanted.as_string(link))],
+    )
+    if not found:
         index = f" with a unique index on ({', '.join(key)})" if key else ""
         raise UsageError(
-            f"there is no table {wanted.as_string(connection)} in database "
-            f"{connection.info.dbname}{_alike(connection, name)}. Create it{index}, or give schema= "
+            f"there is no table {wanted.as_string(link)} in database "
+            f"{link.info.dbname}{_alike(link, name)}. Create it{index}, or give schema= "
             "and the exact name"
         )
-    oid, schema_name, table_name, kind, secured = found
+    [(oid, schema_name, table_name, kind, secured)] = found
     if kind not in ("r", "p"):
         raise UsageError(f"{schema_name}.{table_name} is not a table: name an ordinary one")
-    hurdles = [row[0] for row in connection.execute(_HURDLES, {"table": oid}).fetchall()]
+    hurdles = [row[0] for row in link.run(_HURDLES, {"table": oid})]
     if kind == "p":
         hurdles.append("its partitions")
     if secured:
@@ -139,10 +147,10 @@ def read_table(
         oid,
         schema_name,
         table_name,
-        tuple(TableColumn(*row) for row in connection.execute(_COLUMNS, [oid]).fetchall()),
+        tuple(TableColumn(*row) for row in link.run(_COLUMNS, [oid])),
         tuple(
-            Index(index, tuple(columns), plain)
-            for index, columns, plain in connection.execute(_INDEXES, [oid]).fetchall()
+            Index(index, tuple(columns), plain, tuple((s, name, of) for s, name, of in equal))
+            for index, columns, plain, equal in link.run(_INDEXES, [oid])
         ),
         tuple(
             Check(
@@ -150,17 +158,17 @@ def read_table(
                 definition.replace(" NOT VALID", "").replace(" NO INHERIT", ""),
                 tuple(columns or ()),
             )
-            for check, definition, columns in connection.execute(_CHECKS, [oid]).fetchall()
+            for check, definition, columns in link.run(_CHECKS, [oid])
             if not definition.endswith("NOT ENFORCED")
         ),
         tuple(hurdles),
-        tuple(tuple(names) for (names,) in connection.execute(_LONG, [oid]).fetchall() if names),
-        _shape(connection, oid),
+        tuple(tuple(names) for (names,) in link.run(_LONG, [oid]) if names),
+        _shape(link, oid),
     )
 
 
-def _shape(connection: Connection[Any], oid: int) -> str:
-    found = connection.execute(_SHAPE, {"table": oid}).fetchall()
+def _shape(link: Link, oid: int) -> str:
+    found = link.run(_SHAPE, {"table": oid})
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
@@ -204,7 +212,14 @@ SELECT c.relname::text,
                                       AND k.number > 0
              WHERE k.place <= i.indnkeyatts ORDER BY k.place),
        i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
-           AND i.indexprs IS NULL
+           AND i.indexprs IS NULL,
+       ARRAY(SELECT ARRAY[n.nspname::text, o.oprname::text, format_type(p.opcintype, NULL)]
+             FROM unnest(i.indclass) WITH ORDINALITY AS k (class, place)
+             JOIN pg_opclass p ON p.oid = k.class
+             JOIN pg_amop m ON m.amopfamily = p.opcfamily AND m.amoplefttype = p.opcintype
+                            AND m.amoprighttype = p.opcintype AND m.amopstrategy = 3  -- equality
+             JOIN pg_operator o ON o.oid = m.amopopr JOIN pg_namespace n ON n.oid = o.oprnamespace
+             ORDER BY k.place)
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = %s AND (i.indisunique OR i.indisexclusion) AND i.indislive
 ORDER BY 1

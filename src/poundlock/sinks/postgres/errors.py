@@ -23,6 +23,7 @@ from poundlock.sinks.sql.dialect import Dialect, Failure
 
 _ROWS = ("22", "23", "P0")  # classes of errors, by the first two characters of their codes
 _PASSING = ("25", "40", "54")
+_IDLE = "25P03"  # the transaction was rolled back, and the connection is closed
 _MISTAKES = ("0A", "28", "3D", "3F", "42")
 
 
@@ -44,6 +45,8 @@ def _translate(error: psycopg.Error, state: str, text: str) -> tuple[type[Poundl
             "waited for a lock longer than lock_timeout: two tasks write the same key, or another "
             "program holds the lock. Use mode='staged', or partition the frame by the key"
         )
+    if state == _IDLE:
+        return Unavailable, "the session was idle in a transaction, and was ended by the server"
     if kind in _PASSING or state in ("53200", "57014"):
         return Rejected, text + _cure(state, text)
     if state == "53100":

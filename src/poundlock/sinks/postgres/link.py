@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import psycopg
-from psycopg import Connection, conninfo, errors
+from psycopg import Connection, Cursor, conninfo, errors, sql
 
 from poundlock.core.model import Json
 from poundlock.errors import NotAuthorised, PoundlockError, Unavailable, UsageError
@@ -33,6 +33,21 @@ _DEFAULTS: dict[str, Any] = {
     # Longer, because it also ends a connection to a server that is alive but busy.
     "tcp_user_timeout": "120000",
 }
+# The driver sends one statement after the other. A driver that was stopped in between is rolled back.
+IDLE = "60s"
+# As above, for the server, whose own default is two hours. Also through a pooler: see `execute`.
+_NOTICE = {
+    "tcp_keepalives_idle": 10,
+    "tcp_keepalives_interval": 5,
+    "tcp_keepalives_count": 4,
+    "tcp_user_timeout": 120_000,
+}
+_NOTICE_WHILE_BUSY = (  # other systems refuse it
+    "SELECT set_config('client_connection_check_interval', '10s', true) "
+    "WHERE version() LIKE '%linux%'"
+)
+_OWN_PATH = "SET LOCAL search_path = pg_catalog, pg_temp"
+_USERS_PATH = "SET LOCAL search_path TO DEFAULT"
 _FULL = ("too many clients", "remaining connection slots", "too many connections")
 
 
@@ -42,12 +57,72 @@ class Link(Connection[Any]):
     dialect: Dialect = POSTGRES
     lock_wait: str = "10s"  # for a lock, in a brief transaction
 
-    def run(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-        given: Any = statement  # the driver's types allow only literals
-        cursor = self.execute(given, values or None)
+    # Other users of the database may own schemas in the role's search path, and a function or operator
+    # of theirs can match better than the server's own. So all statements run with `_OWN_PATH`, except
+    # inside `users_path`. The path is set in each transaction and never for the session: a pooler may
+    # give each transaction another session, and each session to other programs.
+
+    def execute(self, query: Any, params: Any = None, **options: Any) -> Cursor[Any]:
+        """Execute a statement: in the open transaction, or in one of its own."""
+        if self._is_idle:
+            with self.transaction():
+                return super().execute(query, params, **options)
+        return super().execute(query, params, **options)
+
+    def run(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+        cursor = self.execute(statement, values or None)
         return cursor.fetchall() if cursor.description else []
 
     run_alone = run
+
+    def run_bare(self, command: sql.SQL | sql.Composed) -> Cursor[Any]:
+        """Run a command that no transaction may contain. It must name no function or operator."""
+        return super().execute(command)
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    @contextlib.contextmanager
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> Generator[psycopg.Transaction]:
+        begins = self._is_idle
+        with super().transaction(savepoint_name, force_rollback) as made:
+            if begins:
+                self._set_up(IDLE)
+            yield made
+
+    def begin(self) -> None:
+        """Begin a transaction that the caller ends. It may be idle: Spark computes the next rows."""
+        super().execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        self._set_up("0")
+
+    def _set_up(self, idle: str) -> None:
+        """Set the path, and what ends the transaction if this machine vanishes: it holds locks."""
+        commands = [_OWN_PATH, f"SET LOCAL idle_in_transaction_session_timeout = '{idle}'"]
+        commands += [f"SET LOCAL {name} = {value}" for name, value in _NOTICE.items()]
+        if self.info.server_version >= 140_000:
+            commands.append(_NOTICE_WHILE_BUSY)
+        given: Any = "; ".join(commands)
+        super().execute(given)
+
+    def enter_users_path(self) -> None:
+        """Take the role's search path for what follows: the user's triggers and checks expect it.
+
+        Then a statement must qualify every function and operator, until `leave_users_path`.
+        """
+        super().execute(_USERS_PATH)
+
+    def leave_users_path(self) -> None:
+        super().execute(_OWN_PATH)
+
+    @contextlib.contextmanager
+    def users_path(self) -> Generator[None]:
+        """Take the role's search path in the open transaction. After an error it is rolled back."""
+        self.enter_users_path()
+        yield
+        self.leave_users_path()
 
     @contextlib.contextmanager
     def brief_transaction(self) -> Generator[None]:
@@ -56,11 +131,11 @@ class Link(Connection[Any]):
             yield
 
     def override_timeouts(self, wait: str) -> None:
-        """Set how long the open transaction waits for locks, and turn off all other time-outs.
+        """Set how long the open transaction waits for locks, and turn off limits to its own time.
 
         The role's own time-outs are meant for interactive queries. They would cancel every move.
         """
-        names = ["statement_timeout", "idle_in_transaction_session_timeout"]
+        names = ["statement_timeout"]
         if self.info.server_version >= 170_000:
             names.append("transaction_timeout")
         others = "".join(f", set_config('{name}', '0', true)" for name in names)
@@ -177,7 +252,7 @@ class Connections:
         """Return the connection, or a new one if it broke while it was unused."""
         if self._connection is not None and not self._connection.closed:
             try:
-                self._connection.execute("")
+                self._connection.run_bare(sql.SQL(""))
                 return self._connection
             except psycopg.Error:
                 self.close()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
-from psycopg import sql
+from psycopg import Cursor, sql
 
 from poundlock.sinks.postgres.catalog import Table, TableColumn
 from poundlock.sinks.postgres.errors import translate_error
@@ -151,7 +152,7 @@ def _staged_type(target: Target, column: TableColumn) -> str:
     return column.declared if target.delete is None else column.base
 
 
-def has_duplicates(link: Link, target: Target, branches: Sequence[str]) -> bool:
+def has_duplicates(link: Link, target: Target, table: Table, branches: Sequence[str]) -> bool:
     """Whether two rows have the same key and `order_by` does not choose between them."""
     keys = _names(target.key)
     rows = _union(target, branches)
@@ -162,9 +163,9 @@ def has_duplicates(link: Link, target: Target, branches: Sequence[str]) -> bool:
         order = sql.Identifier(target.order_by)
         query = sql.SQL(
             "SELECT 1 FROM (SELECT {keys}, rank() OVER (PARTITION BY {keys} ORDER BY {order} DESC "
-            "NULLS LAST) AS place FROM ({rows}) a WHERE ({keys}) IN ({doubled})) b "
-            "WHERE place = 1 GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
-        ).format(keys=keys, order=order, rows=rows, doubled=doubled)
+            "NULLS LAST) AS place FROM ({rows}) t WHERE EXISTS (SELECT FROM ({doubled}) w "
+            "WHERE {same})) b WHERE place = 1 GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
+        ).format(keys=keys, order=order, rows=rows, doubled=doubled, same=_same(table, target.key))
     return link.execute(query).fetchone() is not None
 
 
@@ -185,6 +186,38 @@ def has_alike(link: Link, target: Target, table: Table, branches: Sequence[str])
         _union(target, branches), _names(target.key), counts
     )
     return link.execute(query).fetchone() is not None
+
+
+def _same(table: Table, key: Sequence[str]) -> sql.Composed:
+    """Return the condition that a row of `t` has the key of one of `w`, as the key's index sees it.
+
+    It names each operator's schema, and the types of one that is not the server's own. Otherwise an
+    operator that another user has made could match better.
+    """
+    serving = next((index for index in table.indexes if index.serves(key)), None)
+    known = dict(zip(serving.columns, serving.equal, strict=False)) if serving else {}
+    parts: list[sql.Composable] = []
+    for name in key:
+        schema, word, kind = known.get(name, ("pg_catalog", "=", ""))
+        cast = "" if schema == "pg_catalog" else f"::{kind}"
+        parts.append(
+            sql.SQL("t.{name}{cast} OPERATOR({schema}.{word}) w.{name}{cast}").format(
+                name=sql.Identifier(name),
+                cast=_raw(cast),
+                schema=sql.Identifier(schema),
+                word=_raw(word),
+            )
+        )
+    return sql.SQL(" AND ").join(parts)
+
+
+def _change(link: Link, statement: sql.Composed) -> Cursor[Any]:
+    """Change the target. Its triggers and checks run with the role's search path.
+
+    So the statement must qualify every function and operator.
+    """
+    with link.users_path():
+        return link.execute(statement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +241,11 @@ def move(
         return _upsert(link, target, table, branches, written, into)
     return Moved(
         {
-            branch: link.execute(
+            branch: _change(
+                link,
                 sql.SQL("{} SELECT {} FROM {}").format(
                     into, _names(written), target.staging(branch)
-                )
+                ),
             ).rowcount
             for branch in branches
         }
@@ -232,22 +266,20 @@ def _upsert(
             "SELECT DISTINCT ON ({keys}) * FROM ({rows}) u ORDER BY {keys}, {order} DESC NULLS LAST"
         ).format(keys=_names(target.key), rows=rows, order=sql.Identifier(target.order_by))
     stays: sql.Composable = sql.SQL("true")
-    same = sql.SQL(" AND ").join(
-        sql.SQL("t.{0} = w.{0}").format(sql.Identifier(name)) for name in target.key
-    )
     parts = {
         "w": sql.SQL("WITH w AS MATERIALIZED ({})").format(rows),
         "into": into,
         "names": _names(written),
         "keys": _names(target.key),
         "table": table.identifier,
-        "same": same,
+        "same": _same(table, target.key),
         "flag": sql.Identifier(FLAG),
     }
     if target.delete is not None:
         # Deletions first: another row may need a unique value that one of them frees.
-        link.execute(
-            sql.SQL("{w} DELETE FROM {table} t USING w WHERE w.{flag} AND {same}").format(**parts)
+        _change(
+            link,
+            sql.SQL("{w} DELETE FROM {table} t USING w WHERE w.{flag} AND {same}").format(**parts),
         )
         stays = sql.SQL("NOT {flag}").format(**parts)
     parts["stays"] = stays
@@ -256,26 +288,30 @@ def _upsert(
         parts["changes"] = sql.SQL(", ").join(
             sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in changed
         )
-        found = link.execute(
+        [(given, put)] = _change(
+            link,
             sql.SQL(
                 "{w}, put AS ({into} SELECT {names} FROM w WHERE {stays} ON CONFLICT ({keys}) "
-                "DO UPDATE SET {changes} RETURNING 1) "
-                "SELECT (SELECT count(*) FROM w WHERE {stays}) - (SELECT count(*) FROM put)"
-            ).format(**parts)
-        ).fetchone()
+                "DO UPDATE SET {changes} RETURNING 1) SELECT "
+                "(SELECT pg_catalog.count(*) FROM w WHERE {stays}), "
+                "(SELECT pg_catalog.count(*) FROM put)"
+            ).format(**parts),
+        )
+        left_out = given - put
     else:
-        link.execute(
+        _change(
+            link,
             sql.SQL(
                 "{w} {into} SELECT {names} FROM w WHERE {stays} ON CONFLICT ({keys}) DO NOTHING"
-            ).format(**parts)
+            ).format(**parts),
         )
-        found = link.execute(
+        [(left_out,)] = link.execute(
             sql.SQL(
                 "{w} SELECT count(*) FROM w WHERE {stays} "
                 "AND NOT EXISTS (SELECT FROM {table} t WHERE {same})"
             ).format(**parts)
-        ).fetchone()
-    return Moved(_count(link, target, branches), int(found[0]) if found else 0)
+        )
+    return Moved(_count(link, target, branches), left_out)
 
 
 def lock_all(link: Link, target: Target, branches: Sequence[str]) -> None:

@@ -100,7 +100,7 @@ def finish(link: Link, target: Target, branch: str, receipt: Receipt | None = No
     known = witness_of(receipt)[1] if receipt is not None else None
     try:
         # The id cannot be a parameter of this statement. The driver quotes it.
-        done = link.execute(sql.SQL(verb + " {}").format(sql.Literal(branch)))
+        done = link.run_bare(sql.SQL(verb + " {}").format(sql.Literal(branch)))
     except errors.UndefinedObject:
         return target.witness.settle(link, branch, known)
     except errors.ObjectNotInPrerequisiteState:

@@ -83,7 +83,7 @@ class StagedBranches:
                     witness.require(link, identities_of(receipts))
                     known = witness.states(link, ids)
                     ended = _end_waiting(link, target, receipts, known)
-                    link.run("SET CONSTRAINTS ALL IMMEDIATE")
+                    _run_deferred(link)
             except WitnessMismatch:
                 return witness.unproven(link, ids)  # a batch is moved as a whole
             except AlreadyWitnessed:
@@ -171,7 +171,7 @@ def _check(link: Link, target: Target, receipts: Sequence[Receipt]) -> list[str 
             sink=target.sink,
         )
     names = [name for name, _ in _columns(target, staged, branches)]
-    if target.key and has_duplicates(link, target, branches):
+    if target.key and has_duplicates(link, target, table, branches):
         raise duplicate_keys(target.sink, target.key, target.order_by)
     if has_alike(link, target, table, branches):
         raise alike_keys(target.sink, target.key)
@@ -183,8 +183,14 @@ def _check(link: Link, target: Target, receipts: Sequence[Receipt]) -> list[str 
                 "Nothing was written to the target",
                 sink=target.sink,
             )
-        link.run("SET CONSTRAINTS ALL IMMEDIATE")
+        _run_deferred(link)
     return answers
+
+
+def _run_deferred(link: Link) -> None:
+    """Run the constraint triggers that wait for the transaction's end."""
+    with link.users_path():
+        link.run("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def _check_locks(link: Link, target: Target, branches: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ class PostgresWriter(Writer):
             place |= {"system": system_of(connection), "database": database_of(connection)}
             if clears:
                 prepared.roll_back_earlier(connection, target, self._branch_id)
-        connection.run("BEGIN ISOLATION LEVEL READ COMMITTED")
+        connection.begin()
         connection.override_timeouts(target.wait)
         return {word: value for word, value in place.items() if value is not None}
 
@@ -101,9 +101,10 @@ class PostgresWriter(Writer):
         """
         connection, target = self._connection, self._target
         if not self._staged:
-            connection.execute(
-                sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier)
-            )
+            with connection.users_path():
+                connection.execute(
+                    sql.SQL("LOCK TABLE ONLY {} IN ROW EXCLUSIVE MODE").format(target.identifier)
+                )
         table = read_table(connection, target.schema, target.table)
         problems = misfits(types, table)
         if problems:
@@ -169,6 +170,7 @@ class PostgresWriter(Writer):
     def _copy(self, rows: pa.RecordBatch) -> None:
         assert self._encoder is not None
         if self._copying is None:
+            self._connection.enter_users_path()
             self._cursor = self._connection.cursor()
             self._copying = contextlib.ExitStack()
             self._stream = self._copying.enter_context(self._cursor.copy(self._statement))
@@ -181,6 +183,7 @@ class PostgresWriter(Writer):
         assert self._encoder is not None
         connection = self._connection
         connection.execute("SAVEPOINT rows")
+        connection.enter_users_path()
         try:
             with connection.cursor() as cursor:
                 with cursor.copy(self._statement) as stream:
@@ -194,12 +197,14 @@ class PostgresWriter(Writer):
                 connection.execute("ROLLBACK TO SAVEPOINT rows")
             raise
         connection.execute("RELEASE SAVEPOINT rows")
+        connection.leave_users_path()
 
     def _finish_copy(self) -> None:
         if self._copying is not None:
             self._stream.write(TRAILER)
             self._copying.close()
             self._copying = None
+            self._connection.leave_users_path()
             self._compare_counts(self._cursor.rowcount, self._rows)
 
     def _compare_counts(self, taken: int, given: int) -> None:
@@ -225,7 +230,7 @@ class PostgresWriter(Writer):
         connection, target = self._connection, self._target
         self._finish_copy()
         if self._aside and not self._staged:
-            if has_duplicates(connection, target, [self._id]):
+            if has_duplicates(connection, target, self._table, [self._id]):
                 raise duplicate_keys(target.sink, target.key, target.order_by)
             if has_alike(connection, target, self._table, [self._id]):
                 raise alike_keys(target.sink, target.key)
@@ -251,6 +256,8 @@ class PostgresWriter(Writer):
 
     def _end(self, statement: Any, expected: str) -> None:
         """End the transaction. If it had already failed, the server answers ROLLBACK, not an error."""
+        if self._connection.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+            self._connection.enter_users_path()  # for constraint triggers that wait for this
         answer = self._connection.execute(statement).statusmessage
         if answer != expected:
             raise Rejected(

@@ -161,7 +161,10 @@ class Branches:
 
     def prune(self, namespace: Namespace, floor: int) -> None:
         witness, _ = self._keys(namespace, self._tag)
-        old = [str(name) for name in to_forget(self.list_witnessed(namespace), floor)]
+        begun = self.list_committed(namespace)
+        over = set(self.list_witnessed(namespace)).difference(begun)
+        # The newest of each stays: an aborted one does not prove what was committed.
+        old = [str(name) for names in (begun, over) for name in to_forget(names, floor)]
         if not old:
             return
         with self._client.errors("deleting old witnesses"):

@@ -13,7 +13,7 @@ from redis import exceptions
 
 from poundlock.core.reach import Address
 from poundlock.errors import InDoubt, NotAuthorised, PoundlockError, Unavailable, UsageError
-from poundlock.secret import resolve
+from poundlock.secret import is_cut, resolve
 
 STAGE, MOVE, ABORT = (
     (files("poundlock.sinks.redis") / f"{name}.lua").read_text()
@@ -66,11 +66,16 @@ class Client:
             "socket_connect_timeout": min(self._timeout, 10.0),
         }
         try:
+            # A socket's path follows the user and password.
+            if is_cut(url) and not url.startswith("unix://"):
+                raise ValueError
             client = redis.Redis.from_url(url, **settings)
-        except ValueError:
+            client.connection_pool.make_connection()  # which finds an unknown parameter
+        except (ValueError, TypeError):
             raise UsageError(
                 "url is not a valid address: write redis://[user:password@]host:port/database, "
-                "rediss:// for TLS, or unix://path",
+                "rediss:// for TLS, or unix://path. Percent-encode / ? # @ inside its parts, such "
+                "as / as %2F in a password, and give only parameters that redis-py knows",
                 sink=self._sink,
             ) from None
         clustered = bool(client.info("cluster").get("cluster_enabled"))  # type: ignore[union-attr]

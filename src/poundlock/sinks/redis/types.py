@@ -192,7 +192,7 @@ def project(shape: Shape, roles: ColumnRoles, columns: Mapping[str, Column]) -> 
     """
     projection = Projection(columns)
     option = "field" if shape.kind.startswith("hash") else "key"
-    projection.add("key", roles.key, partial(text, roles.key), option=option)
+    projection.add("key", roles.key, partial(text, roles.key or ""), option=option)
     if shape.adds:
         projection.add("value", roles.value, _amount, _AMOUNT)
     elif roles.value == "json" and "json" not in columns:

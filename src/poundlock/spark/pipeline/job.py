@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,9 +18,9 @@ from pyspark.sql import DataFrame, Row
 from poundlock.core.job import Votes
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
-from poundlock.errors import BadRow, Rejected
+from poundlock.errors import BadRow, Rejected, Unavailable
 from poundlock.spark import internals
-from poundlock.spark.failures import failed_task_error, operator_error
+from poundlock.spark.failures import operator_error
 from poundlock.spark.pipeline.task import VOTE_SCHEMA, WriteTask, read_votes
 
 logger = logging.getLogger("poundlock")
@@ -102,7 +103,7 @@ class SparkJob:
                     "(prepare_timeout): tasks that have not voted count as rejected. Make batches "
                     "smaller or the limit longer"
                 ) from error
-            if failed := failed_task_error(error) or operator_error(error):
+            if failed := task.seal.find(str(error), Unavailable) or operator_error(error):
                 raise failed from error
             raise Rejected(f"the tasks failed: {_first_line(error)}") from error
         try:
@@ -167,10 +168,16 @@ class SparkJob:
             context.removeJobTag(tag)
 
 
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\]")
+
+
 def _first_line(error: Exception) -> str:
     """Return one line that says why the tasks failed: Python's if there is one, or else Java's."""
     lines = [line.strip().lstrip(": ") for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("at ", "File "))]
+    # What follows the name of a condition may quote a row, and a row may look like an error.
+    if (named := _CONDITION.search("".join(lines[:1]))) and "PYTHON" not in named[1]:
+        return f"Spark reports {named[1]}. Its own error has the details"
     python = [line for line in lines if "Error" in line]
     java = [line for line in lines if "Exception: " in line]
     return (python or java or lines or [type(error).__name__])[0][:500]

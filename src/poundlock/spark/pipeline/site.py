@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from poundlock.core.log import NumberTaken
 from poundlock.core.site import create_local
+from poundlock.core.taskerrors import Seal
 from poundlock.errors import PoundlockError, Unavailable
-from poundlock.spark.failures import TaskFailed, failed_task_error
 from poundlock.spark.pipeline.task import encode_refusal, read_votes
 from poundlock.spark.storage import HadoopFiles, local_path
 
@@ -42,21 +42,24 @@ class SparkSite:
         if not items:
             return []
 
+        seal = Seal()
+
         # Refusals are returned as values: Spark would run a task that raised again. That is wanted
         # only where the system was not reached, because another executor may reach it.
         def task(item: T) -> tuple[R | None, str | None]:
-            try:
-                return function(item), None
-            except Unavailable as error:
-                raise TaskFailed(error) from error
-            except PoundlockError as error:
-                return None, encode_refusal(error)
+            with seal.on(Unavailable):
+                try:
+                    return function(item), None
+                except Unavailable:
+                    raise
+                except PoundlockError as error:
+                    return None, encode_refusal(error)
 
         context = self.spark.sparkContext
         try:
             answers = context.parallelize(list(items), len(items)).map(task).collect()
         except (PySparkException, Py4JError) as error:
-            if failed := failed_task_error(error):
+            if failed := seal.find(str(error), Unavailable):
                 raise failed from error
             raise Unavailable(f"the tasks that send rows failed: {error}") from error
         for _, error in answers:

@@ -22,9 +22,9 @@ import pyarrow as pa
 from poundlock.core.job import is_refusal
 from poundlock.core.model import Branch, Fingerprint, Receipt, Transaction
 from poundlock.core.participant import Participant
+from poundlock.core.taskerrors import Seal, TaskFailed, error_from_json, error_to_json
 from poundlock.errors import OutOfTime, PoundlockError, Rejected
 from poundlock.spark.columns import hash_column, read_rows
-from poundlock.spark.failures import TaskFailed, error_from_json, error_to_json
 from poundlock.spark.pipeline.sinktask import SinkTask
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class WriteTask:
     held_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
     at_most_once: bool = False  # the task must not run a second time
     least_time_left_s: float = 0  # that a branch must have left at the decision
+    seal: Seal = field(default_factory=Seal)  # on the error that fails the task
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -67,7 +68,7 @@ class WriteTask:
             if not isinstance(error, PoundlockError):
                 raise
             if not is_refusal(error, at_most_once=self.at_most_once):
-                raise TaskFailed(error) from error
+                raise TaskFailed(self.seal.text(error)) from error
             if not isinstance(error, OutOfTime):  # the rest would take as long again
                 for _ in batches:
                     pass

@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampType
 
 from poundlock.core.sparksql import quoted
-from poundlock.errors import UsageError
+from poundlock.errors import OperatorFailed, UsageError
+from poundlock.spark.failures import OPERATORS
 from poundlock.spark.internals import analyzed_plan, is_column, watermark_delay
 from poundlock.spark.plan import keeps_order, read_plan, walk
 from poundlock.spark.stream import keyed, rowwise
@@ -256,7 +257,9 @@ class Flow:
         assert self.watermark is not None
         time, tag = self._time(), {WATERMARK_TAG: self.watermark.delay}
         # Spark's own operators silently drop rows without a time.
-        missing = F.raise_error(F.lit(f"{keyed.FAILED}{keyed.NO_TIME}")).cast("timestamp")
+        missing = F.raise_error(F.lit(OPERATORS.text(OperatorFailed(keyed.NO_TIME)))).cast(
+            "timestamp"
+        )
         time = F.when(time.isNull(), missing).otherwise(time)
         # It replaces the time column, as Spark allows one tag in a frame.
         name = _TIME if self.shift else self.time

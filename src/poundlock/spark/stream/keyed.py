@@ -32,8 +32,10 @@ from pyspark.sql.types import Row as SparkRow
 from pyspark.sql.types import StructType
 
 from poundlock.core.sparksql import quoted
-from poundlock.errors import OperatorFailed, UsageError
+from poundlock.core.taskerrors import Seal
+from poundlock.errors import OperatorFailed, PoundlockError, UsageError
 from poundlock.spark.columns import OUTPUT_TAG, output_column
+from poundlock.spark.failures import OPERATORS
 from poundlock.spark.hashing import parts
 from poundlock.stream.aggregates import EXACT
 from poundlock.stream.operator import Event, Operator, Page
@@ -43,7 +45,6 @@ from poundlock.stream.times import BEGINNING, Clock, Domain
 logger = logging.getLogger("poundlock")
 
 PAGES = 1024  # fixed for the life of a checkpoint, as the number of Flink's key groups is
-FAILED = "poundlock.errors.OperatorFailed: "  # what begins the text of such an error, in Spark's
 NO_TIME = (
     "a row has no event time (it is null): leave such rows out before the flow, or give them a time"
 )
@@ -114,6 +115,7 @@ class _Pack:
     # Unique, so that Spark does not share the shuffle between operators. An operator that reads from a
     # shared shuffle gets no watermark.
     owner: str
+    seal: Seal = OPERATORS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         waiting: list[pa.RecordBatch] = []
@@ -142,7 +144,8 @@ class _Pack:
         if not table.num_rows:
             return
         if table[_TIME].null_count:
-            raise OperatorFailed(NO_TIME)
+            with self.seal.on(OperatorFailed):
+                raise OperatorFailed(NO_TIME)
         table = _sorted(table, _PAGE)  # a page that has one packet need not be sorted again
         pages = table[_PAGE].to_numpy()
         table = table.drop_columns([_PAGE])
@@ -237,14 +240,17 @@ class Processor(StatefulProcessor):
         self._pages = pages
         self._chained = chained
         self._mode = time_mode(operator)
+        self._seal = OPERATORS
 
     def init(self, handle: Any) -> None:
         self._handle = handle
         self._state = handle.getValueState(STATE, STATE_SCHEMA)
-        self._operator.open()
+        with self._seal.on(PoundlockError):
+            self._operator.open()
 
     def close(self) -> None:
-        self._operator.close()
+        with self._seal.on(PoundlockError):
+            self._operator.close()
         if dropped := self._operator.late_dropped:
             logger.warning(
                 "operator %s dropped %d late rows: give it an output for late rows to keep them",
@@ -261,7 +267,8 @@ class Processor(StatefulProcessor):
         timerValues: Any,  # noqa: N803
     ) -> Iterator[Any]:
         packets = [(row.input, row.rows) for row in rows]
-        yield from self._run(packets, timerValues, firing=None)
+        with self._seal.on(PoundlockError):
+            yield from self._run(packets, timerValues, firing=None)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -269,7 +276,8 @@ class Processor(StatefulProcessor):
         timerValues: Any,  # noqa: N803
         expiredTimerInfo: Any,  # noqa: N803
     ) -> Iterator[Any]:
-        yield from self._run([], timerValues, firing=expiredTimerInfo.getExpiryTimeInMs())
+        with self._seal.on(PoundlockError):
+            yield from self._run([], timerValues, firing=expiredTimerInfo.getExpiryTimeInMs())
 
     def _run(
         self, packets: Sequence[tuple[int, bytes]], timer_values: Any, firing: int | None

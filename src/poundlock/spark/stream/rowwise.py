@@ -10,7 +10,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from poundlock.errors import UsageError
+from poundlock.core.taskerrors import Seal
+from poundlock.errors import PoundlockError, UsageError
+from poundlock.spark.failures import OPERATORS
 from poundlock.spark.stream.keyed import Outputs, python_rows
 from poundlock.stream.enrich import enrich
 from poundlock.stream.operator import MAIN, operator_error
@@ -78,13 +80,15 @@ class _Apply:
     step: Step
     outputs: Outputs
     fields: Sequence[str]
+    seal: Seal = OPERATORS
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = list(python_rows(pa.Table.from_batches([batch])))
-            made = self._made(rows)
-            if made:
-                table = self.outputs.table(self.step.name, MAIN, made)
+            with self.seal.on(PoundlockError):
+                made = self._made(rows)
+                table = self.outputs.table(self.step.name, MAIN, made) if made else None
+            if table is not None:
                 yield from table.combine_chunks().to_batches()
 
     def _made(self, rows: Sequence[Row]) -> Sequence[tuple[Any, ...]]:

@@ -14,34 +14,29 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from poundlock import errors
-from poundlock.core.model import Branch, Namespace, Receipt, checked_name
+from poundlock.core.model import Branch, Json, Namespace, Receipt, checked_name
 from poundlock.core.naming import BranchName, derive_sink_name, parse_name
 from poundlock.core.participant import Column, Commitment, Semantic, Writer, frame_mismatch
 from poundlock.core.protocol import BranchState, LogState
 from poundlock.core.site import reachable
 from poundlock.core.sparksql import holds, quoted
-from poundlock.errors import BadRow, InDoubt, PoundlockError, Unavailable, UsageError
+from poundlock.core.taskerrors import Seal
+from poundlock.errors import BadRow, InDoubt, NotAuthorised, UsageError
 from poundlock.filesystem import open_filesystem
+from poundlock.sinks.delta.errors import translate_errors
+from poundlock.sinks.delta.invariants import Invariants, names_in, read_requirements
 from poundlock.sinks.partitions import SparkDirectories, room_for_directories
 from poundlock.sinks.rowstore import RowStore, StoredBranches, StoredWriter
 
 _WRITES = 1000  # at most, of one batch: there are several only if branches were lost and repaired
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-# Keys of a column's metadata.
-_LENGTH = "__CHAR_VARCHAR_TYPE_STRING"
-_GENERATED = "delta.generationExpression"
-_FILLED = (_GENERATED, "delta.identity.", "CURRENT_DEFAULT")
-_CONSTRAINT = "delta.constraints."
 _SCHEMA = b"poundlock.schema"  # in the metadata of stored rows: their columns in Spark SQL
 _UNFIT = "void|interval"
 _FILE_SYSTEMS = {"s3a": "s3", "gs": "gcs", "abfs": "abfs", "abfss": "abfs", "hdfs": "hdfs"}
@@ -98,8 +93,9 @@ class Delta(StoredBranches):
         self.partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         self.merge_schema = merge_schema
         self._schema = ""
-        self._invariants = _Invariants()
+        self._invariants = Invariants()
         self._directories = SparkDirectories()
+        self._place: str | None = None  # the path with its file system
 
     def __repr__(self) -> str:
         return f"Delta({self.path!r}, name={self.name!r})"
@@ -139,6 +135,7 @@ class Delta(StoredBranches):
                 "or with delta-spark's own configuration",
                 sink=self.name,
             )
+        self._place = str(self._path(spark).toString())
         try:
             table = spark.read.format("delta").load(self.path).schema
         except Exception as error:
@@ -146,8 +143,8 @@ class Delta(StoredBranches):
                 raise
             self._check_new(spark)
             return self._read_directories(spark, self.partition_by)
-        schema, properties, partitions = _read_requirements(spark, self.path)
-        found = _Invariants.of(schema, properties)
+        schema, properties, partitions = read_requirements(spark, self.path)
+        found = Invariants.of(schema, properties)
         self._check_table(spark, table, found, partitions)
         self._invariants, warnings = self._select_checks(spark, found)
         # Otherwise the names of directories are chosen at random.
@@ -156,6 +153,9 @@ class Delta(StoredBranches):
             and properties.get("delta.randomizeFilePrefixes") != "true"
         )
         return warnings + self._read_directories(spark, partitions if by_value else ())
+
+    def target(self) -> dict[str, Json]:
+        return {"path": self._place}
 
     def _read_directories(self, spark: Any, partitions: Sequence[str]) -> list[str]:
         """Find out which directories Spark can make for values. Return warnings."""
@@ -191,7 +191,7 @@ class Delta(StoredBranches):
                 sink=self.name,
             )
         schema = json.loads(spark.createDataFrame([], self._schema).schema.json())
-        unfit = [name for name in _names(schema) if _NO_NAME.intersection(name)]
+        unfit = [name for name in names_in(schema) if _NO_NAME.intersection(name)]
         if unfit:
             raise UsageError(
                 f"a new Delta table cannot have columns or fields called {unfit}: name them without "
@@ -200,7 +200,7 @@ class Delta(StoredBranches):
             )
 
     def _check_table(
-        self, spark: Any, table: Any, found: _Invariants, partitions: Sequence[str]
+        self, spark: Any, table: Any, found: Invariants, partitions: Sequence[str]
     ) -> None:
         """Compare the columns with the table's. Delta would check them only after the decision."""
         frame = spark.createDataFrame([], self._schema).schema
@@ -239,7 +239,7 @@ class Delta(StoredBranches):
             "(leave partition_by= out)"
         ]
 
-    def _select_checks(self, spark: Any, found: _Invariants) -> tuple[_Invariants, list[str]]:
+    def _select_checks(self, spark: Any, found: Invariants) -> tuple[Invariants, list[str]]:
         """Return the checks that use only the DataFrame's columns, and warnings of the others."""
         frame = spark.createDataFrame([], self._schema)
         checks, warnings = dict[str, str](), list[str]()
@@ -267,8 +267,6 @@ class Delta(StoredBranches):
             raise UsageError("Delta needs a Spark session on the driver", sink=self.name)
         return self._site.spark
 
-    # In a task.
-
     def begin(self, branch: Branch) -> Writer:
         return _Writer(self, branch)
 
@@ -284,9 +282,9 @@ class Delta(StoredBranches):
         """Let Spark count the rows that the table will refuse. Raises `BadRow` if there are any."""
         checks = self._invariants.checks
         counts = [f"count_if(NOT coalesce(({check}), false))" for check in checks.values()]
-        doing = f"the rows cannot be checked against the table {self.path}"
-        with _translate_errors(doing, self.name, decided=False):
-            found = self._rows(names).selectExpr(*counts).first()
+        doing, seal = f"the rows cannot be checked against the table {self.path}", Seal()
+        with translate_errors(doing, self.name, decided=False, seal=seal):
+            found = self._rows(names, seal).selectExpr(*counts).first()
         broken = [f"{name} ({n} rows)" for name, n in zip(checks, found, strict=True) if n]
         if broken:
             raise BadRow(
@@ -307,6 +305,7 @@ class Delta(StoredBranches):
             assert name is not None
             batch = _Batch(name.namespace, name.sink, name.batch)
             batches.setdefault(batch, []).append(receipt.id)
+        self._check_target(receipts)
         for batch, names in batches.items():
             self._commit_batch(batch, names)
         states = self.row_store.states()
@@ -350,9 +349,10 @@ class Delta(StoredBranches):
         self.row_store.settle(members, sent=True)
 
     def _append(self, batch: _Batch, write: int, members: Sequence[str]) -> None:
-        with _translate_errors(f"{self.path} could not be written", self.name, decided=True):
+        seal, doing = Seal(), f"{self.path} could not be written"
+        with translate_errors(doing, self.name, decided=True, seal=seal):
             writer = (
-                self._rows(members)
+                self._rows(members, seal)
                 .write.format("delta")
                 .mode("append")
                 .option("txnAppId", self._app_id(batch.namespace))
@@ -363,7 +363,7 @@ class Delta(StoredBranches):
                 writer = writer.partitionBy(*self.partition_by)
             writer.save(self.path)
 
-    def _rows(self, names: Sequence[str]) -> Any:
+    def _rows(self, names: Sequence[str], seal: Seal) -> Any:
         """Return a DataFrame of the stored rows of branches, with the columns that they have.
 
         The pipeline's own DataFrame may have others, if it was started again with another query.
@@ -372,7 +372,7 @@ class Delta(StoredBranches):
         schema = _schema_of(next(self.row_store.read(names[0])))
         listed = spark.sparkContext.parallelize([(name,) for name in names], len(names))
         return spark.createDataFrame(listed, "name string").mapInArrow(
-            partial(_read, self.row_store, schema), schema
+            partial(_read, self.row_store, schema, seal), schema
         )
 
     def _has_intents(self) -> bool:
@@ -408,7 +408,7 @@ class Delta(StoredBranches):
 
     def _transactions(self) -> Any:
         spark = self._spark()
-        with _translate_errors(f"{self.path} could not be read", self.name, decided=False):
+        with translate_errors(f"{self.path} could not be read", self.name, decided=False):
             none, delta = spark._jvm.scala.Option.empty(), spark._jvm.org.apache.spark.sql.delta
             table = delta.DeltaLog.forTable(spark._jsparkSession, self.path)
             return table.update(False, none, none).transactions()
@@ -425,90 +425,9 @@ class Delta(StoredBranches):
         super().prune(namespace, floor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Invariants:
-    """What the table requires of rows, and would check only after the decision. Names in lower case."""
-
-    required: frozenset[str] = frozenset()
-    filled: frozenset[str] = frozenset()  # by Delta itself, if the DataFrame has no such column
-    longest: Mapping[str, int] = field(default_factory=dict[str, int])
-    unseen: tuple[str, ...] = ()  # columns with lengths inside
-    checks: Mapping[str, str] = field(default_factory=dict[str, str])  # name to SQL
-
-    @classmethod
-    def of(cls, schema: Mapping[str, Any], properties: Mapping[str, str]) -> _Invariants:
-        longest, unseen, checks = dict[str, int](), list[str](), dict[str, str]()
-        required, filled = set[str](), set[str]()
-        for column in schema["fields"]:
-            name, metadata = column["name"].lower(), column["metadata"]
-            if not column["nullable"]:
-                required.add(name)
-            if any(word.startswith(_FILLED) for word in metadata):
-                filled.add(name)
-            if _GENERATED in metadata:
-                checks[name] = f"{quoted(name)} <=> ({metadata[_GENERATED]})"
-            if length := re.fullmatch(r"(?:var)?char\((\d+)\)", metadata.get(_LENGTH, "")):
-                longest[name] = int(length[1])
-            elif _LENGTH in metadata:
-                unseen.append(name)
-            checks |= _nested(quoted(name), column["type"])
-        for name, check in properties.items():
-            if name.startswith(_CONSTRAINT):
-                checks[f"constraint {name.removeprefix(_CONSTRAINT)}"] = check
-        return cls(frozenset(required), frozenset(filled), longest, tuple(unseen), checks)
-
-    def broken(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Return the rows that the table will refuse, and why."""
-        found = dict[int, str]()
-        for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            if name.lower() in self.required:
-                found |= _at(column.is_null(), f"{name} is null, and the table requires it")
-            if longest := self.longest.get(name.lower()):
-                lengths = pc.call_function("utf8_length", [column])
-                too_long = pc.call_function("greater", [lengths, pa.scalar(longest)])
-                found |= _at(too_long.fill_null(False), f"{name} is longer than {longest}")
-        return found
-
-
-def _nested(place: str, kind: Any) -> dict[str, str]:
-    """Return in SQL what is required inside a struct, to any depth. Delta then requires that too."""
-    if not isinstance(kind, Mapping) or kind["type"] != "struct":
-        return {}
-    checks = dict[str, str]()
-    for inner in kind["fields"]:
-        there = f"{place}.{quoted(inner['name'])}"
-        if not inner["nullable"]:
-            checks[f"{there} NOT NULL"] = f"{there} IS NOT NULL"
-        checks |= _nested(there, inner["type"])
-    return checks
-
-
-def _names(kind: Any) -> Iterator[str]:
-    """Yield the names of columns, and of fields to any depth, in a schema as JSON."""
-    if isinstance(kind, Mapping):
-        for inner in kind.get("fields", ()):
-            yield inner["name"]
-            yield from _names(inner["type"])
-        for part in ("elementType", "keyType", "valueType"):
-            yield from _names(kind.get(part))
-
-
-def _read_requirements(spark: Any, path: str) -> tuple[Any, dict[str, str], list[str]]:
-    """Return a table's schema with the metadata that Spark hides, its properties and partitions."""
-    log = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
-    metadata = log.unsafeVolatileSnapshot().metadata()
-    as_java = spark._jvm.scala.jdk.javaapi.CollectionConverters.asJava
-    properties, partitions = metadata.configuration(), metadata.partitionColumns()
-    return json.loads(metadata.schemaString()), dict(as_java(properties)), list(as_java(partitions))
-
-
-def _at(mask: Any, reason: str) -> dict[int, str]:
-    return dict.fromkeys(pc.call_function("indices_nonzero", [mask]).to_pylist(), reason)
-
-
 class _Writer(StoredWriter):
     def __init__(self, sink: Delta, branch: Branch):
-        super().__init__(sink.row_store, branch)
+        super().__init__(sink.row_store, branch, sink.target())
         self._sink = sink
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -524,55 +443,6 @@ class _Writer(StoredWriter):
         super().write(rows.replace_schema_metadata({_SCHEMA: self._sink._schema}))
 
 
-@contextmanager
-def _translate_errors(what: str, sink: str, *, decided: bool) -> Generator[None]:
-    """Translate Spark's errors, without the values of rows that they may contain."""
-    problem: PoundlockError | None = None
-    try:
-        yield
-    except PoundlockError:
-        raise
-    except Exception as error:  # noqa: BLE001 (Spark's and py4j's are of many kinds)
-        problem = _translate(error, what, sink, decided=decided)
-    if problem is not None:
-        raise problem
-
-
-def _translate(error: Exception, what: str, sink: str, *, decided: bool) -> PoundlockError:
-    kind, message = _root_cause(error)
-    own = r"^poundlock\.errors\.(InDoubt|NotAuthorised): (.*)$"
-    if ours := re.search(own, message, re.MULTILINE):
-        return getattr(errors, ours[1])(f"{what}: {ours[2]}", sink=sink)  # a task could not read
-    refused = ""
-    if type(error).__name__ == "AnalysisException":
-        refused = f"Delta refuses the batch: {str(error).splitlines()[0]}"
-    elif kind.endswith("InvariantViolationException"):
-        refused = "a row breaks a constraint that the table did not have, or did not show, before"
-    elif kind.startswith("org.apache.spark.Spark") and not decided:
-        refused = f"a row makes an expression of the table fail ({kind.rpartition('.')[2]})"
-    if refused and decided:
-        return InDoubt(
-            f"{what}: {refused}. The batch is decided and its rows are stored: correct the table and "
-            "start the pipeline again",
-            sink=sink,
-        )
-    if refused:
-        return BadRow(f"{what}: {refused}. Correct the query", sink=sink)
-    # The message of a disk contains no row.
-    text = f": {message}" if kind.startswith(("java.io.", "java.nio.")) else ""
-    return Unavailable(f"{what} ({kind}{text}). Nothing is lost: it is tried again", sink=sink)
-
-
-def _root_cause(error: Exception) -> tuple[str, str]:
-    """Return the class and the message of an error's first cause, in the JVM if it comes from there."""
-    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    if cause is None:
-        return type(error).__name__, str(error)
-    while cause.getCause() is not None:
-        cause = cause.getCause()
-    return cause.getClass().getName(), str(cause.getMessage())
-
-
 def _schema_of(rows: pa.RecordBatch) -> str:
     found = (rows.schema.metadata or {}).get(_SCHEMA)
     if found is None:
@@ -583,10 +453,11 @@ def _schema_of(rows: pa.RecordBatch) -> str:
 
 
 def _read(
-    store: RowStore, schema: str, batches: Iterator[pa.RecordBatch]
+    store: RowStore, schema: str, seal: Seal, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for name in batch.column(0).to_pylist():
+    names = (name for batch in batches for name in batch.column(0).to_pylist())
+    with seal.on(InDoubt, NotAuthorised):
+        for name in names:
             for rows in store.read(name):
                 if _schema_of(rows) != schema:  # Spark would assign columns by position
                     raise InDoubt(
