@@ -118,10 +118,12 @@ class KafkaWriter(Writer):
             parents = np.asarray(pc.call_function("list_parent_indices", [headers]))
             rows = np.unique(parents[nameless])
             raise BadRow(
-                f"{len(rows)} rows have a header whose key is null or not UTF-8. The key of a header may "
-                "be empty: correct the headers column",
+                f"{len(rows)} rows have a header whose key is null or not UTF-8: correct the headers "
+                "column. The key of a header may be empty",
                 sink=self._sink.name,
-                rows=dict.fromkeys(rows.tolist(), "its headers have a key that is null or not UTF-8"),
+                rows=dict.fromkeys(
+                    rows.tolist(), "its headers have a key that is null or not UTF-8"
+                ),
             )
 
     def _send(self, topic: str, rows: pa.RecordBatch) -> None:
