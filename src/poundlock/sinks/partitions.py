@@ -17,6 +17,7 @@ pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+_YEAR_ONE = -62_135_596_800_000_000  # in microseconds since 1970
 _LONGEST = 255  # bytes in one name, on all usual file systems
 # Bytes in a whole path, by the name that pyarrow has for the file system.
 _LONGEST_PATHS = {"s3": 1024, "gcs": 1024, "abfs": 1024, "hdfs": 8000}
@@ -68,22 +69,29 @@ def too_long(directory: str, room: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SparkDirectories:
-    """The directories that Spark makes for the partitions of a table, and what they cannot hold."""
+    """The partitions of a Delta table, their directories, and what these cannot hold."""
 
     columns: tuple[str, ...] = ()  # in lower case
+    by_value: bool = True  # whether values are in the names of the directories
     room: int = _LONGEST_LOCAL
     ascii: bool = False  # whether the JVM can only make paths of ASCII characters
 
     def unfit(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Return the rows whose directory cannot be created, and why. One call per value."""
+        """Return the rows whose partition cannot be stored, and why. One call per value."""
         bad: dict[int, str] = {}
         sizes = np.zeros(len(rows), np.int64)
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            if name.lower() not in self.columns or not pa.types.is_string(column.type):
+            if name.lower() not in self.columns:
+                continue
+            if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+                bad |= _before_year_one(name, column)
+            if not pa.types.is_string(column.type):
                 continue
             broken = not_utf8(column)
             bad |= dict.fromkeys(np.flatnonzero(broken).tolist(), f"{name} is not UTF-8")
             bad |= read_as_null(name, column)
+            if not self.by_value:
+                continue
             texts = column.filter(pa.array(~broken)).dictionary_encode()
             places = np.flatnonzero(~broken)
             index = texts.indices.fill_null(len(texts.dictionary)).to_numpy(zero_copy_only=False)
@@ -110,6 +118,14 @@ class SparkDirectories:
         if len(_spelled(name, value)) - 1 > _LONGEST:
             return f"the directory of {name} would have a name of more than {_LONGEST} bytes"
         return None
+
+
+def _before_year_one(name: str, moments: pa.Array) -> dict[int, str]:
+    """Return the moments whose year Delta spells without its sign. It does so with a zone only."""
+    early = pc.less(moments.cast(pa.timestamp("us")).cast(pa.int64()), _YEAR_ONE)
+    places = np.flatnonzero(np.asarray(pc.fill_null(early, False)))
+    reason = f"{name} is before the year 1, and Delta would store a partition of another year"
+    return dict.fromkeys(places.tolist(), reason)
 
 
 def _spelled(name: str, value: str | None) -> bytes:
