@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from poundlock.compliance.fidelity import NUMBER, Column, Line, Shape
-from poundlock.compliance.values import DAY, KINDS
+from poundlock.compliance.values import DAY, FIRST_TIME, KINDS
 from poundlock.sinks import Delta
 
 from .shapes_files import PARQUET, no_directory, read
@@ -41,8 +41,21 @@ def _no_path(value: bytes) -> bool:
     return no_directory(value) or b"\0" in value
 
 
+_PLAIN = ("boolean", "int", "bigint", "float", "double", "decimal38", "fraction38", "date")
 PARTITIONS = [
-    Line("boolean, integers, date", "text", "exact", columns=(Column("int"), Column("date"))),
+    Line(
+        "boolean, integers, float, double, decimal, date",
+        "text",
+        "exact",
+        columns=tuple(Column(it) for it in _PLAIN),
+    ),
+    Line(
+        "timestamp, timestamp_ntz",
+        "text; a timestamp is in UTC",
+        "exact",
+        "a timestamp before the year 1, whose sign Delta loses",
+        columns=(Column("timestamp", refuses=lambda it: it < FIRST_TIME), Column("timestamp_ntz")),
+    ),
     Line(
         "string",
         "text",

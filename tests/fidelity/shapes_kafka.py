@@ -65,7 +65,7 @@ HEADERS = [
         "array of structs (key: string, value: binary)",
         "headers, in the same order",
         "exact; a null value too",
-        "a header whose key is null",
+        "a header whose key is null or not UTF-8",
         columns=(Column("binary", named="header_value"), Column("json", named="header_key")),
     )
 ]
