@@ -14,7 +14,7 @@ from poundlock.compliance.fidelity import NUMBER, Column, Line, Shape
 from poundlock.compliance.values import DAY, FIRST_TIME, KINDS
 from poundlock.sinks import Delta
 
-from .shapes_files import PARQUET, no_directory, read
+from .shapes_files import PARQUET, no_directory, read, read_again
 from .shapes_sql import columns_of
 
 
@@ -53,7 +53,8 @@ PARTITIONS = [
         "timestamp, timestamp_ntz",
         "text; a timestamp is in UTC",
         "exact",
-        "a timestamp before the year 1, whose sign Delta loses",
+        "a timestamp before the year 1, whose sign Delta loses; the second of the two hours that a "
+        "clock shows twice",
         columns=(Column("timestamp", refuses=lambda it: it < FIRST_TIME), Column("timestamp_ntz")),
     ),
     Line(
@@ -107,6 +108,12 @@ class DeltaPartitions(DeltaShape):
         super().__init__(place)
         self.name, self.columns, self.by = f"delta-by-{column.name}", [column], column
         self.place = place / self.name
+
+    def refuses(self, row: Mapping[str, Any]) -> list[Column]:
+        (column,) = self.columns
+        value = row.get(column.kind)
+        is_lost = column.kind == "timestamp" and read_again(value or 0, self.zone) != (value or 0)
+        return [column] if is_lost else super().refuses(row)
 
 
 def delta(place: Path) -> list[Shape]:

@@ -228,7 +228,7 @@ def _partitions(tables: _Tables) -> dict[str, object]:
     sink = sink_for(str(tables.directory / "by day"), partition_by="day")
     seen["locale"] = sink.warnings  # type: ignore[attr-defined]
     seen["unfit"] = refused(sink, many)
-    seen["early"] = tables.refusal(lambda: _write_early(tables))
+    seen["times"] = tables.refusal(lambda: _write_times(tables))
     good = tables.prepare(sink, n=[1, 2, 3], day=["x" * 251, "a", None])
     seen["fitting"] = sink.commit([good])[0].value
     path = str(tables.directory / "mapped")
@@ -244,15 +244,17 @@ def _partitions(tables: _Tables) -> dict[str, object]:
     return seen
 
 
-def _write_early(tables: _Tables) -> None:
-    """Write times around the year 1 to a table that is partitioned by them."""
+def _write_times(tables: _Tables) -> None:
+    """Write to a table that is partitioned by a time that Delta would store as others."""
     sink = Delta(str(tables.directory / "by time"), partition_by="t", name="checked")
     sink.attach(SparkSite(tables.spark, str(tables.directory / "log")))
     sink.project({"n": Column("n", "bigint"), "t": Column("t", "timestamp")})
     sink.preflight()
     year_one = -62_135_596_800_000_000
-    times = pa.array([year_one, year_one - 1, None], pa.timestamp("us", "UTC"))
-    tables.prepare(sink, n=[1, 2, 3], t=times)  # type: ignore[arg-type]
+    hours = [1_792_888_200_000_000, 1_792_891_800_000_000]  # at both, a clock in Berlin shows 02:30
+    times = [year_one, year_one - 1, None, 2**63 - 1, *hours]
+    zoned = pa.array(times, pa.timestamp("us", "Europe/Berlin"))
+    tables.prepare(sink, n=list(range(6)), t=zoned)  # type: ignore[arg-type]
 
 
 def _constraints(tables: _Tables) -> dict[str, object]:

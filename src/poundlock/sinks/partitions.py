@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,10 @@ pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
-_YEAR_ONE = -62_135_596_800_000_000  # in microseconds since 1970
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+# In microseconds, since then.
+_YEAR_ONE, _YEAR_2000 = -62_135_596_800_000_000, 946_684_800_000_000
+_CALENDAR = 146_097 * 86_400_000_000  # 400 years
 _LONGEST = 255  # bytes in one name, on all usual file systems
 # Bytes in a whole path, by the name that pyarrow has for the file system.
 _LONGEST_PATHS = {"s3": 1024, "gcs": 1024, "abfs": 1024, "hdfs": 8000}
@@ -84,7 +89,7 @@ class SparkDirectories:
             if name.lower() not in self.columns:
                 continue
             if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-                bad |= _before_year_one(name, column)
+                bad |= _misread_moments(name, column)
             if not pa.types.is_string(column.type):
                 continue
             broken = not_utf8(column)
@@ -120,12 +125,43 @@ class SparkDirectories:
         return None
 
 
-def _before_year_one(name: str, moments: pa.Array) -> dict[int, str]:
-    """Return the moments whose year Delta spells without its sign. It does so with a zone only."""
-    early = pc.less(moments.cast(pa.timestamp("us")).cast(pa.int64()), _YEAR_ONE)
-    places = np.flatnonzero(np.asarray(pc.fill_null(early, False)))
-    reason = f"{name} is before the year 1, and Delta would store a partition of another year"
-    return dict.fromkeys(places.tolist(), reason)
+def _misread_moments(name: str, moments: pa.Array) -> dict[int, str]:
+    """Return the moments that Delta would store as others, and why. One call per value.
+
+    It makes them from text in the zone of the session, and spells years without their sign.
+    """
+    values = moments.cast(pa.timestamp("us")).cast(pa.int64()).dictionary_encode()
+    index = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    found: dict[int, str] = {}
+    for number, value in enumerate(values.dictionary.to_pylist()):
+        if value < _YEAR_ONE:
+            reason = (
+                f"{name} is before the year 1, and Delta would store a partition of another year"
+            )
+        elif _is_shown_again(value, moments.type.tz):
+            reason = (
+                f"the clocks of {moments.type.tz} show its {name} for another instant too, which Delta "
+                "would store: partition by a date or a text, or set spark.sql.session.timeZone to UTC"
+            )
+        else:
+            continue
+        found |= dict.fromkeys(np.flatnonzero(index == number).tolist(), reason)
+    return found
+
+
+def _is_shown_again(microseconds: int, zone: str) -> bool:
+    """Return whether the clocks of a zone have shown a moment's local time before."""
+    try:
+        clocks = zoneinfo.ZoneInfo(zone)
+    except (ValueError, zoneinfo.ZoneInfoNotFoundError):
+        return False  # an offset, such as +02:00, which never changes
+    if microseconds >= _YEAR_2000:  # Python has few years, and the calendar repeats
+        microseconds = _YEAR_2000 + (microseconds - _YEAR_2000) % _CALENDAR
+    moment = _EPOCH + datetime.timedelta(microseconds=microseconds)
+    try:
+        return moment.astimezone(clocks).fold == 1
+    except OverflowError:  # in the year 0, before clocks were changed
+        return False
 
 
 def _spelled(name: str, value: str | None) -> bytes:
