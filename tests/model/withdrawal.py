@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REFUSED = "has withdrawn Spark's plan"
+_GONE = ("is not in its checkpoint", "with other source offsets than the checkpoint has")
 BOTH, RECORD, MOVE = range(3)  # the steps of the command: other drivers may run between the two
 
 
@@ -99,5 +100,5 @@ class Withdrawal:
 
 
 def withdrawn(error: PoundlockError) -> bool:
-    """Return whether a driver stopped because its plan was withdrawn, or is gone already."""
-    return _REFUSED in str(error) or "is not in its checkpoint" in str(error)
+    """Return whether a driver stopped because its plan was withdrawn, is gone or was made anew."""
+    return any(words in str(error) for words in (_REFUSED, *_GONE))
