@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from poundlock.errors import UsageError
 from poundlock.sinks.text import not_utf8
 
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
@@ -23,6 +24,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 # In microseconds, since then.
 _YEAR_ONE, _YEAR_2000 = -62_135_596_800_000_000, 946_684_800_000_000
 _CALENDAR = 146_097 * 86_400_000_000  # 400 years
+_OFFSET = re.compile(r"(UTC|GMT|UT)?([+-][\d:]+|Z)?")  # a zone whose clocks are never changed
 _LONGEST = 255  # bytes in one name, on all usual file systems
 # Bytes in a whole path, by the name that pyarrow has for the file system.
 _LONGEST_PATHS = {"s3": 1024, "gcs": 1024, "abfs": 1024, "hdfs": 8000}
@@ -154,7 +156,12 @@ def _is_shown_again(microseconds: int, zone: str) -> bool:
     try:
         clocks = zoneinfo.ZoneInfo(zone)
     except (ValueError, zoneinfo.ZoneInfoNotFoundError):
-        return False  # an offset, such as +02:00, which never changes
+        if _OFFSET.fullmatch(zone):
+            return False
+        raise UsageError(
+            f"Python does not know the time zone {zone} on this machine, so that it cannot check a "
+            "partition by time: install tzdata there, or set spark.sql.session.timeZone to UTC"
+        ) from None
     if microseconds >= _YEAR_2000:  # Python has few years, and the calendar repeats
         microseconds = _YEAR_2000 + (microseconds - _YEAR_2000) % _CALENDAR
     moment = _EPOCH + datetime.timedelta(microseconds=microseconds)
