@@ -58,6 +58,11 @@ mysql: setup
 wide: setup
 	$(BIN)/python -m pytest -s tests/wide
 
+# Every value of every Spark type through every sink, in three time zones. Not part of test.
+.PHONY: fidelity
+fidelity: setup
+	$(BIN)/python -m pytest tests/fidelity
+
 .venv-flink/.ready: tests/flink/requirements.txt
 	$(PYTHON) -m venv .venv-flink
 	.venv-flink/bin/python -m pip install --quiet --disable-pip-version-check -r $<

@@ -228,6 +228,7 @@ def _partitions(tables: _Tables) -> dict[str, object]:
     sink = sink_for(str(tables.directory / "by day"), partition_by="day")
     seen["locale"] = sink.warnings  # type: ignore[attr-defined]
     seen["unfit"] = refused(sink, many)
+    seen["times"] = tables.refusal(lambda: _write_times(tables))
     good = tables.prepare(sink, n=[1, 2, 3], day=["x" * 251, "a", None])
     seen["fitting"] = sink.commit([good])[0].value
     path = str(tables.directory / "mapped")
@@ -241,6 +242,19 @@ def _partitions(tables: _Tables) -> dict[str, object]:
         mapped.commit([tables.prepare(mapped, n=[1, 2], day=[long, "b\0"])])[0].value,
     ]
     return seen
+
+
+def _write_times(tables: _Tables) -> None:
+    """Write to a table that is partitioned by a time that Delta would store as others."""
+    sink = Delta(str(tables.directory / "by time"), partition_by="t", name="checked")
+    sink.attach(SparkSite(tables.spark, str(tables.directory / "log")))
+    sink.project({"n": Column("n", "bigint"), "t": Column("t", "timestamp")})
+    sink.preflight()
+    year_one = -62_135_596_800_000_000
+    hours = [1_792_888_200_000_000, 1_792_891_800_000_000]  # at both, a clock in Berlin shows 02:30
+    times = [year_one, year_one - 1, None, 2**63 - 1, *hours]
+    zoned = pa.array(times, pa.timestamp("us", "Europe/Berlin"))
+    tables.prepare(sink, n=list(range(6)), t=zoned)  # type: ignore[arg-type]
 
 
 def _constraints(tables: _Tables) -> dict[str, object]:

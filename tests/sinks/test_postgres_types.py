@@ -446,10 +446,20 @@ class TestBadRows:
             db.prepare(sink, pa.RecordBatch.from_pydict({"n": [1, 2, 3], "x": bad}), batch=1)
         assert caught.value.rows.keys() == {0, 1}
 
-    def test_an_invalid_value_is_not_shown(self, db: Database) -> None:
+    @pytest.mark.parametrize(
+        ("row", "column"),
+        [
+            (("secret", "{}"), "m"),
+            (("sad", "{secret"), "j"),
+            (("sad", '{"secret": "\\u0000"}'), "j"),
+            (("sad", '{"secret\\nCOPY t, line 1, column secret": "\\u0000"}'), "j"),
+        ],
+    )
+    def test_an_invalid_value_is_not_shown_but_its_column_is(
+        self, db: Database, row: tuple[str, str], column: str
+    ) -> None:
         db("CREATE TYPE mood AS ENUM ('sad')")
         db("CREATE TABLE t (m mood, j jsonb)")
-        for row in (("secret", "{}"), ("sad", "{secret")):
-            with pytest.raises(BadRow) as caught:
-                db.prepare(db.sink(), keyed(row, names="m j"))
-            assert "secret" not in str(caught.value)
+        with pytest.raises(BadRow, match=rf"\(column {column}\)") as caught:
+            db.prepare(db.sink(), keyed(row, names="m j"))
+        assert "secret" not in str(caught.value)

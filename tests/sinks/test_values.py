@@ -170,6 +170,41 @@ def frame_micros() -> list[int]:
     return [(it - dt.datetime(1970, 1, 1, tzinfo=UTC)) // dt.timedelta(0, 0, 1) for it in MOMENTS]
 
 
+def test_a_kafka_timestamp_before_1970_is_a_bad_row(
+    spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path
+) -> None:
+    topic = kafka.create()
+    times = "timestamp_millis(array(-1L, 0L, 1L, null)[n])"
+    frame = numbered(spark, tmp_path, 4).selectExpr("CAST(n AS STRING) value", f"{times} timestamp")
+    out = Kafka(topic, bootstrap_servers=kafka.servers, name="out")
+    with pytest.raises(BadRow, match="2 rows have timestamps in or before") as raised:
+        play(frame, tmp_path / "a", out)
+    assert raised.value.sink == "out"
+    play(frame, tmp_path, out, on_bad_row="skip")
+    assert sorted(row.value or b"" for row in kafka.rows(topic)) == [b"2", b"3"]
+
+
+def test_a_kafka_header_without_a_key_is_a_bad_row(
+    spark: SparkSession, kafka: oracle.Kafka, tmp_path: Path
+) -> None:
+    topic = kafka.create()
+    key = f"array('', 'é', null, {BROKEN[0]})[n % 4]"
+    header = f"named_struct('key', {key}, 'value', X'00')"
+    many = "named_struct('key', 'a', 'value', null)"
+    no_struct = f"IF(n = 4, null, {header})"
+    made = f"CASE WHEN n = 5 THEN null WHEN n = 6 THEN array() ELSE array({many}, {no_struct}) END"
+    kind = "array<struct<key: string, value: binary>>"
+    frame = numbered(spark, tmp_path, 7).selectExpr(
+        "CAST(n AS STRING) value", f"CAST({made} AS {kind}) headers"
+    )
+    out = Kafka(topic, bootstrap_servers=kafka.servers, name="out")
+    with pytest.raises(BadRow, match="header whose key is null or not UTF-8") as raised:
+        play(frame, tmp_path / "a", out)
+    assert raised.value.sink == "out"
+    play(frame, tmp_path, out, on_bad_row="skip")
+    assert sorted(row.value or b"" for row in kafka.rows(topic)) == [b"0", b"1", b"5", b"6"]
+
+
 class TestTextThatIsNotUtf8:
     """Each sink keeps the bytes, or the row is a bad row that names the sink and the column."""
 

@@ -262,10 +262,21 @@ def nested(value: pa.Scalar) -> pa.Scalar:
     return pa.ListArray.from_arrays([0, 1], struct)[0]
 
 
+def in_berlin(microseconds: int) -> pa.Scalar:
+    """Return a timestamp. Before 1893, Berlin's offset had seconds, which Arrow does not spell."""
+    return pa.scalar(microseconds).cast(pa.timestamp("us", "Europe/Berlin"))
+
+
 # Later than the last year that Arrow can spell.
 FARTHEST = pa.scalar(2**63 - 1).cast(pa.timestamp("us"))
 NESTED_FARTHEST = nested(FARTHEST.cast(pa.timestamp("us", "Europe/Berlin")))
 NESTED_FAR, NESTED_BROKEN = nested(FAR), nested(BROKEN)
+# A null struct of a field that is never null, as Spark has it.
+NO_STRUCT = pa.StructArray.from_arrays(
+    [pa.array([None], pa.int32())],
+    fields=[pa.field("n", pa.int32(), nullable=False)],
+    mask=pa.array([True]),
+)[0]
 
 
 @pytest.mark.parametrize(
@@ -274,10 +285,15 @@ NESTED_FAR, NESTED_BROKEN = nested(FAR), nested(BROKEN)
         (pa.scalar(b"abc"), "abc"),
         (pa.scalar(b"\xff"), "base64:/w=="),
         (pa.scalar(1.5), 1.5),
+        (NO_STRUCT, None),
+        (nested(NO_STRUCT), [{"t": None}]),
         (NESTED_FAR, [{"t": "18029-12-31 00:00:00.000000"}]),
         (BROKEN, "base64:/w=="),
         (NESTED_BROKEN, [{"t": "base64:/w=="}]),
         (FAR, "18029-12-31 00:00:00.000000"),
+        (in_berlin(1_800_000_000_000_000), "2027-01-15 09:00:00.000000+0100"),
+        (in_berlin(-3_786_825_599_999_999), "1850-01-01 00:00:00.000001Z"),
+        (nested(in_berlin(-3_786_825_599_999_999)), [{"t": "1850-01-01 00:00:00.000001Z"}]),
         (FARTHEST, "294247-01-10 04:00:54.775807"),
         (NESTED_FARTHEST, [{"t": "294247-01-10 04:00:54.775807Z"}]),
         (pa.scalar(2**31 - 1, pa.int32()).cast(pa.date32()), "5881580-07-11"),
@@ -289,7 +305,7 @@ def test_a_dead_letter_contains_any_value(value: pa.Scalar, text: object) -> Non
     dead, sink = Memory("dead", MemorySystem()), Refusing("refusing", MemorySystem())
     dead_letters = SinkTask(dead, branch("dead", tolerant=False))
     sink_task = SinkTask(sink, branch("refusing", tolerant=True), dead_letters)
-    rows = pa.StructArray.from_arrays([pa.array([value.cast(value.type)])], names=["v"])
+    rows = pa.StructArray.from_arrays([pa.array([value], value.type)], names=["v"])
     sink_task.take(rows, pa.array([1]))
     assert dead_letters.prepare() is not None
     found = next(iter(dead.server.branches.values())).rows

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from poundlock.errors import UsageError
 from poundlock.sinks.text import not_utf8
 
 pc: Any = pyarrow.compute  # its functions are made at run time, unknown to type checkers
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _SPECIAL = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+# In microseconds, since then.
+_YEAR_ONE, _YEAR_2000 = -62_135_596_800_000_000, 946_684_800_000_000
+_CALENDAR = 146_097 * 86_400_000_000  # 400 years
+_OFFSET = re.compile(r"(UTC|GMT|UT)?([+-][\d:]+|Z)?")  # a zone whose clocks are never changed
 _LONGEST = 255  # bytes in one name, on all usual file systems
 # Bytes in a whole path, by the name that pyarrow has for the file system.
 _LONGEST_PATHS = {"s3": 1024, "gcs": 1024, "abfs": 1024, "hdfs": 8000}
@@ -68,22 +76,29 @@ def too_long(directory: str, room: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SparkDirectories:
-    """The directories that Spark makes for the partitions of a table, and what they cannot hold."""
+    """The partitions of a Delta table, their directories, and what these cannot hold."""
 
     columns: tuple[str, ...] = ()  # in lower case
+    by_value: bool = True  # whether values are in the names of the directories
     room: int = _LONGEST_LOCAL
     ascii: bool = False  # whether the JVM can only make paths of ASCII characters
 
     def unfit(self, rows: pa.RecordBatch) -> dict[int, str]:
-        """Return the rows whose directory cannot be created, and why. One call per value."""
+        """Return the rows whose partition cannot be stored, and why. One call per value."""
         bad: dict[int, str] = {}
         sizes = np.zeros(len(rows), np.int64)
         for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            if name.lower() not in self.columns or not pa.types.is_string(column.type):
+            if name.lower() not in self.columns:
+                continue
+            if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+                bad |= _misread_moments(name, column)
+            if not pa.types.is_string(column.type):
                 continue
             broken = not_utf8(column)
             bad |= dict.fromkeys(np.flatnonzero(broken).tolist(), f"{name} is not UTF-8")
             bad |= read_as_null(name, column)
+            if not self.by_value:
+                continue
             texts = column.filter(pa.array(~broken)).dictionary_encode()
             places = np.flatnonzero(~broken)
             index = texts.indices.fill_null(len(texts.dictionary)).to_numpy(zero_copy_only=False)
@@ -110,6 +125,50 @@ class SparkDirectories:
         if len(_spelled(name, value)) - 1 > _LONGEST:
             return f"the directory of {name} would have a name of more than {_LONGEST} bytes"
         return None
+
+
+def _misread_moments(name: str, moments: pa.Array) -> dict[int, str]:
+    """Return the moments that Delta would store as others, and why. One call per value.
+
+    It makes them from text in the zone of the session, and spells years without their sign.
+    """
+    values = moments.cast(pa.timestamp("us")).cast(pa.int64()).dictionary_encode()
+    index = values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    found: dict[int, str] = {}
+    for number, value in enumerate(values.dictionary.to_pylist()):
+        if value < _YEAR_ONE:
+            reason = (
+                f"{name} is before the year 1, and Delta would store a partition of another year"
+            )
+        elif _is_shown_again(value, moments.type.tz):
+            reason = (
+                f"the clocks of {moments.type.tz} show its {name} for another instant too, which Delta "
+                "would store: partition by a date or a text, or set spark.sql.session.timeZone to UTC"
+            )
+        else:
+            continue
+        found |= dict.fromkeys(np.flatnonzero(index == number).tolist(), reason)
+    return found
+
+
+def _is_shown_again(microseconds: int, zone: str) -> bool:
+    """Return whether the clocks of a zone have shown a moment's local time before."""
+    try:
+        clocks = zoneinfo.ZoneInfo(zone)
+    except (ValueError, zoneinfo.ZoneInfoNotFoundError):
+        if _OFFSET.fullmatch(zone):
+            return False
+        raise UsageError(
+            f"Python does not know the time zone {zone} on this machine, so that it cannot check a "
+            "partition by time: install tzdata there, or set spark.sql.session.timeZone to UTC"
+        ) from None
+    if microseconds >= _YEAR_2000:  # Python has few years, and the calendar repeats
+        microseconds = _YEAR_2000 + (microseconds - _YEAR_2000) % _CALENDAR
+    moment = _EPOCH + datetime.timedelta(microseconds=microseconds)
+    try:
+        return moment.astimezone(clocks).fold == 1
+    except OverflowError:  # in the year 0, before clocks were changed
+        return False
 
 
 def _spelled(name: str, value: str | None) -> bytes:

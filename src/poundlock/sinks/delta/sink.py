@@ -152,12 +152,14 @@ class Delta(StoredBranches):
             properties.get("delta.columnMapping.mode", "none") == "none"
             and properties.get("delta.randomizeFilePrefixes") != "true"
         )
-        return warnings + self._read_directories(spark, partitions if by_value else ())
+        return warnings + self._read_directories(spark, partitions, by_value=by_value)
 
     def target(self) -> dict[str, Json]:
         return {"path": self._place}
 
-    def _read_directories(self, spark: Any, partitions: Sequence[str]) -> list[str]:
+    def _read_directories(
+        self, spark: Any, partitions: Sequence[str], *, by_value: bool = True
+    ) -> list[str]:
         """Find out which directories Spark can make for values. Return warnings."""
         uri, jvm = self._path(spark).toUri(), spark._jvm
         encoding = str(jvm.System.getProperty("sun.jnu.encoding"))
@@ -165,8 +167,8 @@ class Delta(StoredBranches):
         columns = tuple(name.lower() for name in partitions)
         file = "/part-00000-01234567-89ab-cdef-0123-456789abcdef.c000.snappy.parquet.crc"
         room = room_for_directories(_FILE_SYSTEMS.get(uri.getScheme(), ""), uri.getPath() + file)
-        self._directories = SparkDirectories(columns, room, is_ascii)
-        if not columns or not is_ascii:
+        self._directories = SparkDirectories(columns, by_value, room, is_ascii)
+        if not columns or not by_value or not is_ascii:
             return []
         return [
             f"the JVM's locale has the encoding {encoding}, so it can make directories only of ASCII "

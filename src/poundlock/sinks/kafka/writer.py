@@ -50,6 +50,10 @@ class KafkaWriter(Writer):
 
     def write(self, rows: pa.RecordBatch) -> None:
         topic = self._sink.topic
+        if "timestamp" in rows.schema.names:
+            self._refuse_early(rows.column("timestamp"))
+        if "headers" in rows.schema.names:
+            self._refuse_nameless(rows.column("headers"))
         if self._largest is not None:
             self._refuse_large(rows, self._largest)
         if topic is not None:
@@ -92,6 +96,34 @@ class KafkaWriter(Writer):
                 "raise both the sink's message.max.bytes and the topic's max.message.bytes",
                 sink=self._sink.name,
                 rows=_reasons(large, f"the message is larger than message.max.bytes={largest}"),
+            )
+
+    def _refuse_early(self, times: pa.Array) -> None:
+        """Find the timestamps that Kafka does not have, before any row is sent."""
+        early = np.asarray(pc.fill_null(pc.call_function("less_equal", [times, 0]), False))
+        if early.any():
+            raise BadRow(
+                f"{np.count_nonzero(early)} rows have timestamps in or before the first millisecond of "
+                "1970, which cannot be written: correct the timestamp column, or use null for the time "
+                "of writing",
+                sink=self._sink.name,
+                rows=_reasons(early, "its timestamp is in or before the first millisecond of 1970"),
+            )
+
+    def _refuse_nameless(self, headers: pa.Array) -> None:
+        """Find headers whose key is null or no text of Kafka's, before any row is sent."""
+        names = headers.flatten().flatten()[0]  # of a null struct too
+        nameless = np.asarray(names.is_null()) | not_utf8(names)
+        if nameless.any():
+            parents = np.asarray(pc.call_function("list_parent_indices", [headers]))
+            rows = np.unique(parents[nameless])
+            raise BadRow(
+                f"{len(rows)} rows have a header whose key is null or not UTF-8: correct the headers "
+                "column. The key of a header may be empty",
+                sink=self._sink.name,
+                rows=dict.fromkeys(
+                    rows.tolist(), "its headers have a key that is null or not UTF-8"
+                ),
             )
 
     def _send(self, topic: str, rows: pa.RecordBatch) -> None:

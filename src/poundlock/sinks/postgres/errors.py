@@ -102,13 +102,20 @@ def _safe(error: psycopg.Error) -> str:
     where = [
         f"{word} {name}"
         for word, name in (
-            ("column", error.diag.column_name),
+            ("column", error.diag.column_name or _copied_column(error)),
             ("constraint", error.diag.constraint_name),
         )
-        if name and name not in text
+        if name and f'"{name}"' not in text
     ]
     place = f" ({', '.join(where)})" if where else ""
     return f"{text}{place} [{error.sqlstate}]" if error.sqlstate else text
+
+
+def _copied_column(error: psycopg.Error) -> str | None:
+    """Return the column at which a COPY failed. The line of COPY is the last of the context."""
+    lines = (error.diag.context or "").splitlines()
+    found = re.fullmatch(r"COPY .+, line \d+, column (\w+)", lines[-1]) if lines else None
+    return found[1] if found else None
 
 
 def _failure_of(error: Exception) -> Failure | None:

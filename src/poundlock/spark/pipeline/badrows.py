@@ -71,12 +71,17 @@ def _raw(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_temporal(kind):
         return pa.string()
     if isinstance(kind, pa.StructType):
-        return pa.struct([it.with_type(_raw(it.type)) for it in kind])
+        return pa.struct([_raw_field(it) for it in kind])
     if isinstance(kind, pa.MapType):
         return pa.map_(_raw(kind.key_type), _raw(kind.item_type))
     if isinstance(kind, pa.ListType):
-        return pa.list_(kind.value_field.with_type(_raw(kind.value_type)))
+        return pa.list_(_raw_field(kind.value_field))
     return kind
+
+
+def _raw_field(field: pa.Field) -> pa.Field:
+    """Return a field that may be null: in a null struct it is, whatever the struct's type says."""
+    return field.with_type(_raw(field.type)).with_nullable(True)
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
@@ -96,14 +101,29 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _spell(count: int, kind: pa.DataType) -> str:
-    """Return a timestamp or a date as Arrow does, or in UTC if its year is out of Arrow's reach."""
+    """Return a timestamp or a date as Arrow does, or in UTC if Arrow cannot spell it.
+
+    That is so if its year is out of reach, or if the offset of its zone has seconds.
+    """
+    is_zoned = isinstance(kind, pa.TimestampType) and kind.tz is not None
     moment = np.datetime64(count, kind.unit if isinstance(kind, pa.TimestampType) else "D")
     year = int(moment.astype("M8[Y]").astype(int)) + 1970
     if _FIRST_YEAR < year < _LAST_YEAR:
         integer = pa.int64() if isinstance(kind, pa.TimestampType) else pa.int32()
-        return pa.array([count], integer).cast(kind).cast(pa.string())[0].as_py()
-    zone = "Z" if isinstance(kind, pa.TimestampType) and kind.tz is not None else ""
-    return str(moment).replace("T", " ") + zone
+        value = pa.array([count], integer).cast(kind)
+        if not (is_zoned and _has_seconds(value)):
+            return value.cast(pa.string())[0].as_py()
+    return str(moment).replace("T", " ") + ("Z" if is_zoned else "")
+
+
+def _has_seconds(moment: pa.Array) -> bool:
+    """Return whether the offset of a zone has seconds at a moment: most had some before 1900."""
+    plain = pa.timestamp("s")
+    local, utc = (
+        it.cast(plain, safe=False).cast(pa.int64())[0].as_py()
+        for it in (pc.local_timestamp(moment), moment.cast(pa.timestamp(moment.type.unit)))
+    )
+    return (local - utc) % 60 != 0
 
 
 def _text(value: bytes) -> str:
