@@ -162,15 +162,15 @@ def _race(path: str, start: Any, wins: Any) -> None:
 
 
 def test_two_processes_race_and_exactly_one_wins_each_number(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a fork would copy the locks of other threads
     start, wins = context.Event(), context.Queue()
     racers = [context.Process(target=_race, args=(str(tmp_path), start, wins)) for _ in range(2)]
     for racer in racers:
         racer.start()
     start.set()
-    won = [wins.get(timeout=60) for _ in range(60)]
+    won = [wins.get(timeout=300) for _ in range(60)]
     for racer in racers:
-        racer.join(60)
+        racer.join(300)
         assert racer.exitcode == 0
     assert wins.empty()
     assert sorted(number for _, number in won) == list(range(1, 61))
