@@ -50,7 +50,7 @@ INTERESTING = (
     "machine crashed",
     "paused driver went on",
     "plan set aside",
-    "plan withdrawn",
+    "Withdrawn",
     "withdrawal refused",
     "pipeline came through",
     "pipeline stopped for good",
