@@ -274,7 +274,8 @@ class Checkpoint(ABC):
         plan = f"{PLANS}/{last + 1}"
         found = self._read(plan)
         planned = ends_of(found) if found is not None and _is_whole(found) else dict[str, bytes]()
-        for source in sorted({*self._names(SOURCES), *planned}):
+        # A source that is read twice has two offsets and one directory, so directories count if any.
+        for source in sorted(self._names(SOURCES) or planned):
             first = next_file(decided.get(source))
             if first is None:
                 continue
