@@ -280,3 +280,11 @@ def test_a_batch_that_spark_runs_by_another_plan_is_refused() -> None:
 def test_a_plan_that_spark_has_not_written_is_a_mismatch(tmp_path: Path) -> None:
     with pytest.raises(LogMismatch, match="offsets/2 is not in its checkpoint"):
         checkpoint_in(tmp_path, WHOLE).plan(2)
+
+
+def test_a_source_that_is_read_twice_lacks_no_files(tmp_path: Path) -> None:
+    """Its offset is in the plan twice, and its lists are in one directory."""
+    twice = b'v1\n{"batchWatermarkMs":0,"conf":{}}\n{"logOffset":0}\n{"logOffset":0}'
+    files = {"metadata": METADATA, "offsets/0": twice, "sources/0/0": b'v1\n{"path":"a"}'}
+    checkpoint_in(tmp_path, files).mend(log_of(tmp_path))
+    assert files_in(tmp_path) == files
