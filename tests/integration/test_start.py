@@ -118,3 +118,6 @@ def test_a_start_with_a_decided_batch_still_waits_for_its_client(
     with pytest.raises(PoundlockError, match="has waited"):
         again.to(sinks.Kafka(target, bootstrap_servers=closed)).start(availableNow=True)
     assert len(asked) == 2  # the source's, and the sink's in spite of the refusal
+    monkeypatch.undo()
+    trial.finish(trial.copying(spark, kafka, source, target, tmp_path))  # leaves nothing open
+    kafka.assert_exact(target, ["one"])
