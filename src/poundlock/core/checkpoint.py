@@ -41,7 +41,6 @@ METADATA, PLANS, COMMITS, SOURCES = "metadata", "offsets", "commits", "sources"
 STATE = "state"
 WITHDRAWN = "poundlock-withdrawn"  # a directory that Spark does not know
 
-_NO_OFFSET = "-"  # of a source that has given none yet
 _Files = dict[int, tuple[str, bytes]]  # name and content, by number
 
 
@@ -66,9 +65,8 @@ class Plan:
         Spark runs a plan that it has in memory. If two drivers plan a batch at once, some file systems
         keep the plan of one, and do not tell the other. Raises `LogMismatch`.
         """
-        head, *rest = self.text.decode(errors="replace").split("\n")
-        stored = rest[1:] if head == "v1" else [line.partition(":")[2] for line in rest[1:]]
-        if _alike(offsets) != _alike(text for text in stored if text not in ("", _NO_OFFSET)):
+        stored = (end.decode(errors="replace") for end in ends_of(self.text).values())
+        if _alike(offsets) != _alike(stored):
             raise LogMismatch(
                 f"Spark runs batch {batch} with other source offsets than the checkpoint has for it: "
                 "another driver has planned the same batch. This driver has written nothing of it. Run "

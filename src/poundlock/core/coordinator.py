@@ -152,12 +152,8 @@ class Coordinator:
                 unchanged = is_first(self.log, self.sinks, pipeline, abandoned)
             else:
                 unchanged = is_newest(self.log, self.sinks)
-            if not unchanged:
-                if last_try:
-                    raise Fenced("other drivers keep taking over this pipeline: run one of them")
-                continue
-            reached = places_of(self._all.values()) if state.places else []
-            if not self._read_on(state):
+            reached = places_of(self._all.values()) if unchanged and state.places else []
+            if not (unchanged and self._read_on(state)):
                 if last_try:
                     raise Fenced("other drivers keep taking over this pipeline: run one of them")
                 continue

@@ -16,7 +16,8 @@ _NO_OFFSET = b"-"  # Spark's word for a source without one
 
 def ends_of(plan: bytes) -> Mapping[str, bytes]:
     """Return the end offsets in Spark's plan by the names that sources have in the checkpoint."""
-    version, _, *lines = plan.split(b"\n")
+    version, *rest = plan.split(b"\n")
+    lines = rest[1:]
     pairs = (
         (line.partition(b":")[::2] for line in lines)
         if version == b"v2"
